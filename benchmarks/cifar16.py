@@ -45,9 +45,14 @@ def halved(split: str, *, by: int = 2) -> tuple[Tensor, Tensor]:
     """Images (N, 3, 16, 16) uint8, each pixel the mean of four, and labels. ``by`` divides the side of 32."""
     import pyarrow.parquet as parquet
 
-    folder = Path(os.environ["FEDLSG_DATA"]).expanduser() / "cifar10" / "plain_text"
+    folder = Path(os.environ.get("FEDLSG_DATA", ".")).expanduser() / "cifar10" / "plain_text"
     images, labels = [], []
-    for path in sorted(folder.glob(f"{split}-*.parquet")):
+    files = sorted(folder.glob(f"{split}-*.parquet"))
+    if not files:
+        raise FileNotFoundError(
+            f"no {folder}/{split}-*.parquet: set FEDLSG_DATA to the mirror that holds cifar10/plain_text"
+        )
+    for path in files:
         table = parquet.read_table(path, columns=["img", "label"])
         labels += table["label"].to_pylist()
         images += [np.asarray(Image.open(io.BytesIO(image["bytes"]))) for image in table["img"].to_pylist()]

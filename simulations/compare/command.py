@@ -73,7 +73,11 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     }
     if axes.get("vary"):
         given["vary"] = dict(base.get("vary", {})) | read_varied(axes["vary"])
-    methods = {name: dict(listed.get(name, {})) | own[name] for name in names}
+    methods = {
+        name: {key: value for key, value in listed.get(name, {}).items() if key.replace("-", "_") not in common}
+        | own[name]
+        for name in names
+    }
     grid = from_toml(base | given | {"settings": dict(said) | common, "methods": methods})
     workloads.presets(grid.workload)  # refuses an unknown one
     return grid

@@ -199,21 +199,21 @@ def _ends(name: str, handle: Any) -> str:
     line = handle if hasattr(handle, "get_xdata") else handle[0]
     if not hasattr(line, "get_xdata"):
         return ""
-    points = [(x, y) for x, y in zip(line.get_xdata(), line.get_ydata(), strict=False) if _is_number(x, y)]
+    pairs = zip(line.get_xdata(), line.get_ydata(), strict=False)
+    points = [(x, y) for x, y in pairs if (isinstance(x, str) or _is_number(x)) and _is_number(y)]
     if not points:
         return ""
     called = f"{_joined(name)}: " if name else ""
     has_x, has_y = line.get_transform().contains_branch_seperately(line.axes.transData)
     if not (has_x and has_y):
         return f"{called or 'a line across: '}{float(points[0][1 if has_y else 0]):.4g}."
-    first, last = (f"{float(y):.4g} at {float(x):.4g}" for x, y in (points[0], points[-1]))
+    places = (x if isinstance(x, str) else f"{float(x):.4g}" for x, _ in (points[0], points[-1]))
+    first, last = (f"{float(y):.4g} at {x}" for x, (_, y) in zip(places, (points[0], points[-1]), strict=True))
     return f"{called}{first}." if first == last else f"{called}from {first} to {last}."
 
 
-def _is_number(*values: Any) -> bool:
-    return all(isinstance(value, int | float) or hasattr(value, "dtype") for value in values) and all(
-        value == value for value in values
-    )
+def _is_number(value: Any) -> bool:
+    return (isinstance(value, int | float) or hasattr(value, "dtype")) and bool(value == value)
 
 
 def _plain(words: str) -> str:

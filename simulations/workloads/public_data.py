@@ -127,9 +127,14 @@ def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows
     columns = Columns(inputs=None, targets=None, more=(), transform=None, image_size=side, progress=say)
     data, labelled = _tensors(path) if path.suffix == ".pt" else (path, True)
     rows = read_rows(data, columns, given.partition("=")[0])
-    stored = find_pixels(rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))], rows.prepare)
+    found = rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))]
+    stored = find_pixels(found, rows.prepare)
     if stored is None:
-        raise ValueError(f"{given} holds no images, which the run's workload has")
+        some = np.asarray(found)
+        raise ValueError(
+            f"{given} holds no images, which the run's workload has: expected rows of (channels, height, width) or "
+            f"(height, width, channels), uint8 or float32, got {some.shape[1:]} of {some.dtype}"
+        )
     split = Split(inputs=rows.inputs, labels=rows.targets, prepare=rows.prepare)
     return PublicRows(split, (stored, wanted), False, labelled)
 

@@ -104,6 +104,8 @@ def test_options_replace_what_a_file_says(tmp_path):
     made = make_grid(None, SAID | {"epsilons": "3,8", "seeds": 1}, {"rounds": "2", "lsg.rank": "4"}, str(file))
     assert (made.seeds, made.epsilons) == ((0,), (3.0, 8.0))
     assert (made.settings, made.entries[0].settings) == ({"rounds": 2}, {"rank": 4})
+    made = make_grid(None, SAID, {"rank": "7"}, str(file))
+    assert made.cells()[0].given["rank"] == 7, "of all methods, also where the file says it of one"
 
 
 REFUSED = {

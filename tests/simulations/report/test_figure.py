@@ -163,6 +163,14 @@ def test_a_curve_is_described_by_its_ends_and_a_level_by_its_height():
     assert panel.words == "Up: test accuracy, %. from 8.9 at 1 to 64.4 at 6. a line across: 10.3."
 
 
+def test_words_across_are_said_as_they_are():
+    """As of ``fedlsg tune --vary schedule=constant,cosine``."""
+    figure = new_figure(3.0, 2.0)
+    figure.subplots().plot(["constant", "cosine"], [14.0, 15.5])
+    (panel,) = drawing(figure, "A caption.").panels
+    assert panel.words == "from 14 at constant to 15.5 at cosine."
+
+
 def test_guessing_is_the_last_entry_of_every_legend():
     figure = two_panels()
     figure.axes[0].plot([0, 1], label="guessing")
