@@ -31,4 +31,4 @@ def needs_one_shape(carrier: Carrier, coordinates: Sequence[Coordinates]) -> boo
 
 def _longest(matrix: Tensor, dim: int) -> float:
     """The norm of the longest column (``dim`` 0) or row (1); they are orthogonal."""
-    return float(vector_norm(matrix.double(), dim=dim).max())
+    return float(vector_norm(matrix.float(), dim=dim).max())
