@@ -129,15 +129,23 @@ def test_one_example_moves_unevenly_scaled_gradients_by_c(power, damping):
 
 @pytest.mark.parametrize(("microbatch", "expected"), [(5, 1e4), (7, 1e4), (11, 1e4), (64, 0.5), (64, 2.0)])
 def test_so_where_the_others_move_up_by_one_place(microbatch, expected):
-    """Rows at the end of a microbatch are rounded by themselves if it is no multiple of 8: 4 C at power 1, 1e-6."""
+    check(moved_up(microbatch, expected))
+
+
+def test_microbatches_of_five_rows_are_noticed_where_the_others_move_up(monkeypatch):
+    """Negative control of the test above: rows at the end of five are rounded by themselves."""
+    monkeypatch.setattr(microbatches, "ROWS_ON_CPU", 1)
+    assert moved_up(5, 1e4).neighbours > BOUND
+
+
+def moved_up(microbatch: int, expected: float) -> Moved:
+    """A row of zeros leaves, before 20 microbatches whose last row lies in the direction that dp-kfc scales most."""
     model, frame, direction = scaled_most(1.0, 1e-6)
     inputs = torch.zeros(20 * microbatch + 1, direction.shape[1])
     inputs[microbatch::microbatch] = direction
     targets = torch.full((len(inputs),), 3)
-    made = of_tensors(
-        model, frame, cross_entropy, inputs, targets, expected_batch=expected, microbatch_size=microbatch
-    )  # fmt: skip
-    check(move(made, range(len(inputs)), 0))
+    local = {"expected_batch": expected, "microbatch_size": microbatch}
+    return move(of_tensors(model, frame, cross_entropy, inputs, targets, **local), range(len(inputs)), 0)
 
 
 @pytest.mark.parametrize(("clip_norm", "residual_clip"), [(1.0, 1e-6), (1e-6, 0.4)])
