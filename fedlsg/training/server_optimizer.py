@@ -11,12 +11,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.frame import Group, group_of
 from fedlsg.setting import Setting, check_declared
+from fedlsg.training.auto import fan_in_factor
 from fedlsg.training.doppler import Doppler, StepResponse, read_coefficients
 from fedlsg.training.dp_adambc import DPAdamBC
 from fedlsg.training.optimizers import MADE_FOR_NOISE, SHORT, build, check_options, find_name, options_of, read_options
 
 Estimator = Literal["eq3", "averaged"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
+LayerRates = Literal["equal", "fan-in"]
 
 LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))]
 NormsRate = Annotated[float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)]
@@ -60,7 +62,8 @@ class ServerOptimizer:
     core (unbiased only without a mask). The learning rate goes from ``learning_rate`` in the first round to
     ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule`` ("step": in three equal drops,
     at ``STEPS`` of the run); ``norms_learning_rate`` and ``classifier_learning_rate`` replace it for their groups
-    and follow the same schedule.
+    and follow the same schedule. ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by
+    (64 / fan_in)^(1/4), where fan_in is the number of weights of one of its units.
     ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
     sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
@@ -78,6 +81,9 @@ class ServerOptimizer:
     schedule: Annotated[Schedule, Setting("How the learning rate falls over the run.")] = "constant"
     norms_learning_rate: NormsRate | None = None
     classifier_learning_rate: ClassifierRate | None = None
+    layer_rates: Annotated[
+        LayerRates, Setting("fan-in: a layer's rate is (64 / inputs of a unit)^(1/4) times the learning rate.")
+    ] = "equal"
     sparsify_update: Dropped = 0.0
     ema: Ema = 0.0
     adambc_floor: Floor = None
@@ -157,7 +163,9 @@ def make_optimizer(
     """
     by_rate: dict[float, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        rate = server.rate_of(group_of(name, tuple(parameter.shape), classifier))
+        rate = server.rate_of(group_of(name, tuple(parameter.shape), classifier)) * _layer_factor(
+            name, parameters, server
+        )
         by_rate.setdefault(rate, []).append(parameter)
     groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
     optimizer: Optimizer
@@ -174,6 +182,15 @@ def make_optimizer(
                 name, groups, lr=rate, momentum=server.momentum, weight_decay=decay, options=server.options
             )
     return optimizer, LambdaLR(optimizer, lambda update: server.factor(update, updates))
+
+
+def _layer_factor(name: str, parameters: Mapping[str, nn.Parameter], server: ServerOptimizer) -> float:
+    """What ``layer_rates`` makes of the rate of a parameter: by the fan-in of the weight of its layer."""
+    layer = name.rpartition(".")[0]
+    weight = parameters.get(f"{layer}.weight", parameters[name])
+    if server.layer_rates == "equal" or weight.ndim < 2:
+        return 1.0
+    return fan_in_factor(math.prod(weight.shape[1:]))
 
 
 def _as_option(optimizer: str, momentum: float) -> str:

@@ -42,7 +42,7 @@ def simulate(
     delta: float | None = None,
     clients: int | None = None,
     partition: str | Sequence[Any] | None = None,
-    rounds: int | None = None,
+    rounds: int | str | None = None,
     engine: str = "ray",
     out: str | Path | None = None,
     callbacks: str | Callbacks = (),

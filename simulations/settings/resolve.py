@@ -14,12 +14,14 @@ from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
+from simulations.settings.automatic import fill_auto
 from simulations.settings.device import device_of
 from simulations.settings.participation import check_participation, check_values_used, fill_participation
 from simulations.settings.run import Resolved
 from simulations.settings.sampling import check_sampling
 from simulations.settings.secure_graph import check_graph
 from simulations.settings.settings import (
+    AUTO,
     RUN,
     Settings,
     check_parameters,
@@ -58,7 +60,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     for name in ("epsilon", "noise_multiplier"):
         if without_noise and getattr(settings, name) is not None:
             raise ValueError(f"{name} needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
-    preset = {**FALLBACK, **workload.defaults, **workload.method_defaults.get(settings.method, {})}
+    tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
+    preset = {**FALLBACK, **tuned, **fill_auto(settings, workload, tuned)}
     if settings.noise_multiplier is not None:
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
     if settings.partition is None and workload.parts is not None:
@@ -70,7 +73,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         preset.pop("sample_rate")
         if settings.sample_rate is not None:
             raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
-    if str(given.get("optimizer", "sgd")).lower() != "sgd":
+    if str(given.get("optimizer", preset.get("optimizer", "sgd"))).lower() != "sgd":
         preset.pop("momentum", None)  # a preset's momentum is that of SGD
     if "learning_rate" in given and "classifier_learning_rate" in preset and _trains_heads_alone(settings):
         preset.pop("classifier_learning_rate")  # it is that of a new head on a network that is trained, too
@@ -78,6 +81,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         *FALLBACK,
         "clients_per_round",
         "batch_size",
+        AUTO,
         *strategies.own_settings(settings.method),
         *server_settings(),
     }

@@ -114,8 +114,14 @@ class Settings:
     reproducible: Annotated[bool, Setting("Seed the noise too: NOT PRIVATE.")] = False
     # the federation
     rounds: Annotated[
-        int | None, Setting("Server rounds.", "rounds", at_least=1, fallback=10, aliases=("epochs", "num_rounds"))
+        int | None,
+        Setting("Server rounds, or auto.", "rounds", at_least=1, fallback=10, aliases=("num_rounds",)),
     ] = None
+    epochs: Annotated[
+        float | None,
+        Setting("Expected passes over the data, for rounds=auto; 20 if not given.", "passes", above=0, below=inf),
+    ] = None
+    auto: Annotated[str | None, Setting("Settings that the rule of docs/choosing.md chose; fedlsg writes it.")] = None
     clients: Annotated[
         int | None,
         Setting(

@@ -18,6 +18,8 @@ from fedlsg.user_code import absolute, is_reference
 from simulations.settings.run import Settings as Settings
 
 PRESET = "preset"
+AUTO = "auto"
+"""The value of a setting that a rule chooses, and the setting that names what the rule chose."""
 
 RUN: Mapping[str, Declared] = MappingProxyType(declared(Settings, without=("parameters",)))
 
@@ -35,6 +37,9 @@ PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "codec": ("noise_floor_step",),
 })  # fmt: skip
 """After which setting of a run files have had these since version 0.1; any other one comes last, and needs no entry."""
+
+AUTOMATIC = ("rounds", "learning_rate")
+"""Settings that take the value "auto"."""
 
 NAMES_OF_CODE = ("workload", "method")
 MAY_NAME_FILES = (*NAMES_OF_CODE, "source")
@@ -164,11 +169,15 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
     or out of its range.
     """
     _load_method(given.get("method"))
+    known = declarations(given)
+    chosen = [one.name for raw_name, one in known.items() if given[raw_name] == AUTO and one.name in AUTOMATIC]
     found = {
         one.name: one.parse(given[raw_name])
-        for raw_name, one in declarations(given).items()
-        if given[raw_name] is not None and given[raw_name] != PRESET
+        for raw_name, one in known.items()
+        if given[raw_name] is not None and given[raw_name] != PRESET and one.name not in chosen
     }
+    if chosen:
+        found[AUTO] = " ".join(chosen)
     return {name: absolute(value) if name in MAY_NAME_FILES else value for name, value in found.items()}
 
 

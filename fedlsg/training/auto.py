@@ -1,0 +1,54 @@
+"""Rounds, sample rate, optimizer and learning rates that need no tuning, from public numbers alone.
+
+Symbols: E epochs (expected passes over the data), T server updates, q Poisson rate of a step, K local steps a round.
+
+    T = max(20, ceil(E / K))    q = min(1, E / (K T))
+    Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1
+    learning rate 0.2 / sqrt(T), of a dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4)
+    the average of the weights with decay 1 - 5 / T
+
+Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the noise alone
+moves a coordinate by c; the best c is nearly the same in all tasks that were tried. Adam divides by the root mean square
+of the gradients, which is nu where noise dominates, so its rate needs no nu, and no sigma, N, q, or number of clients.
+The rule reads noisy gradients and public numbers, so it changes no epsilon. ``benchmarks/defaults.py`` measures it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+EPOCHS = 20.0
+"""Passes over the data where nobody gives a number."""
+LEAST_UPDATES = 20
+"""With fewer updates the rule was measured to lose accuracy."""
+SCALE = 0.2
+"""c: how far the noise alone moves a coordinate over the run."""
+FAN_IN = 64
+"""The fan-in whose layer has the learning rate itself."""
+
+
+def auto_schedule(epochs: float, *, local_steps: int = 1) -> tuple[int, float]:
+    """Rounds T and sample rate q of a step for ``epochs`` expected passes over the data; T is 20 or more."""
+    rounds = max(LEAST_UPDATES, math.ceil(epochs / local_steps))
+    return rounds, min(1.0, epochs / (local_steps * rounds))
+
+
+def auto_rounds(epochs: float, sample_rate: float, *, local_steps: int = 1) -> int:
+    """Rounds for ``epochs`` passes at a given sample rate; 20 or more."""
+    return max(LEAST_UPDATES, math.ceil(epochs / (local_steps * sample_rate)))
+
+
+def auto_server(updates: int, *, dense: bool) -> Mapping[str, Any]:
+    """Settings of ``ServerOptimizer`` for T = ``updates``. ``dense``: no layer has carriers, so layers differ in rate."""
+    return {
+        "optimizer": "adam",
+        "optimizer_options": "betas=0.5 0.99",
+        "learning_rate": float(f"{SCALE / math.sqrt(updates):.4g}"),
+        "layer_rates": "fan-in" if dense else "equal",
+        "ema": float(f"{max(0.0, 1 - 5 / updates):.4g}"),
+    }
+
+
+def fan_in_factor(fan_in: int) -> float:
+    """Learning rate of a layer over that of a layer with 64 inputs a unit: (64 / fan_in)^(1/4)."""
+    return float((FAN_IN / fan_in) ** 0.25)
