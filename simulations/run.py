@@ -17,6 +17,7 @@ from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine
+from simulations.plan.advice import advice, guessing_line
 from simulations.plan.continuity import check_unchanged
 from simulations.plan.noise import rho_line, sum_line
 from simulations.plan.places import from_root
@@ -30,6 +31,8 @@ from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
 from simulations.server.diverged import refuse_diverged
 from simulations.server.restore import restore
+from simulations.settings.automatic import rule_line
+from simulations.settings.method_choice import method_line
 from simulations.settings.published import resolve
 from simulations.settings.sampling import CLAIM, batches_line
 from simulations.settings.settings import from_mapping
@@ -117,6 +120,8 @@ def execute(
     if summary["stopped"]:
         console.print(f"stopped early: {summary['stopped']}", style="yellow", markup=False, highlight=False)
     console.print(summary_table(summary))
+    if line := guessing_line(summary, plan.settings.auto):
+        print_line(line, console, "yellow")
     console.print(f"[bold]run directory[/bold]  {escape(str(directory.path))}", highlight=False, soft_wrap=True)
 
 
@@ -130,6 +135,11 @@ def announce(plan: Plan, console: Console) -> None:
         f"{shown(s.method)}, engine {s.engine}",
         console,
     )
+    for line in (method_line(s), rule_line(s)):
+        if line:
+            print_line(line, console)
+    for line in advice(plan):
+        print_line(line, console, "yellow")
     if s.sampling == "shuffle":
         print_line(CLAIM, console)
     if words := features_line({"features": plan.workload.features}):

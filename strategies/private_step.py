@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe.source import Draw
 from fedlsg.gradients import Batch as Inputs
@@ -43,10 +42,9 @@ from fedlsg.own_loop import (
     terms_of,
 )
 from fedlsg.own_loop.batches import Data
-from fedlsg.setting import declared
 from fedlsg.state import ClientTerms, PublicState, ServerState
-from fedlsg.training import Groups, ServerOptimizer, together
-from strategies import give, recipe
+from fedlsg.training import Groups, together
+from strategies.step_method import AUTO, method_of, planned_steps
 
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
 """What differs between processes in the text of a method with functions of the user."""
@@ -61,12 +59,16 @@ class PrivateStep:
         model            trained in place; a method with LoRA inserts its adapters, others may freeze parameters
         loss             ``loss(outputs, targets)``, torch's in its usual form or one loss an example (B,)
         num_examples     N, the size of the data set: public and fixed
-        method           name of a recipe, or a recipe, whose settings are further keywords (``rank=8``), or a Method
+        method           name of a recipe, or a recipe, whose settings are further keywords (``rank=8``), or a Method;
+                         by default dense "dpsgd", or "lsg" where settings of it are given
         sample_rate      q in (0, 1]: every example joins every batch with this probability; q N is the mean batch
         steps            T: the noise for ``epsilon`` and all schedules are those of so many steps
+        epochs           q T, where one of the two is not given; default 20 (``fedlsg.training.auto``)
         epsilon, delta   the privacy budget; ``noise_multiplier`` (noise deviation over ``clip_norm``) fixes the noise,
                          and an epsilon that is given as well stays a budget
-        learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are keywords, too
+        learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are keywords, too.
+                         By default ("auto") Adam at the rates of ``fedlsg.training.auto``, which need no tuning; the
+                         average of the weights, which is better than the last ones, is in ``evaluated()``
         optimizer        a torch optimizer over the model's parameters, or a function from the list of parameters that
                          are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in ``.grad``, which stays
                          there after the step; its learning rate is its owner's to schedule. Or a name
@@ -97,13 +99,14 @@ class PrivateStep:
         loss: Callable[..., Any],
         *,
         num_examples: int,
-        sample_rate: float,
-        steps: int,
-        method: str | Method | Callable[..., Method] = "lsg",
+        sample_rate: float | None = None,
+        steps: int | None = None,
+        epochs: float | None = None,
+        method: str | Method | Callable[..., Method] = AUTO,
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float | None = None,
-        learning_rate: float | None = None,
+        learning_rate: float | str | None = None,
         optimizer: Optimizers | str | None = None,
         ledger: str | os.PathLike[str] | None = None,
         example: tuple[Inputs, Inputs] | None = None,
@@ -117,17 +120,18 @@ class PrivateStep:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
-        self.method = _resolve(method, settings, learning_rate, optimizer)
+        rate, planned = planned_steps(sample_rate, steps, epochs)
+        self.method = method_of(method, settings, learning_rate, optimizer, steps=planned)
         if self.method.personal:
             raise ValueError(f"personal={self.method.personal!r} needs clients: one loop has one model, leave it out")
         self._spending = Spending(
-            num_examples=num_examples, sample_rate=sample_rate, steps=steps, epsilon=epsilon,
+            num_examples=num_examples, sample_rate=rate, steps=planned, epsilon=epsilon,
             noise_multiplier=noise_multiplier, delta=delta,
         )  # fmt: skip
         check_spending(self.method, self._spending)
         local = LocalTraining(
-            sample_rate=sample_rate,
-            expected_batch=sample_rate * num_examples,
+            sample_rate=rate,
+            expected_batch=rate * num_examples,
             microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
         )
@@ -136,7 +140,7 @@ class PrivateStep:
         check_start(model, self.method, example)
         prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
         public = PublicState.start(
-            model, self.method, Schedule(rounds=steps, sample_rate=sample_rate), seed=seed, classifier=classifier,
+            model, self.method, Schedule(rounds=planned, sample_rate=rate), seed=seed, classifier=classifier,
             source=None if probe is None else own_source(probe, model, self._loss),
         )  # fmt: skip
         public.check_repeatable()
@@ -276,29 +280,3 @@ class PrivateStep:
                 inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
                 check_synthetic(self.model, self._loss, inputs, targets)
         self._modes = modes
-
-
-def _resolve(
-    method: str | Method | Callable[..., Method],
-    settings: dict[str, Any],
-    learning_rate: float | None,
-    optimizer: Optimizers | str | None,
-) -> Method:
-    """The method, with the settings that were given for it."""
-    settings = settings | ({} if learning_rate is None else {"learning_rate": learning_rate})
-    settings |= {"optimizer": optimizer} if isinstance(optimizer, str) else {}
-    if optimizer is not None and not isinstance(optimizer, str):
-        own = [name for name in declared(ServerOptimizer) if name in settings and name not in OWN_TOO]
-        if own:
-            raise ValueError(f"{', '.join(own)}: your own optimizer has its own; give them to it")
-    if callable(method):
-        name = user_code.name_of(method)
-        give(name, method)
-        return recipe(name, **settings)
-    if not isinstance(method, Method | str):
-        raise ValueError(f"method={type(method).__name__}: expected the name of a recipe, or a fedlsg.Method")
-    if not isinstance(method, Method):
-        return recipe(method, **settings)
-    if settings:
-        raise ValueError(f"{', '.join(settings)}: a Method has its settings already; give the name of a recipe instead")
-    return method

@@ -7,9 +7,9 @@ Symbols: E epochs (expected passes over the data), T server updates, q Poisson r
     learning rate 0.2 / sqrt(T), of a dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4)
     the average of the weights with decay 1 - 5 / T
 
-Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the noise alone
-moves a coordinate by c; the best c is nearly the same in all tasks that were tried. Adam divides by the root mean square
-of the gradients, which is nu where noise dominates, so its rate needs no nu, and no sigma, N, q, or number of clients.
+Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the
+noise alone moves a coordinate by c; the best c is nearly the same in all tasks that were tried. Adam divides by the
+root mean square of the gradients, which is nu where noise dominates. So its rate needs no nu: no sigma, N, q or clients.
 The rule reads noisy gradients and public numbers, so it changes no epsilon. ``benchmarks/defaults.py`` measures it.
 """
 
@@ -39,7 +39,7 @@ def auto_rounds(epochs: float, sample_rate: float, *, local_steps: int = 1) -> i
 
 
 def auto_server(updates: int, *, dense: bool) -> Mapping[str, Any]:
-    """Settings of ``ServerOptimizer`` for T = ``updates``. ``dense``: no layer has carriers, so layers differ in rate."""
+    """Settings of ``ServerOptimizer`` for T = ``updates``; layers differ in rate where all are ``dense``."""
     return {
         "optimizer": "adam",
         "optimizer_options": "betas=0.5 0.99",

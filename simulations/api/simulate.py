@@ -37,7 +37,7 @@ def simulate(
     test: Any = None,
     loss: Callable[..., Any] | None = None,
     metrics: Mapping[str, Callable[..., Any]] | None = None,
-    method: str | Callable[..., Any] = "lsg",
+    method: str | Callable[..., Any] = "auto",
     epsilon: float | None = None,
     delta: float | None = None,
     clients: int | None = None,

@@ -18,7 +18,7 @@ from simulations.rundir.rundir import create
 from simulations.rundir.tables import Row
 from simulations.server.app import run_on
 from simulations.settings.published import resolve
-from simulations.settings.settings import RUN, Settings, as_config, from_mapping
+from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping
 from simulations.workloads import Workload
 
 WORDS = ("asked", "answered", "rejected", "reasons", "dropped", "late")
@@ -45,7 +45,7 @@ class Strategy:
         self,
         workload: Workload | Callable[[], Workload],
         *,
-        method: str | Callable[..., Any] = "lsg",
+        method: str | Callable[..., Any] = "auto",
         out: str | Path | None = None,
         callbacks: str | Sequence[Callback | Callable[[dict[str, Any]], object]] = (),
         **settings: Any,
@@ -59,7 +59,8 @@ class Strategy:
         name = method if isinstance(method, str) else method.__name__
         if not isinstance(method, str):
             strategies.give(name, method)
-        strategies.check_name(name)
+        if name != AUTO:
+            strategies.check_name(name)
         self.settings: Settings = from_mapping(resolve({**settings, "workload": give(workload), "method": name}))
         self.run: Run | None = None
 

@@ -16,11 +16,12 @@ from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
 from simulations.plan.start import with_digest
 from simulations.plan.unit import check_unit, client_unit
+from simulations.settings.method_choice import choose_method
 from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
 from simulations.settings.run import Resolved
-from simulations.settings.settings import Settings, as_config
+from simulations.settings.settings import AUTO, Settings, as_config
 from simulations.workloads import (
     LoadedWorkload,
     Options,
@@ -28,6 +29,7 @@ from simulations.workloads import (
     public_rows,
     silent,
 )
+from simulations.workloads.normalise import normalised
 from simulations.workloads.partition import SCHEMES, natural_parts, partition
 
 
@@ -48,7 +50,8 @@ def prepare(
     """
     if settings.preset is not None:
         settings = from_run_config(as_config(settings))
-    strategies.check_name(settings.method)
+    if settings.method != AUTO:
+        strategies.check_name(settings.method)
     settings = with_digest(settings)
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
@@ -61,8 +64,11 @@ def prepare(
         )
     settings = replace(settings, public_rows=public_rows.locate(settings.public_rows))
     workload = loaded or _load(settings, data_dir, options, progress, deployed=deployed)
+    if settings.normalise == "public" and loaded is None:  # loaded data are normalised already
+        workload = normalised(workload)
     if own is not None:
         workload = replace(workload, train=own.read(workload))
+    settings = choose_method(settings, workload)
     filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(filled, workload)
     parts = _make_parts(filled, workload, own) if declared is None else []

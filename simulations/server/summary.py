@@ -75,6 +75,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         **({} if o.by_client is None else {"accuracy_by_client": o.by_client.facts}),
         "loss": o.score.loss,
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
+        **({"normalised": dict(plan.workload.normalised)} if plan.workload.normalised else {}),
         **({"probe_source": plan.probe_source.name} if plan.method.carrier.kind == "probe" else {}),
         **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
         **_privacy(plan, o),

@@ -1,7 +1,7 @@
 """Which gaps of the settings the rule of ``fedlsg.training.auto`` fills, and with what.
 
 The rule is on where neither the user nor the workload's preset says a learning rate, and where a user gives
-``learning_rate=auto`` or ``rounds=auto``. Each value of it can be replaced by giving that setting.
+``learning_rate=auto``, ``rounds=auto`` or ``epochs``. Each value of it can be replaced by giving that setting.
 """
 
 from collections.abc import Mapping
@@ -9,18 +9,20 @@ from typing import Any
 
 import strategies
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server
-from simulations.settings.settings import AUTO, Settings, values_of
+from simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
 from simulations.workloads import LoadedWorkload
 
+RULED = ("rounds", "sample_rate", "optimizer", "optimizer_options", "learning_rate", "layer_rates", "ema")
+"""Settings that the rule gives."""
 OF_ITS_OWN = ("sgd", "doppler")
 """Optimizers whose step is as long as the gradient: no learning rate fits all noise."""
 
 
-def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, Any]) -> dict[str, Any]:
+def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, Any], clients: int) -> dict[str, Any]:
     """The values that the rule gives, with ``auto`` naming them; empty where it is off.
 
-    ``tuned``: the workload's preset for the method. Raises ValueError for ``epochs`` that would change nothing, and where the
-    rule cannot know a number that it needs.
+    ``tuned``: the workload's preset for the method. Raises ValueError for ``epochs`` that would change nothing, and
+    where the rule cannot know a number that it needs.
     """
     given = values_of(settings)
     asked = (settings.auto or "").split()
@@ -32,43 +34,60 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
     rounds = "rounds" not in given and (
         "rounds" in asked or settings.epochs is not None or (steps and "rounds" not in tuned)
     )
-    rates = {name: value for name, value in {**tuned, **given}.items() if name in ("sample_rate", "batch_size")}
+    values = {**tuned, **given, "clients": clients}
+    rated = any(name in values for name in ("sample_rate", "batch_size"))
     found: dict[str, Any] = {}
-    if rounds or (steps and not rates):
-        found |= _schedule(settings, workload, {**tuned, **given}, rates)
-    if settings.epochs is not None and not found:
-        raise ValueError(f"epochs={settings.epochs:g} chooses rounds and sample_rate, and both are given: leave it out")
+    if rounds:
+        values.pop("rounds", None)
+        found |= _schedule(settings, workload, values, rated=rated)
+    elif steps and not rated:
+        found |= {"sample_rate": _rate(settings, values)}
+    elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
+        raise ValueError(
+            f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: leave one out"
+        )
     if steps:
-        updates = int({**tuned, **given, **found}["rounds"])
-        found |= auto_server(updates, dense=_dense(settings))
-        found |= {} if optimizer == "adam" else {"optimizer": given["optimizer"], "optimizer_options": None}
-    chosen = {name: value for name, value in found.items() if name not in given and value is not None}
-    return chosen | ({AUTO: " ".join(chosen)} if chosen else {})
+        found |= auto_server(int({**values, **found}["rounds"]), dense=_dense(settings))
+        if optimizer != "adam":
+            del found["optimizer_options"]  # they are Adam's
+    chosen = {name: value for name, value in found.items() if name not in given}
+    return chosen | ({AUTO: " ".join([*(name for name in asked if name not in AUTOMATIC), *chosen])} if chosen else {})
+
+
+def _passes(settings: Settings, values: Mapping[str, Any]) -> float:
+    """E of a client that takes part in every round: those that are selected rarely get their passes in more rounds."""
+    clients = int(values["clients"])
+    return (settings.epochs or EPOCHS) * clients / min(clients, int(values.get("clients_per_round") or clients))
+
+
+def _rate(settings: Settings, values: Mapping[str, Any]) -> float:
+    return float(f"{min(1.0, _passes(settings, values) / (int(values.get('local_steps', 1)) * values['rounds'])):.4g}")
 
 
 def _schedule(
-    settings: Settings, workload: LoadedWorkload, values: Mapping[str, Any], rates: Mapping[str, Any]
+    settings: Settings, workload: LoadedWorkload, values: Mapping[str, Any], *, rated: bool
 ) -> dict[str, Any]:
-    """Rounds and sample rate, or one of the two where the other is given."""
-    epochs = EPOCHS if settings.epochs is None else settings.epochs
-    clients, local_steps = int(values.get("clients", 5)), int(values.get("local_steps", 1))
-    share = min(1.0, int(values.get("clients_per_round") or clients) / clients)
-    each = epochs / share
-    """Passes of a client that is always selected."""
-    if "rounds" in values:
-        return {"sample_rate": float(f"{min(1.0, each / (local_steps * values['rounds'])):.4g}")}
-    if not rates:
-        rounds, rate = auto_schedule(each, local_steps=local_steps)
+    """Rounds, and the sample rate where none is given."""
+    epochs, local_steps = _passes(settings, values), int(values.get("local_steps", 1))
+    if not rated:
+        rounds, rate = auto_schedule(epochs, local_steps=local_steps)
         return {"rounds": rounds, "sample_rate": float(f"{rate:.4g}")}
-    rate = rates.get("sample_rate")
-    if rate is None:
+    rate = values.get("sample_rate")
+    if rate is None or settings.batch_size is not None:
         if not len(workload.train):
             raise ValueError("rounds=auto needs the number of training rows, which only clients know here: give rounds")
-        rate = min(1.0, rates["batch_size"] * clients / len(workload.train))
-    return {"rounds": auto_rounds(each, float(rate), local_steps=local_steps)}
+        rate = min(1.0, values["batch_size"] * values["clients"] / len(workload.train))
+    return {"rounds": auto_rounds(epochs, float(rate), local_steps=local_steps)}
 
 
 def _dense(settings: Settings) -> bool:
     own = strategies.own_settings(settings.method)
     given = {name: value for name, value in settings.parameters.items() if name in own}
     return strategies.recipe(settings.method, **given).carrier.kind == "dense"
+
+
+def rule_line(settings: Settings) -> str | None:
+    """What the rule chose, for a reader; None where it chose nothing."""
+    values = values_of(settings)
+    said = [f"{name}={values[name]}" for name in (settings.auto or "").split() if name in values and name in RULED]
+    return f"chosen by the rule for runs without tuning: {', '.join(said)}" if said else None

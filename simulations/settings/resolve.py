@@ -61,7 +61,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         if without_noise and getattr(settings, name) is not None:
             raise ValueError(f"{name} needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
     tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
-    preset = {**FALLBACK, **tuned, **fill_auto(settings, workload, tuned)}
+    preset = {**FALLBACK, **tuned}
     if settings.noise_multiplier is not None:
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
     if settings.partition is None and workload.parts is not None:
@@ -69,6 +69,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     scheme = settings.partition or preset["partition"]
     if scheme not in SCHEMES and settings.clients is None:
         preset["clients"] = len(natural_parts(workload, str(scheme)))
+    chosen = fill_auto(settings, workload, tuned, int(settings.clients or preset["clients"]))
+    preset, settings = preset | chosen, replace(settings, auto=chosen.get(AUTO, settings.auto))
     if settings.batch_size is not None:
         preset.pop("sample_rate")
         if settings.sample_rate is not None:

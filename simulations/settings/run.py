@@ -25,7 +25,12 @@ class Settings:
     workload: Annotated[str, Setting("Data and its models; fedlsg workloads lists all.", aliases=("data", "task"))] = (
         "digits"
     )
-    method: Annotated[str, Setting("Recipe; fedlsg methods lists all.", aliases=("recipe", "algorithm"))] = "lsg"
+    method: Annotated[str, Setting("Recipe, or auto; fedlsg methods lists all.", aliases=("recipe", "algorithm"))] = (
+        "auto"
+    )
+    uplink_budget: Annotated[
+        int | None, Setting("Bytes of a client's update, at most, for method=auto.", "bytes", at_least=1)
+    ] = None
     preset: Annotated[str | None, Setting("A paper's row, see fedlsg presets; options override it.")] = None
     from_preset: Annotated[str | None, Setting("The preset that a run was made from; fedlsg writes it.")] = None
     model: Annotated[str | None, Setting("Model that is trained; the workload's own by default.")] = None
@@ -64,6 +69,9 @@ class Settings:
     public_rows: Annotated[
         str | None, Setting("Public rows to train on instead: data:NAME, data:PATH or synthetic.")
     ] = None
+    normalise: Annotated[
+        Literal["none", "public"], Setting("public: inputs by mean and deviation of the public test rows.")
+    ] = "none"
     augment: Annotated[
         Literal["none", "flip-crop"] | None, Setting("How images are changed at random.", fallback="none")
     ] = None

@@ -174,7 +174,8 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
     found = {
         one.name: one.parse(given[raw_name])
         for raw_name, one in known.items()
-        if given[raw_name] is not None and given[raw_name] != PRESET and one.name not in chosen
+        if given[raw_name] not in (None, PRESET) and one.name not in chosen
+        if (one.name, given[raw_name]) != ("method", AUTO)  # what it is without a word
     }
     if chosen:
         found[AUTO] = " ".join(chosen)

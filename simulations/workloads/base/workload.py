@@ -248,6 +248,7 @@ class LoadedWorkload:
     features: what reports say of the public features that the inputs are; None for inputs as they are.
     raw: the workload whose inputs became these features; None for inputs as they are.
     left_out: training rows that train_rows or holdout took away. They are as private as the others.
+    normalised: mean and deviation of each column or channel that inputs were normalised by, with normalise=public.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -274,6 +275,7 @@ class LoadedWorkload:
     features: Mapping[str, Any] | None = None
     raw: "LoadedWorkload | None" = None
     left_out: "tuple[Split, ...]" = ()
+    normalised: Mapping[str, list[float]] | None = None
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

@@ -1,0 +1,75 @@
+"""What is likely to go wrong with a plan, from public numbers alone, and the one setting to change.
+
+It reads the plan, and inputs of the public test split. It never reads a training row, so it costs no privacy.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedlsg.training.auto import LEAST_UPDATES
+from simulations.plan.plan import Plan
+from simulations.workloads.chance import Chance, beats_chance
+
+FEW_UPDATES = LEAST_UPDATES // 2
+ROWS = 256
+"""Rows of the test split whose inputs are looked at."""
+USUAL_RMS = (0.1, 10.0)
+"""Root mean squares of the inputs between which the rule was measured to lose under a point."""
+EMPTY = 0.5
+
+
+def advice(plan: Plan) -> list[str]:
+    """Sentences for a reader, each with what to change; empty where nothing is known to be wrong."""
+    return [line for line in (_updates(plan), _batches(plan), _inputs(plan)) if line]
+
+
+def _updates(plan: Plan) -> str | None:
+    rounds = plan.schedule.rounds
+    if rounds >= FEW_UPDATES or not plan.method.mechanism.adds_noise:
+        return None
+    return f"{rounds} updates of the weights are few: give rounds={LEAST_UPDATES} or more, at a smaller sample_rate"
+
+
+def _batches(plan: Plan) -> str | None:
+    """A batch of a client is empty with probability (1 - q)^N."""
+    empty = max(
+        math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0
+        for size, rate in zip(plan.sizes, plan.rates, strict=True)
+    )
+    if empty < EMPTY or plan.client_unit is not None or plan.settings.sampling != "poisson":
+        return None
+    return (
+        f"the smallest client has an empty batch in {empty:.0%} of its steps, and adds the whole noise in each: give a "
+        "larger sample_rate, or fewer clients"
+    )
+
+
+@torch.no_grad()
+def _inputs(plan: Plan) -> str | None:
+    """The rule's steps suit inputs of about unit size; those of tokens have no size."""
+    if "learning_rate" not in (plan.settings.auto or "").split() or plan.workload.features is not None:
+        return None
+    inputs, _ = plan.workload.test.batch(torch.arange(min(ROWS, len(plan.workload.test))))
+    parts: Mapping[str, Any] = inputs if isinstance(inputs, dict) else {"inputs": inputs}
+    for name, part in parts.items():
+        size = float(part.double().square().mean().sqrt()) if part.is_floating_point() else 1.0
+        if not USUAL_RMS[0] <= size <= USUAL_RMS[1]:
+            return (
+                f"{name} of the public test rows have a root mean square of {size:.3g}, and the rule suits sizes near "
+                "1: give normalise=public"
+            )
+    return None
+
+
+def guessing_line(summary: Mapping[str, Any], auto: str | None) -> str | None:
+    """What to change first where a run has ended at the accuracy of guessing. ``auto``: what the rule chose."""
+    if summary["chance"] is None or summary["accuracy"] is None:
+        return None
+    if beats_chance([summary["accuracy"]], Chance(**summary["chance"])):
+        return None
+    ruled = "learning_rate" in (auto or "").split()
+    first = "a larger epsilon, fewer clients or trust=secure, which lower the noise" if ruled else "learning_rate=auto"
+    return f"the accuracy is that of guessing ({Chance(**summary['chance']).level:.0%}): try {first}"

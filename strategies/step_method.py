@@ -1,0 +1,91 @@
+"""What ``PrivateStep`` trains with where its user does not say: method, steps, sample rate, optimizer, rates."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fedlsg import user_code
+from fedlsg.method import Method
+from fedlsg.own_loop import Optimizers
+from fedlsg.setting import declared
+from fedlsg.training import ServerOptimizer
+from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server
+from strategies import common_settings, give, own_settings, recipe
+
+AUTO = "auto"
+DENSE, SPARSE = "dpsgd", "lsg"
+KEPT = ("estimator", "sparsify_update", "ema")
+"""Settings of the server that an own optimizer leaves in place."""
+
+
+def planned_steps(sample_rate: float | None, steps: int | None, epochs: float | None) -> tuple[float, int]:
+    """q and T, from the number of epochs where one or both are missing.
+
+    Raises ValueError for epochs next to both, or out of range.
+    """
+    if epochs is not None and (None not in (sample_rate, steps) or not 0 < epochs < float("inf")):
+        raise ValueError(f"{epochs=}: expected a number above 0, and at most one of sample_rate and steps next to it")
+    wanted = EPOCHS if epochs is None else epochs
+    if steps is None:
+        if sample_rate is None:
+            steps, sample_rate = auto_schedule(wanted)
+        else:
+            steps = auto_rounds(wanted, sample_rate) if 0 < sample_rate <= 1 else 1  # a wrong rate is refused later
+    elif sample_rate is None:
+        sample_rate = min(1.0, wanted / steps) if steps >= 1 else 1.0
+    return sample_rate, steps
+
+
+def method_of(
+    method: str | Method | Callable[..., Method],
+    settings: dict[str, Any],
+    learning_rate: float | str | None,
+    optimizer: Optimizers | str | None,
+    *,
+    steps: int,
+) -> Method:
+    """The method, with the settings that were given for it and the rule's where none were."""
+    if isinstance(optimizer, str):
+        settings = settings | {"optimizer": optimizer}
+    elif optimizer is not None:
+        own = [name for name in declared(ServerOptimizer) if name in settings and name not in KEPT]
+        own += [] if learning_rate is None else ["learning_rate"]
+        if own:
+            raise ValueError(f"{', '.join(own)}: your own optimizer has its own; give them to it")
+    if not (isinstance(method, Method | str) or callable(method)):
+        raise ValueError(f"method={type(method).__name__}: expected the name of a recipe, or a fedlsg.Method")
+    if isinstance(method, Method):
+        settings = settings | ({} if learning_rate is None else {"learning_rate": learning_rate})
+        if settings:
+            raise ValueError(
+                f"{', '.join(settings)}: a Method has its settings already; give the name of a recipe instead"
+            )
+        return method
+    name = _name(method, settings)
+    if optimizer is None or isinstance(optimizer, str):
+        settings = _with_rule(name, settings, learning_rate, steps)
+    return recipe(name, **settings)
+
+
+def _name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
+    if callable(method):
+        name = user_code.name_of(method)
+        give(name, method)
+        return name
+    if method != AUTO:
+        return method
+    asked = settings.keys() - common_settings().keys()
+    return SPARSE if asked and asked <= own_settings(SPARSE) else DENSE
+
+
+def _with_rule(name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int) -> dict[str, Any]:
+    """The settings with a learning rate: the given one, or the rule's with its optimizer and average."""
+    if learning_rate not in (None, AUTO):
+        return settings | {"learning_rate": learning_rate}
+    optimizer = str(settings.get("optimizer", "adam")).lower()
+    if learning_rate is None and (optimizer in ("sgd", "doppler") or "momentum" in settings):
+        return settings
+    own = {key: value for key, value in settings.items() if key in own_settings(name)}
+    rule = dict(auto_server(max(steps, 1), dense=recipe(name, **own).carrier.kind == "dense"))
+    if optimizer != "adam":
+        del rule["optimizer_options"]
+    return rule | settings

@@ -1,0 +1,66 @@
+"""The rule for runs without tuning: its numbers worked by hand, and layers with rates of their own."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedlsg.training import ServerOptimizer, make_optimizer
+from fedlsg.training.auto import auto_rounds, auto_schedule, auto_server, fan_in_factor
+
+
+@pytest.mark.parametrize(
+    ("epochs", "local_steps", "rounds", "rate"),
+    [(3, 1, 20, 0.15), (10, 1, 20, 0.5), (20, 1, 20, 1.0), (30, 1, 30, 1.0), (10, 5, 20, 0.1), (200, 5, 40, 1.0)],
+)
+def test_rounds_and_rate_spend_the_epochs(epochs, local_steps, rounds, rate):
+    assert auto_schedule(epochs, local_steps=local_steps) == (rounds, rate)
+    assert rounds * rate * local_steps == epochs
+
+
+def test_a_given_rate_is_kept():
+    assert auto_rounds(20, 0.1) == 200
+    assert auto_rounds(20, 1.0) == 20
+    assert auto_rounds(1, 0.5) == 20  # never fewer than 20 updates
+
+
+def test_rates_and_average_follow_from_the_number_of_updates():
+    found = auto_server(100, dense=True)
+    assert found["learning_rate"] == 0.02  # 0.2 / sqrt(100)
+    assert found["ema"] == 0.95  # 1 - 5 / 100
+    assert ServerOptimizer(**found).options == {"betas": (0.5, 0.99)}
+    assert auto_server(3, dense=False)["ema"] == 0.0
+
+
+def test_a_layer_has_a_rate_by_its_fan_in_and_its_bias_too():
+    model = nn.Sequential(nn.Conv2d(3, 4, 5), nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    server = ServerOptimizer(optimizer="adam", learning_rate=0.1, layer_rates="fan-in")
+    optimizer, _ = make_optimizer(dict(model.named_parameters()), server, updates=1)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    for layer, fan_in in ((model[0], 75), (model[2], 64), (model[4], 8)):
+        assert rates[id(layer.weight)] == rates[id(layer.bias)] == pytest.approx(0.1 * (64 / fan_in) ** 0.25)
+    assert rates[id(model[3].weight)] == 0.1  # a norm has no fan-in
+    assert fan_in_factor(64) == 1.0
+
+
+def test_equal_rates_are_one_group_and_so_is_what_was_before():
+    model = nn.Linear(8, 2)
+    optimizer, _ = make_optimizer(dict(model.named_parameters()), ServerOptimizer(), updates=1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1]
+
+
+def test_noise_alone_moves_a_coordinate_by_the_scale_of_the_rule():
+    """Adam divides by the noise, so a walk of T steps ends at about 0.2, whatever the noise is."""
+    for deviation in (1e-3, 1.0, 1e3):
+        for updates in (20, 200):
+            W = nn.Parameter(torch.zeros(20_000))
+            optimizer, _ = make_optimizer(
+                {"W": W}, ServerOptimizer(**auto_server(updates, dense=True)), updates=updates
+            )
+            draw = torch.Generator().manual_seed(0)
+            for _ in range(updates):
+                W.grad = deviation * torch.randn(len(W), generator=draw)
+                optimizer.step()
+            assert 0.1 < float(W.detach().std()) < 0.4, (deviation, updates)
+            assert math.isfinite(float(W.detach().mean()))

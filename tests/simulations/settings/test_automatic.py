@@ -1,0 +1,106 @@
+"""What the rule fills where nobody chose: partial overrides, a method for a budget of bytes, what is recorded."""
+
+import pytest
+
+from simulations import workloads
+from simulations.plan.prepare import prepare
+from simulations.settings.automatic import rule_line
+from simulations.settings.method_choice import method_line
+from simulations.settings.settings import as_config, from_mapping, values_of
+from tests.simulations.support.own import quick, workload
+
+NAME = "rule-test"
+RULE = {"optimizer": "adam", "optimizer_options": "betas=0.5 0.99", "layer_rates": "fan-in"}
+OLD = {"optimizer": "sgd", "layer_rates": "equal", "ema": 0.0}
+
+
+def filled(given=(), **made):
+    """The settings of a run of a small own workload, by name."""
+    workloads.give(NAME, workload(**made))
+    return values_of(prepare(from_mapping({"workload": NAME, "engine": "local", "clients": 2, **dict(given)})).settings)
+
+
+PARTIAL = {
+    "nothing": ({}, {"rounds": 20, "sample_rate": 1.0, "learning_rate": 0.04472, "ema": 0.75, **RULE}),
+    "epochs": ({"epochs": 5}, {"rounds": 20, "sample_rate": 0.25, "learning_rate": 0.04472, **RULE}),
+    "rounds": ({"rounds": 80}, {"rounds": 80, "sample_rate": 0.25, "learning_rate": 0.02236, "ema": 0.9375, **RULE}),
+    "sample rate": ({"sample_rate": 0.1}, {"rounds": 200, "sample_rate": 0.1, "learning_rate": 0.01414, **RULE}),
+    "batch size": ({"batch_size": 3}, {"rounds": 200, "batch_size": 3, "learning_rate": 0.01414, **RULE}),
+    "both": ({"rounds": 4, "sample_rate": 0.1}, {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.1, **RULE}),
+    "some clients a round": ({"clients": 4, "clients_per_round": 2}, {"rounds": 40, "sample_rate": 1.0, **RULE}),
+    "local steps": ({"local_steps": 4}, {"rounds": 20, "sample_rate": 0.25, **RULE}),
+    "another average": ({"ema": 0.0}, {"rounds": 20, "learning_rate": 0.04472, **RULE, "ema": 0.0}),
+    "another optimizer": ({"optimizer": "AdamW"}, {"rounds": 20, "learning_rate": 0.04472, "optimizer": "AdamW"}),
+    "a learning rate": ({"learning_rate": 0.1}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
+    "SGD": ({"optimizer": "sgd"}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
+    "momentum": ({"momentum": 0.9}, {"rounds": 10, "sample_rate": 0.1, "momentum": 0.9, **OLD}),
+    "a rate and epochs": ({"learning_rate": 0.1, "epochs": 30}, {"rounds": 30, "sample_rate": 1.0, **OLD}),
+    "a rate and rounds": ({"learning_rate": 0.1, "rounds": "auto"}, {"rounds": 20, "sample_rate": 1.0, **OLD}),
+    "low rank": ({"method": "lsg", "rank": 1}, {"rounds": 20, "learning_rate": 0.04472, "layer_rates": "equal"}),
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_each_setting_can_be_given_alone(case):
+    given, expected = PARTIAL[case]
+    found = filled({"method": "dpsgd"} | given)
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_a_workload_with_a_rate_keeps_its_preset():
+    assert "auto" not in filled({"method": "dpsgd"}, settings={"learning_rate": 0.5})
+    digits = values_of(prepare(from_mapping({"workload": "digits"})).settings)
+    assert (digits["method"], digits["learning_rate"], digits["rounds"]) == ("lsg", 0.8, 100)
+    asked = values_of(prepare(from_mapping({"workload": "digits", "learning_rate": "auto"})).settings)
+    assert asked["optimizer"] == "adam"
+    assert asked["rounds"] == 100
+    assert asked["learning_rate"] == 0.02
+
+
+def test_a_run_that_is_read_again_has_the_same_settings():
+    """config.toml has the values that were chosen, and ``auto`` names them: nothing is chosen a second time."""
+    workloads.give(NAME, workload())
+    first = prepare(from_mapping({"workload": NAME, "clients": 2, "epochs": 5})).settings
+    assert prepare(from_mapping(as_config(first))).settings == first
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"epochs": 5, "rounds": 10, "sample_rate": 0.1}, "epochs=5 chooses rounds, and rounds=10 is given"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"method": "dpsgd", "uplink_budget": 100}, "uplink_budget=100 chooses a method, and 'dpsgd' is given"),
+        ({"uplink_budget": 10}, "uplink_budget=10: dense updates of this model have 204 bytes"),
+        ({"rank": 2, "topk_rate": 0.5}, "name one with method="),
+        ({"sample_rate": "auto"}, "expected a number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, why):
+    with pytest.raises(ValueError, match=why):
+        filled(given)
+
+
+def test_a_method_is_chosen_by_bytes_and_by_what_is_given():
+    assert filled()["method"] == "dpsgd"
+    assert filled({"rank": 1})["method"] == "lsg"
+    found = filled({"uplink_budget": 150})
+    assert (found["method"], found["rank"], found["sparsity"]) == ("lsg", 1, 0.0)
+    assert filled({"uplink_budget": 204})["method"] == "dpsgd"
+    assert filled({"method": "auto"})["method"] == "dpsgd"
+
+
+def test_what_was_chosen_is_said():
+    workloads.give(NAME, workload())
+    plain = prepare(from_mapping({"workload": NAME})).settings
+    assert "dense updates are the most accurate" in method_line(plain)
+    assert "learning_rate=0.04472" in rule_line(plain)
+    assert rule_line(prepare(from_mapping({"workload": "digits"})).settings) is None
+    assert method_line(prepare(from_mapping({"workload": "digits"})).settings) is None
+
+
+def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
+    """Three classes, 60 rows, two clients: guessing is .42, and the old default stayed there."""
+    nothing = {"method": "auto", "rounds": None, "sample_rate": None, "noise_multiplier": None, "epsilon": 50.0}
+    run = quick(tmp_path / "run", **nothing)
+    assert run.summary["accuracy"] > 0.6
+    assert run.summary["method"] == "dpsgd"
