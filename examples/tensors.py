@@ -30,11 +30,6 @@ def main(engine="ray"):
         epsilon=8.0,
         delta=1e-5,
         clients=5,
-        rounds=15,
-        sample_rate=0.5,
-        learning_rate=0.8,
-        momentum=0.9,
-        clip_norm=0.5,
         engine=engine,
     )
     predicted = run.model(x[1400:]).argmax(1)

@@ -9,7 +9,7 @@ Symbols: E epochs (expected passes over the data), T server updates, q Poisson r
 
 Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the
 noise alone moves a coordinate by c; the best c is nearly the same in all tasks that were tried. Adam divides by the
-root mean square of the gradients, which is nu where noise dominates. So its rate needs no nu: no sigma, N, q or clients.
+root mean square of the gradients, which is nu where noise dominates. So its rate needs no sigma, N, q or clients.
 The rule reads noisy gradients and public numbers, so it changes no epsilon. ``benchmarks/defaults.py`` measures it.
 """
 

@@ -68,11 +68,12 @@ def _schedule(
     settings: Settings, workload: LoadedWorkload, values: Mapping[str, Any], *, rated: bool
 ) -> dict[str, Any]:
     """Rounds, and the sample rate where none is given."""
-    epochs, local_steps = _passes(settings, values), int(values.get("local_steps", 1))
+    epochs: float = _passes(settings, values)
+    local_steps = int(values.get("local_steps", 1))
     if not rated:
         rounds, rate = auto_schedule(epochs, local_steps=local_steps)
         return {"rounds": rounds, "sample_rate": float(f"{rate:.4g}")}
-    rate = values.get("sample_rate")
+    rate: float | None = values.get("sample_rate")
     if rate is None or settings.batch_size is not None:
         if not len(workload.train):
             raise ValueError("rounds=auto needs the number of training rows, which only clients know here: give rounds")
