@@ -33,6 +33,7 @@ from fedlsg.own_loop import (
     Release,
     Spending,
     batches_of,
+    check_batches,
     check_spending,
     check_start,
     check_synthetic,
@@ -40,6 +41,7 @@ from fedlsg.own_loop import (
     guarded,
     make_own,
     own_source,
+    same_function,
     terms_of,
 )
 from fedlsg.own_loop.batches import Data
@@ -156,6 +158,7 @@ class PrivateStep:
         )
         self._trained = tuple(trainable(model))
         self._example = example
+        self._batch: Any = None
         self._modes: tuple[bool, ...] | None = None if self.method.mechanism.clips else ()
         if example is not None:
             self._check_independence()
@@ -267,6 +270,10 @@ class PrivateStep:
         On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
         """
         modes = tuple(module.training for module in self.model.modules())
+        if batch is not None and self._modes != () and not same_function(batch, self._batch):
+            with self._rounds.draws():
+                check_batches(batch, self._spending.num_examples, self._rounds.device.type)
+            self._batch = batch
         if self._modes in ((), modes):
             return
         with self._rounds.draws():

@@ -1,6 +1,7 @@
 """The parts of a private step in a user's own loop: data, noise, account, optimizer (``strategies.private_step``)."""
 
 from fedlsg.own_loop.account import Account
+from fedlsg.own_loop.alone import check_batches, same_function
 from fedlsg.own_loop.batches import batches_of, guarded
 from fedlsg.own_loop.examples import check_start, check_synthetic, first_rows, synthetic
 from fedlsg.own_loop.noise import Spending, check_spending, terms_of
@@ -9,6 +10,6 @@ from fedlsg.own_loop.probes import own_source
 from fedlsg.own_loop.release import Release
 
 __all__ = [
-    "Account", "Optimizers", "Release", "Spending", "batches_of", "check_spending", "check_start", "check_synthetic",
-    "first_rows", "guarded", "make_own", "own_source", "synthetic", "terms_of",
+    "Account", "Optimizers", "Release", "Spending", "batches_of", "check_batches", "check_spending", "check_start", "check_synthetic",
+    "first_rows", "guarded", "make_own", "own_source", "same_function", "synthetic", "terms_of",
 ]  # fmt: skip

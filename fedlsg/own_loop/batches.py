@@ -1,7 +1,7 @@
 """From the positions of a Poisson batch to inputs and targets: of tensors, of a torch Dataset, of an own function."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,22 +30,44 @@ def batches_of(data: Data, *, num_examples: int, device: torch.device) -> Batch:
     if isinstance(data, tuple):
         inputs, targets = (_tensors(part) for part in data)
         size = batch_size(inputs, targets)
-        take: Batch = partial(_pair, inputs, targets)
+        batch: Batch = Stored(inputs, targets, device)
     else:
-        size, take = _length(data), partial(collate, data)
+        size, batch = _length(data), Items(data, device, at_once=hasattr(data, "__getitems__"))
     if size != num_examples:
         raise ValueError(f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend on it")
-    return lambda rows: _on(take(rows), device)
+    return batch
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The batch function of tensors: it only moves rows."""
+
+    inputs: Inputs
+    targets: Inputs
+    device: torch.device
+
+    def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
+        """Inputs and targets of the positions."""
+        return _on((_rows(self.inputs, rows), _rows(self.targets, rows)), self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The batch function of a Dataset. Without ``at_once`` it makes one item at a time, which sees no other."""
+
+    data: Any
+    device: torch.device
+    at_once: bool
+
+    def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
+        """Inputs and targets of the positions."""
+        return _on(collate(self.data, rows), self.device)
 
 
 def _tensors(part: Any) -> Inputs:
     if isinstance(part, Mapping):
         return {name: torch.as_tensor(value) for name, value in part.items()}
     return torch.as_tensor(part)
-
-
-def _pair(inputs: Inputs, targets: Inputs, rows: Positions) -> tuple[Inputs, Inputs]:
-    return _rows(inputs, rows), _rows(targets, rows)
 
 
 def _rows(part: Inputs, rows: Positions) -> Inputs:
