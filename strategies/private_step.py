@@ -133,7 +133,7 @@ class PrivateStep:
             microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
         )
-        self.model, self._loss = model, per_example_loss(loss)
+        self.model, self._loss = model, per_example_loss(loss, model)
         self._account = Account(ledger, num_examples=num_examples)
         check_start(model, self.method, example)
         prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers import Adapted
+from fedlsg.failure import depends_on_values, describe
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.supported import UnsupportedLayerError
@@ -67,8 +68,9 @@ def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets
     except Exception as error:
         if isinstance(error, UnsupportedLayerError) and error.__cause__ is None:
             raise
-        reason = str(error).split("\n")[0]
+        if not depends_on_values(error):
+            raise
         raise ValueError(
-            "the model or the loss cannot be run on made-up examples of the data's shape, by which it is checked that "
-            f"examples do not mix: give example=(inputs, targets), some public rows ({reason})"
+            f"{describe(error)}; this was on made-up examples of the data's shape: if real ones would not fail, give "
+            "example=(inputs, targets), some public rows"
         ) from error

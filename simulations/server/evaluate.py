@@ -153,15 +153,16 @@ def evaluate(
 
 
 def scores_of(outputs: Any) -> Tensor:
-    """The tensor in a model's outputs: itself, or the logits of a transformers model.
+    """The tensor in a model's outputs: itself, the logits of a transformers model, or the first item of a tuple.
 
     Raises ValueError for outputs that have none.
     """
     found = getattr(outputs, "logits", outputs)
+    found = found[0] if isinstance(found, tuple | list) and found else found
     if not isinstance(found, Tensor):
         raise ValueError(
-            f"expected a model that returns a tensor, or an object with logits, got {type(outputs).__name__}: return "
-            "one tensor, batch first"
+            f"expected a model that returns a tensor, a tuple whose first item is one, or an object with logits, got "
+            f"{type(outputs).__name__}: return one tensor, batch first"
         )
     return found
 

@@ -13,8 +13,9 @@ the inputs are made a little smaller, against ties. One neighbour is ``LARGE`` t
 What it cannot find:
     - mixing on a condition that no probe meets: batches larger than ``LARGEST``, other values, lengths or labels, other
       weights, the hundredth call, another device, precision or mode than that of the check;
-    - mixing below ``TOLERANCE``; in a model that cannot run in float64, or computes in float32 inside, mixing below
-      ``COARSE``, and below ``KINK`` where only the gradient mixes;
+    - mixing below ``TOLERANCE``; in a loss that computes in float32, mixing below ``ROUNDED``; in a model that cannot
+      run in float64, or computes in float32 inside, mixing below ``COARSE``, and below ``KINK`` where only the gradient
+      mixes;
     - mixing by chance, in draws other than those of the check. A draw of one number for the whole batch (occasional
       mixup) has one value here;
     - effects of padding: all probes are padded alike, alone and in batches. Nor does it find that batches of other
@@ -36,7 +37,7 @@ from torch import Tensor, nn
 from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
 from fedlsg.gradients.independence.trace import Key, Seen, Trace
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
-from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, unsupported
+from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable, unsupported
 
 BATCHES = (2, 7)
 LARGEST = 16
@@ -44,6 +45,8 @@ LARGEST = 16
 WORK = 2**20
 """Activations of one example, in numbers, above which only the dimensions of the inputs are tried."""
 TOLERANCE = 1e-9
+ROUNDED = 1e-5
+"""Tolerance of a loss that computes in float32 next to a model in float64, and of gradients then."""
 COARSE, KINK = 1e-4, 0.05
 """Tolerances for a model that computes in float32: of an activation or loss, and of a gradient. Rounding may flip a
 unit at the kink of a ReLU, which moves a gradient of these networks by up to 0.008 of its length."""
@@ -63,14 +66,15 @@ def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, ta
     count = batch_size(inputs, targets)
     if count < 2:
         raise ValueError(f"expected two probe examples or more, to compare them alone and in batches, got {count}")
-    for dtype in (torch.float64, None):
-        subject = prepare(model, loss_fn, inputs, targets, dtype)
+    own = next(iter(trainable(model).values())).dtype
+    for dtype, loss_dtype in ((torch.float64, None), (torch.float64, own), (None, None)):
+        subject = prepare(model, loss_fn, inputs, targets, dtype, loss_dtype)
         try:
             first = subject.run([0])
         except UnsupportedLayerError as error:
             if dtype is None or error.__cause__ is None:
                 raise
-            continue  # some models cannot run in float64
+            continue  # a loss that holds float32 tensors cannot read float64, and some models cannot run in it
         return compare(subject, first)
 
 
@@ -125,9 +129,15 @@ class Judge:
         return TOLERANCE if self.fine else COARSE
 
     @property
+    def later_tolerance(self) -> float:
+        """The same from the loss on."""
+        coarsest = self.subject.draws.coarsest_later
+        return max(self.tolerance, 0.0 if coarsest < 1e-12 else ROUNDED, 0.0 if coarsest < 1e-6 else 16 * coarsest)
+
+    @property
     def floor(self) -> float:
         """Length below which a row is rounding only."""
-        return 1e-6 if self.fine else 1e-2
+        return 1e-6 if self.later_tolerance == TOLERANCE else 1e-2
 
     def state(self, again: Outcome) -> None:
         """Probe 0 alone, after all other batches: the model must not remember them."""
@@ -180,21 +190,22 @@ class Judge:
         for rows in seen.rows:
             pairs = [(rows[p if len(rows) > 1 else 0], alone[outcome.members[p]].rows[0][0]) for p in places]
             gap = max(float((row - own).abs().max()) for row, own in pairs)
-            verdicts.append(gap > self.tolerance * max(scale, self.floor))
+            tolerance = self.tolerance if side == "forward" else self.later_tolerance
+            verdicts.append(gap > tolerance * max(scale, self.floor))
         return bool(verdicts) and all(verdicts)
 
     def losses_differ(self, outcome: Outcome, places: Sequence[int]) -> bool:
         """Whether a loss differs from that of the example alone."""
         scale = max(float(o.losses.abs().max()) for o in self.alone.values())
         gaps = [abs(float(outcome.losses[p] - self.alone[outcome.members[p]].losses[0])) for p in places]
-        return not max(gaps) <= self.tolerance * max(scale, self.floor)
+        return not max(gaps) <= self.later_tolerance * max(scale, self.floor)
 
     def gradient_differs(self, name: str, outcome: Outcome, places: Sequence[int]) -> bool:
         """Whether a parameter's gradient differs, in units of the example's whole gradient."""
         for p in places:
             alone = self.alone[outcome.members[p]]
             gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
-            if not gap <= (self.tolerance if self.fine else KINK) * max(alone.length, self.floor):
+            if not gap <= (self.later_tolerance if self.fine else KINK) * max(alone.length, self.floor):
                 return True
         return False
 

@@ -34,7 +34,7 @@ def projection(length: int) -> Float64[Tensor, "length width"]:
 
 def sketch(rows: Tensor) -> Float64[Tensor, "b sketch"]:
     """Sketch and norm of each row. Infinities and NaN become numbers, so that they can be compared."""
-    x = rows.flatten(1).double()
+    x = rows.reshape(len(rows), -1).double()  # a tensor without dimensions is one row of one number
     short = torch.cat(
         [x @ projection(x.shape[1]).to(x.device), torch.linalg.vector_norm(x, dim=1, keepdim=True)], 1
     ).cpu()
@@ -157,26 +157,26 @@ class Trace:
         self.note(path, "output", tensors(output))
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any, *, integers: bool = False) -> Iterator[Tensor]:
     """The dense tensors of real or complex numbers in a module's arguments or result, in order.
 
     Not integers: row numbers of a batch may differ, and what they select is recorded. Nor packed sequences, whose rows
     are not ordered by example.
     """
     if isinstance(value, Tensor):
-        numbers = value.is_floating_point() or value.is_complex()
+        numbers = integers or value.is_floating_point() or value.is_complex()
         if numbers and not value.is_sparse and not value.is_nested and value.numel():
             yield value
     elif isinstance(value, PackedSequence):
         return
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors(item)
+            yield from tensors(item, integers=integers)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from tensors(item)
+            yield from tensors(item, integers=integers)
     elif hasattr(value, "__dataclass_fields__"):
-        yield from tensors(vars(value))
+        yield from tensors(vars(value), integers=integers)
 
 
 @contextmanager
