@@ -271,6 +271,7 @@ class PrivateStep:
         """
         modes = tuple(module.training for module in self.model.modules())
         if batch is not None and self._modes != () and not same_function(batch, self._batch):
+            self._rounds.check_budget(self._terms)
             with self._rounds.draws():
                 check_batches(batch, self._spending.num_examples, self._rounds.device.type)
             self._batch = batch

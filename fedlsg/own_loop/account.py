@@ -53,6 +53,10 @@ class Account:
         """Charge an entry; when this returns, it is on disk. Raises BudgetError or LedgerError; nothing is charged."""
         self.ledger.charge(entry, within=within if entry.mechanism == "dp" else None)
 
+    def check(self, entry: Entry, within: tuple[float, float] | None) -> None:
+        """Raise BudgetError if ``charge`` would."""
+        self.ledger.check_budget(entry, within if entry.mechanism == "dp" else None)
+
     def epsilon(self, delta: float | None) -> float:
         """Epsilon at ``delta`` of all entries of the ledger together, of all runs; 0 without any.
 

@@ -1,5 +1,7 @@
 """Public examples, for what reads shapes, and made-up ones, to check that a model treats examples independently."""
 
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,10 +10,13 @@ from torch import Tensor, nn
 from fedlsg.carriers import Adapted
 from fedlsg.failure import depends_on_values, describe
 from fedlsg.gradients import Batch, LossFunction
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.independence import check_cast, check_independent
+from fedlsg.gradients.independence.cast import joined
+from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
-from fedlsg.randomness import public_generator
+from fedlsg.own_loop.made_up import IGNORED, Maker, fields_of, of_fields
+from fedlsg.randomness import own_draws, public_generator
 
 ROWS = 7
 """Examples that are made."""
@@ -55,22 +60,86 @@ def first_rows(part: Batch) -> Any:
 
 
 def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
-    """``check_independent`` on made-up examples of these shapes and types: the values of ``inputs`` are not read.
+    """Check on made-up examples of these shapes and types that model and loss mix none; no value of ``inputs`` is read.
 
+    ``check_independent`` on one family, and all families of ``made_up`` that the model and the loss take together.
     Raises UnsupportedLayerError for a model that mixes examples; ValueError, asking for public examples, where the
-    model cannot be run on made-up ones.
+    model cannot be run on made-up ones, or on equal ones only.
     """
     made, wanted = synthetic(inputs), synthetic(targets)
     if isinstance(wanted, Tensor) and wanted.is_floating_point():
         wanted = wanted.sigmoid()  # a share, which every loss takes
+    failed: Exception | None = None
     try:
         check_independent(model, loss, made, wanted)
     except Exception as error:
-        if isinstance(error, UnsupportedLayerError) and error.__cause__ is None:
+        if (isinstance(error, UnsupportedLayerError) and error.__cause__ is None) or not depends_on_values(error):
             raise
-        if not depends_on_values(error):
-            raise
+        failed = error
+    several = check_families(model, loss, inputs, targets)
+    if several or (failed is None and _differ(made)):
+        return
+    advice = "give example=(inputs, targets), some public rows"
+    if failed is None:
         raise ValueError(
-            f"{describe(error)}; this was on made-up examples of the data's shape: if real ones would not fail, give "
-            "example=(inputs, targets), some public rows"
-        ) from error
+            "it cannot be checked whether examples mix: the model takes no made-up examples of the data's shape and "
+            f"types that differ from each other; {advice}"
+        )
+    raise ValueError(
+        f"{describe(failed)}; this was on made-up examples of the data's shape: if real ones would not fail, {advice}"
+    ) from failed
+
+
+def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> bool:
+    """``check_cast`` on the families that the model and the loss take; whether different rows ran.
+
+    Raises UnsupportedLayerError for a model that mixes examples.
+    """
+    trial = Trial.of(model, loss, inputs, targets)
+    sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
+    sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
+    ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
+    with own_draws("cpu"):
+        maker = Maker(
+            inputs=inputs, targets=targets, takes=trial.takes, sizes=frozenset(sizes), ignored=tuple(ignored)
+        )
+        families = maker.families()
+    if not families:
+        return False
+    rows = check_cast(model, loss, families)
+    made = joined([family[0] for family in families])
+    return len(rows) > 1 and _differ(of_fields({name: t[rows] for name, t in fields_of(made).items()}))
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Tries on the CPU whether the model and the loss take a row: in float64, or in the model's own type."""
+
+    models: tuple[nn.Module, ...]
+    loss: LossFunction
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> "Trial":
+        own = copy.deepcopy(model).cpu()
+        return cls((copy.deepcopy(own).double(), own), loss)
+
+    def takes(self, inputs: Batch, targets: Batch) -> bool:
+        """Whether a batch runs, with finite losses."""
+        return any(self._runs(model, double, inputs, targets) for model, double in zip(self.models, (True, False), strict=True))
+
+    def _runs(self, model: nn.Module, double: bool, inputs: Batch, targets: Batch) -> bool:
+        given, wanted = (
+            of_fields({name: t.double() if double and t.is_floating_point() else t for name, t in fields_of(p).items()})
+            for p in (inputs, targets)
+        )
+        try:
+            with torch.no_grad():
+                losses = self.loss(call(model, given), wanted)
+        except Exception:  # whatever a user's code raises on such values
+            return False
+        return bool(losses.isfinite().all())
+
+
+def _differ(rows: Batch) -> bool:
+    """Whether some rows differ from others in some input."""
+    return any(not bool(((t == t[:1]) | (t != t)).all()) for t in fields_of(rows).values() if len(t))

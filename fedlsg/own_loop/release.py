@@ -68,6 +68,13 @@ class Release:
             )
         self._apply(values, plan)
 
+    def check_budget(self, terms: ClientTerms) -> None:
+        """Raise BudgetError if the next round would pass the budget."""
+        common = self.state.plan(self.local)
+        plan = common.for_client(terms.of(common.phase))
+        entry = self.account.entry(plan, self.spending.num_examples, reproducible=self.reproducible)
+        self.account.check(entry, self.spending.budget)
+
     def _apply(self, values: Tensor, plan: RoundPlan) -> None:
         if plan.phase is Phase.PRUNING:
             self.state.prune(plan.frame, [values], num_examples=self.spending.num_examples)

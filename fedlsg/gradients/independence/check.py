@@ -29,7 +29,7 @@ Draws no noise and reads public inputs only.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,10 @@ LARGEST = 16
 WORK = 2**20
 """Activations of one example, in numbers, above which only the dimensions of the inputs are tried."""
 TOLERANCE = 1e-9
+SMALL_PART = 1e-3
+"""Part of an example's whole gradient below which that of a parameter is compared in units of this part."""
+ROUNDINGS = 16
+"""Units in the last place of the largest activation that rounding may leave anywhere: a unix time in a sine, say."""
 ROUNDED = 1e-5
 """Tolerance of a loss that computes in float32 next to a model in float64, and of gradients then."""
 COARSE, KINK = 1e-4, 0.05
@@ -117,6 +121,7 @@ class Judge:
     alone: Mapping[int, Outcome]
     buffers: Mapping[str, Tensor]
     frozen: Mapping[str, int]
+    _noise: dict[int, float] = field(default_factory=dict, init=False)
 
     @property
     def fine(self) -> bool:
@@ -180,34 +185,53 @@ class Judge:
     def differs(self, side: str, key: Key, seen: Seen, outcome: Outcome, places: Sequence[int]) -> bool:
         """Whether a tensor's rows differ for every way to find its examples."""
         known = {m: getattr(o.trace, side).get(key) for m, o in self.alone.items()}
-        shape = None if known[0] is None else known[0].shape
+        first = known[next(iter(known))]
+        shape = None if first is None else first.shape
         alone = {m: k for m, k in known.items() if k is not None and k.shape == shape}
         places = [p for p in places if outcome.members[p] in alone]
         if not places:
             return False  # rows are found by the shape of probe 0; these examples have others: later tensors decide
-        scale = max(float(k.rows[0][0, -1]) for k in alone.values())
+        tolerance = self.tolerance if side == "forward" else self.later_tolerance
         verdicts = []
         for rows in seen.rows:
-            pairs = [(rows[p if len(rows) > 1 else 0], alone[outcome.members[p]].rows[0][0]) for p in places]
-            gap = max(float((row - own).abs().max()) for row, own in pairs)
-            tolerance = self.tolerance if side == "forward" else self.later_tolerance
-            verdicts.append(gap > tolerance * max(scale, self.floor))
+            wrong = False
+            for p in places:
+                own = alone[outcome.members[p]].rows[0][0]
+                gap = float((rows[p if len(rows) > 1 else 0] - own).abs().max())
+                noise = self.noise(outcome.members[p])
+                wrong |= gap > tolerance * max(float(own[-1]), self.floor) + noise * shape.numel() ** 0.5
+            verdicts.append(wrong)
         return bool(verdicts) and all(verdicts)
 
     def losses_differ(self, outcome: Outcome, places: Sequence[int]) -> bool:
         """Whether a loss differs from that of the example alone."""
-        scale = max(float(o.losses.abs().max()) for o in self.alone.values())
-        gaps = [abs(float(outcome.losses[p] - self.alone[outcome.members[p]].losses[0])) for p in places]
-        return not max(gaps) <= self.later_tolerance * max(scale, self.floor)
+        for p in places:
+            alone = self.alone[outcome.members[p]]
+            own = float(alone.losses.abs().max())
+            gap = abs(float(outcome.losses[p] - alone.losses[0]))
+            if not gap <= self.later_tolerance * max(own, self.floor) + self.noise(outcome.members[p]):
+                return True
+        return False
 
     def gradient_differs(self, name: str, outcome: Outcome, places: Sequence[int]) -> bool:
-        """Whether a parameter's gradient differs, in units of the example's whole gradient."""
+        """Whether a parameter's gradient differs, in its own units, and of at least a part of the whole gradient."""
         for p in places:
             alone = self.alone[outcome.members[p]]
             gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
-            if not gap <= (self.later_tolerance if self.fine else KINK) * max(alone.length, self.floor):
+            own, noise = float(alone.gradients[name][0].norm()), self.noise(outcome.members[p])
+            if self.fine:
+                allowed = (self.later_tolerance + noise) * max(own, SMALL_PART * alone.length, self.floor)
+            else:
+                allowed = KINK * max(alone.length, self.floor)
+            if not gap <= allowed:
                 return True
         return False
+
+    def noise(self, member: int) -> float:
+        """What rounding of a probe's largest activations may leave in later ones, of any size."""
+        if member not in self._noise:
+            self._noise[member] = ROUNDINGS * self.subject.draws.coarsest * self.alone[member].trace.largest
+        return self._noise[member]
 
     def source(self, outcome: Outcome, places: Sequence[int], wrong: Sequence[str]) -> str | None:
         """The module in whose backward pass the mixing begins; None for the loss function.

@@ -95,6 +95,12 @@ class Trace:
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     last: tuple[Tensor | None, int, Seen | None] = (None, 0, None)
 
+    @property
+    def largest(self) -> float:
+        """Root mean square of the largest tensor of a pass over one example."""
+        found = [float(k.rows[0][0, -1]) / k.shape.numel() ** 0.5 for k in self.forward.values() if k.rows]
+        return max(found, default=0.0)
+
     def note(self, path: str, side: str, values: Iterable[Tensor]) -> None:
         """Record the tensors at one side of a module."""
         self.calls[path, side] += 1
