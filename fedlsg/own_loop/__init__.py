@@ -10,6 +10,6 @@ from fedlsg.own_loop.probes import own_source
 from fedlsg.own_loop.release import Release
 
 __all__ = [
-    "Account", "Optimizers", "Release", "Spending", "batches_of", "check_batches", "check_spending", "check_start", "check_synthetic",
-    "first_rows", "guarded", "make_own", "own_source", "same_function", "synthetic", "terms_of",
+    "Account", "Optimizers", "Release", "Spending", "batches_of", "check_batches", "check_spending", "check_start",
+    "check_synthetic", "first_rows", "guarded", "make_own", "own_source", "same_function", "synthetic", "terms_of",
 ]  # fmt: skip

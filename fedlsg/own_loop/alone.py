@@ -23,6 +23,7 @@ on the examples in a function that makes several examples at once.
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import CellType, FunctionType
 from typing import Any
 
@@ -42,8 +43,8 @@ SPREAD = 64
 LARGEST = 512
 """Examples of the largest batch that is tried."""
 FIX = (
-    "make every row from its own example alone, in the order of the positions, without a mean, maximum, sort or shuffle "
-    "of the batch"
+    "make every row from its own example alone, in the order of the positions, without a mean, maximum, sort or "
+    "shuffle of the batch"
 )
 OWN_STATE = (
     "than in an earlier call with the same random numbers: it has a memory, or a random generator of its own; keep no "
@@ -203,7 +204,7 @@ def _spread(size: int, count: int) -> list[int]:
 
 def _batches(spread: Sequence[int], chosen: Sequence[int], num_examples: int) -> Iterator[list[int]]:
     """Batches of many sizes: pairs of examples, every second one, halves, all, and a large one."""
-    yield from ([one, two] for one, two in zip(chosen, chosen[1:], strict=False))
+    yield from ([one, two] for one, two in pairwise(chosen))
     yield from (list(chosen[:3]), list(chosen[-3:]), list(chosen[::2]), list(chosen[1::2]), list(chosen))
     yield from (list(spread[: len(spread) // 2 + 1]), list(spread[len(spread) // 2 :]), list(spread))
     if num_examples > len(spread):

@@ -95,14 +95,12 @@ def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets:
 
     Raises UnsupportedLayerError for a model that mixes examples.
     """
-    trial = Trial.of(model, loss, inputs, targets)
+    trial = Trial.of(model, loss)
     sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
     sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
     ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
     with own_draws("cpu"):
-        maker = Maker(
-            inputs=inputs, targets=targets, takes=trial.takes, sizes=frozenset(sizes), ignored=tuple(ignored)
-        )
+        maker = Maker(inputs=inputs, targets=targets, takes=trial.takes, sizes=frozenset(sizes), ignored=tuple(ignored))
         families = maker.families()
     if not families:
         return False
@@ -115,17 +113,19 @@ def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets:
 class Trial:
     """Tries on the CPU whether the model and the loss take a row: in float64, or in the model's own type."""
 
-    models: tuple[nn.Module, ...]
+    models: tuple[nn.Module, nn.Module]
     loss: LossFunction
 
     @classmethod
-    def of(cls, model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> "Trial":
+    def of(cls, model: nn.Module, loss: LossFunction) -> "Trial":
+        """Of copies of a model."""
         own = copy.deepcopy(model).cpu()
         return cls((copy.deepcopy(own).double(), own), loss)
 
     def takes(self, inputs: Batch, targets: Batch) -> bool:
         """Whether a batch runs, with finite losses."""
-        return any(self._runs(model, double, inputs, targets) for model, double in zip(self.models, (True, False), strict=True))
+        double, own = self.models
+        return self._runs(double, True, inputs, targets) or self._runs(own, False, inputs, targets)
 
     def _runs(self, model: nn.Module, double: bool, inputs: Batch, targets: Batch) -> bool:
         given, wanted = (

@@ -1,14 +1,14 @@
 """Made-up examples with the values that real ones have, in several families.
 
-Ranges come from the types, from the sizes in the model and from trials: nothing of the data is read but shapes and types.
+Ranges come from types, from sizes in the model and from trials: nothing of the data is read but shapes and types.
 A family is made if the model and the loss take some of its rows, each alone. Trials run on the CPU, where a wrong class
 number is an error; on a GPU it would end the process's use of the device.
 
-    floats     normal numbers, numbers in [0, 1], columns of very different scale (1e-3 to 1e6, a unix time), small whole
-               numbers, missing values (NaN)
-    integers   0 and 1; numbers up to the largest that the model takes (rows of tables, a byte, 1,000,000): rows of small
-               ones, of all, of large ones; negative ones. Masks are lengths, the longest first
-    targets    class numbers of the whole range; with ignored ones (-100), one label in a row, all, half, none; floats:
+    floats     normal numbers, numbers in [0, 1], columns of very different scale (1e-3 to 1e6, a unix time), small
+               whole numbers, missing values (NaN)
+    integers   0 and 1; numbers up to the largest that the model takes (rows of tables, a byte, 1,000,000): rows of
+               small ones, of all, of large ones; negative ones. Masks are lengths, the longest first
+    targets    class numbers of the whole range; with ignored ones, one label in a row, all, half, none; floats:
                shares, normal numbers, 0 and 1, distributions, positive ones, large ones, missing ones
 """
 
@@ -25,6 +25,7 @@ from fedlsg.randomness import public_generator
 ROWS = 4
 """Rows of a family."""
 LARGEST = 1_000_000
+LADDER = [step * 10**power for power in range(6) for step in (1, 2, 5)] + [256]
 FEW = 16
 """Most columns of which each gets a largest number of its own."""
 UNIX_TIME = 1.7e9
@@ -90,7 +91,9 @@ def missing(rows: Tensor, draw: torch.Generator, value: float = torch.nan) -> Te
 def some_missing(like: Tensor, draw: torch.Generator) -> Tensor:
     """Normal numbers, and NaN at every fourth place of the first rows."""
     rows = normal(like, draw)
-    gone = torch.rand(rows.shape, generator=draw) < torch.tensor([0.25, 0.5, 0.25, 0.0]).view(-1, *[1] * (like.ndim - 1))
+    gone = torch.rand(rows.shape, generator=draw) < torch.tensor([0.25, 0.5, 0.25, 0.0]).view(
+        -1, *[1] * (like.ndim - 1)
+    )
     return torch.where(gone, torch.nan, rows)
 
 
@@ -126,7 +129,7 @@ def numbers(high: Tensor, low: int = 0) -> Fill:
 
 
 def softmax(like: Tensor, draw: torch.Generator) -> Tensor:
-    return normal(like, draw).flatten(1).softmax(1).view(ROWS, *like.shape[1:])
+    return normal(like, draw).reshape(ROWS, -1).softmax(1).view(ROWS, *like.shape[1:])
 
 
 FLOATS: tuple[Fill, ...] = (normal, shares, scales, whole, some_missing)
@@ -160,7 +163,7 @@ class Maker:
         if base is None:
             return []
         own, wanted = self._fills(0, base), self._fills(1, base)
-        first, second = (max(map(len, fills.values())) for fills in (own, wanted))
+        first, second = (max(map(len, fills.values()), default=1) for fills in (own, wanted))
         pairs: list[tuple[int, int]] = []
         for one in range(first):
             pairs += self._first([(one, (one + shift) % second) for shift in range(second)], own, wanted)
@@ -232,7 +235,7 @@ class Maker:
             yield flags
             return
         top = min(LARGEST, torch.iinfo(field.dtype).max)
-        tried = sorted({2, 256, 5000, LARGEST, *(size for size in self.sizes if size <= LARGEST)}, reverse=True)
+        tried = sorted({*LADDER, *self.sizes}, reverse=True)
         tried = [top + 1, *(size for size in tried if low + 1 < size <= top)]
         common = next((size for size in tried if takes(size - 1)), low + 1)
         high = torch.full(field.shape[1:], common)
