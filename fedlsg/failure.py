@@ -9,7 +9,9 @@ OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", 
 """Words in the text of an error about shapes and types, which no other values would avoid."""
 LONGEST = 400
 """Characters of an error's text that are shown."""
-OWN = tuple(str(Path(__file__).resolve().parent.parent / name) + "/" for name in ("fedlsg", "strategies", "simulations"))
+OWN = tuple(
+    str(Path(__file__).resolve().parent.parent / name) + "/" for name in ("fedlsg", "strategies", "simulations")
+)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What a loss holds besides its code: tensors that follow the outputs' type and device, and parameters that nobody trains.
+"""What a loss holds besides its code: tensors that follow the outputs' type, and parameters that nobody trains.
 
 A loss may hold tensors as buffers and attributes of a module, in a ``functools.partial``, in the object of a bound
 method, in the variables of a closure, and as globals that its function reads.
@@ -61,7 +61,7 @@ def _parts(thing: Any, *, top: bool) -> Iterator[tuple[str, Any, bool]]:
             yield from ((str(key), value, False) for key, value in items)
     elif hasattr(thing, "__dict__") and (top or callable(thing)):
         yield from ((key, value, False) for key, value in vars(thing).items())
-        yield "", getattr(type(thing), "__call__", None), False
+        yield "", vars(type(thing)).get("__call__"), False
 
 
 def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -73,7 +73,7 @@ def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
             continue
     if not is_users(function.__code__.co_filename):
         return
-    yield from ((p.name, p.default) for p in inspect.signature(function).parameters.values() if p.default is not p.empty)
+    yield from ((p.name, p.default) for p in inspect.signature(function).parameters.values())
     codes = [function.__code__]
     for code in codes:
         codes += [constant for constant in code.co_consts if inspect.iscode(constant)]

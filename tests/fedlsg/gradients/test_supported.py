@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.calls import register_layer
+from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.supported import UnsupportedLayerError, check_frame, check_supported, trainable
-from tests.fedlsg.support.gradient_oracle import make_frame
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 
 class Bare(nn.Module):
@@ -45,17 +48,43 @@ REFUSED = {
     "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2), r"self_attn \(MultiheadAttention\): its dropout"),
     "recurrent cell": (
         lambda: nn.ModuleDict({"cell": nn.GRUCell(4, 2)}),
-        r"^cell \(GRUCell\): .*requires_grad_\(False\).*register_layer",
+        r"^cell \(GRUCell\): .*replace the cell by nn.GRU.*requires_grad_\(False\)",
     ),
-    "bilinear": (lambda: nn.Bilinear(4, 2, 3), "Bilinear.*freeze it.*use Linear, Conv2d, GroupNorm, LayerNorm"),
+    "bilinear": (lambda: nn.Bilinear(4, 2, 3), r"register_layer\(nn.Bilinear\), use Linear, Conv2d.*freeze it"),
     "prelu": (lambda: nn.PReLU(), "PReLU.*freeze"),
-    "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), "set groups=1"),
+    "grouped convolution": (
+        lambda: nn.Conv2d(4, 4, 3, groups=2),
+        r"groups=2 .*class MyConv2d\(nn.Conv2d\): pass, then fedlsg.register_layer\(MyConv2d\).*set groups=1",
+    ),
+    "grouped convolution of sequences": (lambda: nn.Conv1d(4, 4, 3, groups=4), r"groups=4 .*register_layer\(MyConv1d"),
     "reflecting convolution": (
         lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
         "padding_mode='reflect'.*F.pad",
     ),
     "subclass": (lambda: type("Scaled", (nn.LayerNorm,), {})(3), "Scaled.*freeze"),
-    "reparametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "freeze"),
+    "a subclass of a recurrent layer": (lambda: type("Mine", (nn.LSTM,), {})(3, 3), "use nn.LSTM itself"),
+    "weight norm": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        r"parametrizations \(weight by WeightNorm\); use .*remove_parametrizations\(layer, 'weight'\), or fedlsg.regis",
+    ),
+    "weight norm without a bias": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3, bias=False)),
+        r"^the model itself \(ParametrizedLinear\).*weight by WeightNorm",
+    ),
+    "spectral norm": (
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 3, 1)),
+        r"weight by SpectralNorm\); use .*remove_parametrizations\(layer, 'weight'\); or freeze",
+    ),
+    "weight norm as a hook": (
+        lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
+        "weight_norm of weight; use .*remove_weight",
+    ),
+    "spectral norm as a hook": (
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+        "spectral_norm of weight; use .*remove_s",
+    ),
+    "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(3)), r"^0 \(LazyLinear\): .*run model\(x\) once"),
+    "a lazy norm": (lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), r"^1 \(LazyBatchNorm1d\)"),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "complex"),
     "shared module": (
         lambda: nn.ModuleDict({"first": (norm := nn.LayerNorm(3)), "second": norm}),
@@ -79,6 +108,45 @@ def test_refused_by_name_with_the_fix(case):
     make, message = REFUSED[case]
     with pytest.raises(UnsupportedLayerError, match=message):
         check_supported(make())
+
+
+def registered(module: nn.Module) -> nn.Module:
+    register_layer(type(module))
+    return module
+
+
+FIXED = {
+    "weight norm": lambda: remove_parametrizations(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "weight"),
+    "weight norm, registered": lambda: registered(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
+    "orthogonal, registered": lambda: registered(nn.utils.parametrizations.orthogonal(nn.Linear(3, 3))),
+    "spectral norm": lambda: remove_parametrizations(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "weight"
+    ),
+    "weight norm as a hook": lambda: nn.utils.remove_weight_norm(nn.utils.weight_norm(nn.Linear(3, 3))),
+    "spectral norm as a hook": lambda: nn.utils.remove_spectral_norm(nn.utils.spectral_norm(nn.Linear(3, 3))),
+    "a grouped convolution, registered": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 1)), registered(type("MyConv1d", (nn.Conv1d,), {})(3, 3, 1, groups=3)), nn.Flatten()
+    ),
+    "circular padding, registered": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 1, 1)),
+        registered(type("MyConv2d", (nn.Conv2d,), {})(3, 3, 3, padding=1, padding_mode="circular")),
+        nn.Flatten(),
+    ),
+    "prelu, registered": lambda: nn.Sequential(nn.Linear(3, 3), registered(type("MyPReLU", (nn.PReLU,), {})())),
+    "a lazy layer that has run": lambda: (lazy := nn.Sequential(nn.LazyLinear(3)), lazy(torch.zeros(1, 3)))[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:There is a performance drop")
+@pytest.mark.parametrize("case", FIXED)
+def test_the_fix_that_a_refusal_names_trains(case):
+    """Oracle: autograd, one example at a time. The independence check passes, too."""
+    torch.manual_seed(0)
+    model = FIXED[case]().double()
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
+    check_independent(model, squared_error, x, y)
 
 
 def frozen(module: nn.Module) -> nn.Module:
