@@ -11,9 +11,9 @@ It is a federation of one client with one local step: the same frames, clip, noi
 
 import os
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -36,16 +36,23 @@ from fedlsg.own_loop import (
     check_spending,
     check_start,
     check_synthetic,
+    check_untrained,
     first_rows,
     guarded,
+    made_up,
     make_own,
+    note_trained,
     own_source,
     terms_of,
 )
 from fedlsg.own_loop.batches import Data
+from fedlsg.own_loop.rehearsal import check_rows, form_of
+from fedlsg.restored import restored
 from fedlsg.setting import declared
 from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, ServerOptimizer, together
+from fedlsg.training.server import widest
+from fedlsg.turn import alone
 from strategies import give, recipe
 
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
@@ -91,6 +98,7 @@ class PrivateStep:
     per-example gradients, LedgerError for a damaged ledger, BudgetError where the ledger has spent the epsilon.
     """
 
+    @alone()
     def __init__(
         self,
         model: nn.Module,
@@ -133,6 +141,7 @@ class PrivateStep:
         )
         self.model, self._loss = model, per_example_loss(loss)
         self._account = Account(ledger, num_examples=num_examples)
+        check_untrained(model, self._account)
         check_start(model, self.method, example)
         prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
         public = PublicState.start(
@@ -157,6 +166,8 @@ class PrivateStep:
         self._trained = tuple(trainable(model))
         self._example = example
         self._modes: tuple[bool, ...] | None = None if self.method.mechanism.clips else ()
+        self._rehearsed: set[object] = set()
+        self._last: object = None
         if example is not None:
             self._check_independence()
         if not self._account.ledger.entries:
@@ -189,10 +200,16 @@ class PrivateStep:
 
         Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a Poisson sample, so no
         DataLoader is involved. Random changes of an example must be drawn for it alone.
-        Raises ValueError for a data set without a length, or of another length than ``num_examples``.
+        Raises ValueError for a data set without a length, or of another length than ``num_examples``; and, naming the
+        row of a pair, for inputs that are not finite, targets that the loss cannot take, integers beyond a table.
         """
-        return batches_of(data, num_examples=self._spending.num_examples, device=self._rounds.device)
+        return batches_of(
+            data, num_examples=self._spending.num_examples, device=self._rounds.device,
+            dtype=widest(trainable(self.model).values()),
+            check=partial(check_rows, self.model, self._loss, self._rounds.local.microbatch_size),
+        )  # fmt: skip
 
+    @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
         """One private step: charge the ledger, draw the batch, clip, add noise, step the optimizer.
 
@@ -204,9 +221,11 @@ class PrivateStep:
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
         self._check_independence(batch)
+        self._rehearse(batch)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
+        note_trained(self.model, self._account)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the same file included.
@@ -215,9 +234,13 @@ class PrivateStep:
         """
         return self._account.epsilon(self._spending.delta if delta is None else delta)
 
-    def evaluated(self) -> AbstractContextManager[nn.Module]:
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
         """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
-        return self._state.evaluated()
+        with self._state.evaluated() as model:
+            note_trained(model, self._account)
+            yield model
+        note_trained(self.model, self._account)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.
@@ -260,6 +283,22 @@ class PrivateStep:
             "num_examples": s.num_examples, "sample_rate": s.sample_rate, "steps": s.steps, "delta": s.delta,
             "seed": self._state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(self.method)),
         }  # fmt: skip
+
+    def _rehearse(self, batch: Callable[[Positions], Any]) -> None:
+        """Take a step on made-up rows before anything is charged, once for each form of the data and mode of the model.
+
+        Of the two rows of ``batch`` that are read only shapes and types are used.
+        """
+        modes = tuple(module.training for module in self.model.modules())
+        if self._last == (batch, modes):
+            return
+        with restored(generators_of=batch):
+            rows = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
+        form = (modes, *map(form_of, rows))
+        if form not in self._rehearsed:
+            self._rounds.rehearse(*(made_up(*rows) if self._example is None else self._example), self._terms)
+            self._rehearsed.add(form)
+        self._last = batch, modes
 
     def _check_independence(self, batch: Callable[[Positions], Any] | None = None) -> None:
         """Check that the model mixes no examples, unless it was checked in the modes (train, eval) of its modules.

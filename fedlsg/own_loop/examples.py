@@ -72,3 +72,9 @@ def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets
             "the model or the loss cannot be run on made-up examples of the data's shape, by which it is checked that "
             f"examples do not mix: give example=(inputs, targets), some public rows ({reason})"
         ) from error
+
+
+def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
+    """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
+    wanted = synthetic(targets)
+    return synthetic(inputs), wanted.sigmoid() if isinstance(wanted, Tensor) and wanted.is_floating_point() else wanted
