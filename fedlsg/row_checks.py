@@ -16,6 +16,10 @@ from torch import Tensor, nn
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
 
+Run = Callable[[Tensor], Any]
+"""Row numbers -> the model's outputs of these rows, on the CPU."""
+TOGETHER = 64
+"""Targets that a loss gets together."""
 AT_ONCE = 2**16
 """Rows that are looked at together."""
 COLUMNS = 64
@@ -28,27 +32,33 @@ def fields(part: Batch) -> list[tuple[str, Tensor]]:
     return [("", part)] if isinstance(part, Tensor) else [(str(name), value) for name, value in part.items()]
 
 
-def check_numbers(inputs: Batch, what: str, first: int = 0, fix: str = FIX) -> None:
+def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: str = FIX) -> None:
     """Raise ValueError, naming row and column, for inputs that are complex, NaN or infinite.
 
-    ``first``: the number of the first row.
+    ``rows``: the numbers of the rows, by default from 0.
     """
     for name, value in fields(inputs):
         called = f"{what} inputs{f' {name}' if name else ''}"
         if value.is_complex():
             raise ValueError(f"{called} are complex ({value.dtype}): give real and imaginary parts as columns")
-        if not value.is_floating_point():
-            continue
-        for start in range(0, len(value), AT_ONCE):
-            wrong = ~value[start : start + AT_ONCE].isfinite()
-            if wrong.any():
-                place = [int(k) for k in wrong.nonzero()[0]]
-                found = value[start + place[0]][tuple(place[1:])]
-                count = int(wrong.flatten(1).any(1).sum() if wrong.ndim > 1 else wrong.sum())
-                raise ValueError(
-                    f"{called} have missing or infinite values: {float(found)} in row {first + start + place[0]}"
-                    f"{_column(place[1:])}, and {count} such rows among {min(AT_ONCE, len(value) - start)}; {fix}"
-                )
+        bad = not_finite(value)
+        if len(bad):
+            place = (~value[bad[0]].isfinite()).nonzero()[0].tolist() if value.ndim > 1 else []
+            row = int(bad[0] if rows is None else rows[bad[0]])
+            found = float(value[bad[0]][tuple(place)])
+            raise ValueError(
+                f"{called} have missing or infinite values: {found} in row {row}{_column(place)} ({len(bad)} such rows "
+                f"among the {len(value)} that were looked at together); {fix}"
+            )
+
+
+def not_finite(value: Tensor) -> Tensor:
+    """Places of the rows (N, ...) with a number that is NaN or infinite."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return torch.zeros(0, dtype=torch.int64)
+    parts = value.split(AT_ONCE)
+    wrong = [~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite() for part in parts]
+    return torch.cat(wrong).nonzero().squeeze(1).cpu() if wrong else torch.zeros(0, dtype=torch.int64)
 
 
 def _column(place: list[int]) -> str:
@@ -57,28 +67,39 @@ def _column(place: list[int]) -> str:
     return f", column {place[0]}" if len(place) == 1 else f", place {tuple(place)}"
 
 
-def check_targets(loss: LossFunction, outputs: Any, targets: Batch, what: str, size: int) -> None:
-    """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite.
+def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, known: bool = False) -> bool:
+    """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite; else, whether it works.
 
-    ``outputs``: the model's for ``size`` rows, on which the loss is finite for other targets; no more than there are
-    targets. Every row of targets is given to the loss, with outputs of another row. On the CPU, for a class that the
-    outputs have not ends all work on a GPU.
+    Every target is given to the loss with outputs of some rows; where that fails, with those of its own row.
+    ``run(rows)``: the model's outputs of rows by number, on the CPU: there a class that the outputs have not does not
+    end all work on a GPU. Where the loss takes no target at all, and is not ``known`` to take others, the cause is not
+    a row, and nothing is raised.
     """
-    loss, outputs = on_cpu(loss), on_cpu(outputs)
-    count = len(fields(targets)[0][1])
+    loss, count = on_cpu(loss), len(fields(targets)[0][1])
+    size = min(TOGETHER, count)
+    outputs = run(torch.arange(size))
     for start in range(0, count, size):
         rows = torch.arange(start, start + size).clamp(max=count - 1)
         if _failure(loss, outputs, targets, rows) is None:
+            known = True
             continue
         for row in rows.unique().tolist():
-            failure = _failure(loss, outputs, targets, torch.full((size,), row))
-            if failure is not None:
+            alone = torch.tensor([row])
+            failure = _failure(loss, run(alone), targets, alone)
+            if failure is None:
+                known = True
+            elif known or any(_failure(loss, run(r[None]), targets, r[None]) is None for r in spread(count)):
                 raise ValueError(
                     f"the loss cannot take the target of {what} row {row}, {_shown(targets, row)}: {failure}"
                 )
-        raise ValueError(
-            f"the loss fails on {what} rows {start} to {int(rows[-1])}: {_failure(loss, outputs, targets, rows)}"
-        )
+            else:
+                return False
+    return known
+
+
+def spread(count: int, most: int = 16) -> Tensor:
+    """Some row numbers from the first to the last."""
+    return torch.linspace(0, count - 1, min(count, most)).long()
 
 
 @torch.no_grad()
@@ -90,8 +111,7 @@ def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> 
         losses = loss(outputs, chosen)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    wrong = [float(value) for value in losses.flatten() if not value.isfinite()] if not losses.isfinite().all() else []
-    return f"the loss is {wrong[0]}" if wrong else None
+    return next((f"the loss is {float(value)}" for value in losses.flatten() if not value.isfinite()), None)
 
 
 def _shown(targets: Batch, row: int) -> str:
@@ -117,11 +137,8 @@ def on_cpu(thing: Any) -> Any:
 
 
 @torch.no_grad()
-def check_extremes(run: Callable[[Tensor], object], inputs: Batch, what: str) -> None:
-    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest integer of its column.
-
-    ``run(rows)`` runs the model on some rows, on the CPU.
-    """
+def check_extremes(run: Run, inputs: Batch, what: str) -> None:
+    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest integer of its column."""
     places: dict[int, str] = {}
     for name, value in fields(inputs):
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():

@@ -30,6 +30,7 @@ from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.own_loop import (
     Account,
     Optimizers,
+    Rehearsals,
     Release,
     Spending,
     batches_of,
@@ -39,15 +40,13 @@ from fedlsg.own_loop import (
     check_untrained,
     first_rows,
     guarded,
-    made_up,
     make_own,
     note_trained,
     own_source,
     terms_of,
 )
 from fedlsg.own_loop.batches import Data
-from fedlsg.own_loop.rehearsal import check_rows, form_of
-from fedlsg.restored import restored
+from fedlsg.own_loop.rehearsal import check_rows
 from fedlsg.setting import declared
 from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, ServerOptimizer, together
@@ -166,8 +165,7 @@ class PrivateStep:
         self._trained = tuple(trainable(model))
         self._example = example
         self._modes: tuple[bool, ...] | None = None if self.method.mechanism.clips else ()
-        self._rehearsed: set[object] = set()
-        self._last: object = None
+        self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
             self._check_independence()
         if not self._account.ledger.entries:
@@ -206,7 +204,7 @@ class PrivateStep:
         return batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
             dtype=widest(trainable(self.model).values()),
-            check=partial(check_rows, self.model, self._loss, self._rounds.local.microbatch_size),
+            check=partial(check_rows, self.model, self._loss),
         )  # fmt: skip
 
     @alone()
@@ -220,8 +218,10 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        self._check_independence(batch)
-        self._rehearse(batch)
+        if self._rehearsals.is_due(batch):
+            self._rounds.check_budget(self._terms)
+            self._check_independence(batch)
+            self._rehearsals.before(batch, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
@@ -283,22 +283,6 @@ class PrivateStep:
             "num_examples": s.num_examples, "sample_rate": s.sample_rate, "steps": s.steps, "delta": s.delta,
             "seed": self._state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(self.method)),
         }  # fmt: skip
-
-    def _rehearse(self, batch: Callable[[Positions], Any]) -> None:
-        """Take a step on made-up rows before anything is charged, once for each form of the data and mode of the model.
-
-        Of the two rows of ``batch`` that are read only shapes and types are used.
-        """
-        modes = tuple(module.training for module in self.model.modules())
-        if self._last == (batch, modes):
-            return
-        with restored(generators_of=batch):
-            rows = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
-        form = (modes, *map(form_of, rows))
-        if form not in self._rehearsed:
-            self._rounds.rehearse(*(made_up(*rows) if self._example is None else self._example), self._terms)
-            self._rehearsed.add(form)
-        self._last = batch, modes
 
     def _check_independence(self, batch: Callable[[Positions], Any] | None = None) -> None:
         """Check that the model mixes no examples, unless it was checked in the modes (train, eval) of its modules.

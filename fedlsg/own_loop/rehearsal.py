@@ -58,31 +58,34 @@ def form_of(part: Inputs) -> tuple[object, ...]:
 
 
 @torch.no_grad()
-def check_rows(model: nn.Module, loss: LossFunction, size: int, inputs: Inputs, targets: Inputs) -> None:
+def check_rows(model: nn.Module, loss: LossFunction, inputs: Inputs, targets: Inputs) -> None:
     """Raise ValueError, naming the row, for examples that a step would be charged for and then fail on.
 
-    The model runs on made-up rows, as many as a microbatch of ``size`` has, and on rows with extreme integers. Where it
-    fails on made-up ones, nothing is said here: the rehearsal of the first step says why.
+    Where the model fails on made-up rows, nothing is said here: the rehearsal of the first step says why.
     """
     check_numbers(inputs, "training", fix=f"{FIX}; a batch function of your own is not looked at")
-    count = min(size, batch_size(inputs, targets))
-    device = next(model.parameters()).device
+    cpu = next(model.parameters()).device.type == "cpu"
     with restored(model, loss), own_draws("cpu"):
-        here = model if device.type == "cpu" else deepcopy(model).cpu()
-        made, wanted = repeated(*made_up(*(_part(part, count) for part in (inputs, targets))))(torch.arange(count))
+        here = model if cpu else deepcopy(model).cpu()
+        made, wanted = made_up(_part(inputs, torch.arange(1)), _part(targets, torch.arange(1)))
         try:
             outputs = model_outputs(here, made)
-            known = on_cpu(loss)(outputs, wanted).isfinite().all()
         except Exception:
             return
-        if known:
-            check_targets(loss, outputs, targets, "training", count)
-        check_extremes(lambda rows: model_outputs(here, _part(inputs, rows)), inputs, "training")
+        try:
+            known = bool(on_cpu(loss)(outputs, wanted).isfinite().all())
+        except Exception:
+            known = False
+
+        def run(rows: Tensor) -> Any:
+            return model_outputs(here, _part(inputs, rows))
+
+        check_extremes(run, inputs, "training")
+        check_targets(loss, run, targets, "training", known=known)
 
 
-def _part(part: Any, rows: Any) -> Any:
-    """Some rows on the CPU: the first ones, or those with these numbers."""
-    rows = slice(rows) if isinstance(rows, int) else rows
+def _part(part: Any, rows: Tensor) -> Any:
+    """Some rows on the CPU."""
     return part[rows].cpu() if isinstance(part, Tensor) else {name: value[rows].cpu() for name, value in part.items()}
 
 

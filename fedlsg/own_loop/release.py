@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from torch import Tensor
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
-from fedlsg.method import Batch, LocalTraining, client_step
+from fedlsg.method import Batch, LocalTraining, Positions, client_step
 from fedlsg.own_loop.account import CLIENT, Account
 from fedlsg.own_loop.batches import guarded
+from fedlsg.own_loop.examples import made_up
 from fedlsg.own_loop.noise import Spending
-from fedlsg.own_loop.rehearsal import in_words, repeated, sizes_of
+from fedlsg.own_loop.rehearsal import form_of, in_words, repeated, sizes_of
+from fedlsg.privacy import Entry
 from fedlsg.randomness import (
     SecretStream,
     own_draws,
@@ -55,7 +58,7 @@ class Release:
         Raises BudgetError or LedgerError before a batch is drawn. An error after that leaves the round charged.
         """
         plan = self._plan(terms)
-        entry = self.account.entry(plan, self.spending.num_examples, reproducible=self.reproducible)
+        entry = self._entry(plan)
         charge = partial(self.account.charge, entry, self.spending.budget)
         with self.draws():
             values = self._values(plan, batch, groups, self.spending.num_examples, "", charge)
@@ -84,6 +87,13 @@ class Release:
                     pass
         except Exception as error:
             raise in_words(error, self.state.model, inputs, targets) from error
+
+    def check_budget(self, terms: ClientTerms) -> None:
+        """Raise BudgetError if the next round would pass the budget."""
+        self.account.check(self._entry(self._plan(terms)), self.spending.budget)
+
+    def _entry(self, plan: RoundPlan) -> Entry:
+        return self.account.entry(plan, self.spending.num_examples, reproducible=self.reproducible)
 
     def _plan(self, terms: ClientTerms) -> RoundPlan:
         common = self.state.plan(self.local)
@@ -139,3 +149,37 @@ class Release:
     def _stream(self, purpose: str, round: int) -> SecretStream:
         seed = self.state.seed
         return reproducible_stream(seed, purpose, CLIENT, round) if self.reproducible else secret_stream()
+
+
+class Rehearsals:
+    """Which steps were rehearsed: each form of the data, and mode (train, eval) of the model's modules, once.
+
+    ``example``: public rows of the owner; without them rows are made up.
+    """
+
+    def __init__(self, release: Release, example: tuple[Inputs, Inputs] | None) -> None:
+        self._release, self._example = release, example
+        self._done: set[object] = set()
+        self._last: object = None
+
+    @property
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self._release.state.model.modules())
+
+    def is_due(self, batch: object) -> bool:
+        """Whether the batch function, or a mode, is another one than in the last step."""
+        return self._last != (batch, self._modes)
+
+    def before(self, batch: Callable[[Positions], Any], terms: ClientTerms) -> None:
+        """Rehearse a step of a batch function, unless one of its form was; nothing is charged.
+
+        Of the two rows of ``batch`` that are read only shapes and types are used; generators that it holds are
+        restored. Raises as ``Release.rehearse``.
+        """
+        with restored(generators_of=batch):
+            rows = guarded(batch)(torch.arange(min(2, self._release.spending.num_examples)))
+        form = (self._modes, *map(form_of, rows))
+        if form not in self._done:
+            self._release.rehearse(*(made_up(*rows) if self._example is None else self._example), terms)
+            self._done.add(form)
+        self._last = batch, self._modes
