@@ -218,10 +218,10 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        if self._rehearsals.is_due(batch):
+        if self._rehearsals.is_due(batch, groups):
             self._rounds.check_budget(self._terms)
             self._check_independence(batch)
-            self._rehearsals.before(batch, self._terms)
+            self._rehearsals.before(batch, groups, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)

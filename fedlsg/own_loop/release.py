@@ -31,7 +31,7 @@ from fedlsg.randomness import (
 from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training import Groups, together
-from fedlsg.training.microbatches import shape_of
+from fedlsg.training.microbatches import Shape, runs_of, shape_of
 
 
 def nothing() -> None:
@@ -166,20 +166,30 @@ class Rehearsals:
     def _modes(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self._release.state.model.modules())
 
-    def is_due(self, batch: object) -> bool:
-        """Whether the batch function, or a mode, is another one than in the last step."""
-        return self._last != (batch, self._modes)
+    def is_due(self, batch: object, groups: object) -> bool:
+        """Whether a function, or a mode, is another one than in the last step."""
+        return self._last != (batch, groups, self._modes)
 
-    def before(self, batch: Callable[[Positions], Any], terms: ClientTerms) -> None:
+    def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
         """Rehearse a step of a batch function, unless one of its form was; nothing is charged.
 
         Of the two rows of ``batch`` that are read only shapes and types are used; generators that it holds are
-        restored. Raises as ``Release.rehearse``.
+        restored. Raises as ``Release.rehearse``, and whatever ``batch`` and ``groups`` raise.
         """
-        with restored(generators_of=batch):
-            rows = guarded(batch)(torch.arange(min(2, self._release.spending.num_examples)))
+        first = torch.arange(min(2, self._release.spending.num_examples))
+        with restored(generators_of=(batch, groups)):
+            rows = guarded(batch)(first)
+            runs_of(first, groups, Shape(size=len(first)))
         form = (self._modes, *map(form_of, rows))
         if form not in self._done:
-            self._release.rehearse(*(made_up(*rows) if self._example is None else self._example), terms)
+            self._release.rehearse(*self._like(rows), terms)
             self._done.add(form)
-        self._last = batch, self._modes
+        self._last = batch, groups, self._modes
+
+    def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
+        """The owner's example, where it has the names and types of the data; else made-up rows."""
+        if self._example is not None:
+            own, given = ([[part[:2] for part in form_of(one)] for one in pair] for pair in (self._example, rows))
+            if own == given:
+                return self._example
+        return made_up(*rows)
