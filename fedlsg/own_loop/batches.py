@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
@@ -12,15 +13,24 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import batch_size
 from fedlsg.training import Batch, Positions
 
+Check = Callable[[Inputs, Inputs], None]
 Data = Dataset[Any] | tuple[Any, Any]
 """A map-style dataset of (inputs, targets), or inputs and targets whose first dimension is the examples."""
 
 
-def batches_of(data: Data, *, num_examples: int, device: torch.device) -> Batch:
+def unchecked(inputs: Inputs, targets: Inputs) -> None:
+    """Any rows will do."""
+
+
+def batches_of(
+    data: Data, *, num_examples: int, device: torch.device, dtype: torch.dtype = torch.float32, check: Check = unchecked
+) -> Batch:
     """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
 
     ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them), or a map-style torch Dataset
-    whose items are (inputs, targets) and are put together by ``default_collate``.
+    whose items are (inputs, targets) and are put together by ``default_collate``. Arrays and numbers of python in
+    float64, which numpy and python make of everything, get ``dtype``; tensors stay as they are. ``check`` gets the
+    tensors of a pair.
     Raises ValueError for a dataset without a length or of another length than ``num_examples``.
     """
     if isinstance(data, TensorDataset):
@@ -28,13 +38,17 @@ def batches_of(data: Data, *, num_examples: int, device: torch.device) -> Batch:
             raise ValueError(f"expected a TensorDataset of inputs and targets, got one of {len(data.tensors)} tensors")
         data = (data.tensors[0], data.tensors[1])
     if isinstance(data, tuple):
-        inputs, targets = (_tensors(part) for part in data)
+        if len(data) != 2:
+            raise ValueError(f"expected a pair (inputs, targets), got a tuple of {len(data)}")
+        inputs, targets = _tensors(data[0], dtype, "inputs"), _tensors(data[1], dtype, "targets")
         size = batch_size(inputs, targets)
         batch: Batch = Stored(inputs, targets, device)
     else:
-        size, batch = _length(data), Items(data, device, at_once=hasattr(data, "__getitems__"))
+        size, batch = _length(data), Items(data, device, dtype, at_once=hasattr(data, "__getitems__"))
     if size != num_examples:
         raise ValueError(f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend on it")
+    if isinstance(data, tuple):
+        check(inputs, targets)
     return batch
 
 
@@ -57,17 +71,28 @@ class Items:
 
     data: Any
     device: torch.device
+    dtype: torch.dtype
     at_once: bool
 
     def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
         """Inputs and targets of the positions."""
-        return _on(collate(self.data, rows), self.device)
+        return _on(collate(self.data, rows, dtype=self.dtype), self.device)
 
 
-def _tensors(part: Any) -> Inputs:
+def _tensors(part: Any, dtype: torch.dtype, what: str) -> Inputs:
     if isinstance(part, Mapping):
-        return {name: torch.as_tensor(value) for name, value in part.items()}
-    return torch.as_tensor(part)
+        return {name: _tensor(value, dtype, f"{what} {name}") for name, value in part.items()}
+    return _tensor(part, dtype, what)
+
+
+def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        found = torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{what}: expected numbers, got {type(value).__name__} ({error})") from None
+    return found.to(dtype) if found.dtype == torch.float64 else found
 
 
 def _rows(part: Inputs, rows: Positions) -> Inputs:
@@ -85,7 +110,7 @@ def _length(data: Any) -> int:
     return len(data)
 
 
-def collate(data: Any, rows: Positions) -> tuple[Inputs, Inputs]:
+def collate(data: Any, rows: Positions, *, dtype: torch.dtype = torch.float32) -> tuple[Inputs, Inputs]:
     """The items at ``rows`` as one batch. Raises ValueError for items that are no pairs."""
     places = rows.tolist()
     items = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[place] for place in places]
@@ -94,8 +119,16 @@ def collate(data: Any, rows: Positions) -> tuple[Inputs, Inputs]:
             f"expected items (inputs, targets) from {type(data).__name__}, got {type(items[0]).__name__}; give an own "
             "function of positions that returns (inputs, targets)"
         )
-    inputs, targets = default_collate(items)
+    inputs, targets = (_as(part, first, dtype) for part, first in zip(default_collate(items), items[0], strict=True))
     return inputs, targets
+
+
+def _as(part: Any, first: Any, dtype: torch.dtype) -> Any:
+    """What was collated, in ``dtype`` where it was no tensor and became float64; ``first``: of the first item."""
+    if isinstance(part, Mapping) and isinstance(first, Mapping):
+        return {name: _as(value, first[name], dtype) for name, value in part.items()}
+    made = isinstance(part, Tensor) and part.dtype == torch.float64 and not isinstance(first, Tensor)
+    return part.to(dtype) if made else part
 
 
 def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:

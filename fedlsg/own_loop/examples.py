@@ -66,9 +66,7 @@ def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets
     Raises UnsupportedLayerError for a model that mixes examples; ValueError, asking for public examples, where the
     model cannot be run on made-up ones, or on equal ones only.
     """
-    made, wanted = synthetic(inputs), synthetic(targets)
-    if isinstance(wanted, Tensor) and wanted.is_floating_point():
-        wanted = wanted.sigmoid()  # a share, which every loss takes
+    made, wanted = made_up(inputs, targets)
     failed: Exception | None = None
     try:
         check_independent(model, loss, made, wanted)
@@ -88,6 +86,18 @@ def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets
     raise ValueError(
         f"{describe(failed)}; this was on made-up examples of the data's shape: if real ones would not fail, {advice}"
     ) from failed
+
+
+def check_example(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
+    """Check on public rows of the owner, and on the made-up families that the model takes, that no examples mix.
+
+    Raises UnsupportedLayerError for a model that mixes examples, ValueError for rows that cannot show it.
+    """
+    check_independent(model, loss, inputs, targets)
+    if not check_families(model, loss, inputs, targets) and not _differ(inputs):
+        raise ValueError(
+            "expected rows in example=(inputs, targets) that differ from each other: equal ones hide mixing"
+        )
 
 
 def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> bool:
@@ -143,3 +153,9 @@ class Trial:
 def _differ(rows: Batch) -> bool:
     """Whether some rows differ from others in some input."""
     return any(not bool(((t == t[:1]) | (t != t)).all()) for t in fields_of(rows).values() if len(t))
+
+
+def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
+    """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
+    wanted = synthetic(targets)
+    return synthetic(inputs), wanted.sigmoid() if isinstance(wanted, Tensor) and wanted.is_floating_point() else wanted

@@ -68,20 +68,16 @@ class Ledger:
             )
         try:
             with appendable(self.path) as descriptor, locked(descriptor):
-                self.check_budget(entry, within)
+                if within is not None and self.would_exceed(entry, *within):
+                    raise BudgetError(
+                        f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with "
+                        f"the {len(self.entries)} entries of {self.path}: no batch was drawn"
+                    )
                 self._append(descriptor, entry, sync=sync)
         except OSError as error:
             raise LedgerError(
                 f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
             ) from error
-
-    def check_budget(self, entry: Entry, within: tuple[float, float] | None) -> None:
-        """Raise BudgetError if the entry would pass the budget ``within``, (epsilon, delta)."""
-        if within is not None and self.would_exceed(entry, *within):
-            raise BudgetError(
-                f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with "
-                f"the {len(self.entries)} entries of {self.path}: no batch was drawn"
-            )
 
     def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
         """The entries of a round of a run."""

@@ -9,6 +9,7 @@ from rich.console import Console
 
 import strategies
 from fedlsg import user_code
+from fedlsg.turn import alone
 from simulations import workloads
 from simulations.api.finished import Run
 from simulations.callbacks.callback import Callback, as_callbacks
@@ -30,6 +31,7 @@ MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partiti
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
 
 
+@alone()
 def simulate(
     *,
     model: Any = None,
@@ -71,6 +73,7 @@ def simulate(
     settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them.
 
     Guarantee: no example trains before its client is charged for it; ``Run.epsilon`` follows from these ledgers alone.
+    Runs in several threads of one process wait for each other: each gives what it gives alone.
     Raises ValueError for a bad argument (the message names it and the fix), OSError for missing data, RuntimeError for
     a run that diverged.
     """

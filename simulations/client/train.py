@@ -90,7 +90,7 @@ def answer_in(
         return stored
     terms = own_terms(announced, len(here.base.parts[partition]))
     plan = loaded.plan.for_client(terms)
-    train = partial(_train, here, account, plan, terms.num_examples, loaded.parameters)
+    train = partial(train_round, here, account, plan, terms.num_examples, loaded.parameters)
     if plan.sums is not None:
         return masked_values(here.base, plan, partition, content, state, train)
     if plan.frame.personal:
@@ -141,7 +141,7 @@ def own_terms(announced: Announcement, num_examples: int) -> ClientTerms:
     )
 
 
-def _train(
+def train_round(
     here: Process,
     account: Account,
     plan: RoundPlan,

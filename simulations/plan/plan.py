@@ -20,6 +20,7 @@ from fedlsg.discrete import most_log_ratio
 from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
+from fedlsg.own_loop import check_families
 from fedlsg.state import ClientTerms
 from fedlsg.training import make_optimizer
 from simulations import workloads
@@ -48,11 +49,14 @@ class Plan(Base):
 
 
 def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
-    """``prepare``, then check delta and calibrate each client's noise multiplier.
+    """``prepare``, then check delta and calibrate each client's noise multiplier; last, a round on made-up rows.
 
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
+    from simulations.client.rehearsal import rehearse  # of clients, whose code needs this file
+    from simulations.plan.rows import check_evaluation, check_rows
+
     base = prepare(settings, progress=progress, declared=declared)
     base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.kind == "probe":
@@ -60,9 +64,12 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
         check_source(base.probe_source, base.build_model(), base.workload)
     if base.settings.evaluate_clients or base.method.personal:
         check_parts(base)
+    if own := workloads.own(base.settings.workload):
+        check_rows(base)
     terms = client_terms(base)
-    if declared is None and workloads.own(base.settings.workload) is not None:
-        check_train_shape(base.build_model(), base.workload.train, base.workload.test, device=base.device)
+    if own:
+        check_evaluation(base)
+    rehearse(base, max(terms, key=lambda t: t.num_examples))
     common = {t.noise_multiplier for t in terms}
     if base.method.mechanism.adds_noise:
         largest = max(common)
@@ -203,6 +210,8 @@ def count_blocks(base: Base) -> int:
     make_optimizer(trainable(model), base.method.server, updates=1)  # refuses now what it cannot step
     if base.method.mechanism.clips:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
+        if workloads.own(base.settings.workload) is not None:
+            check_families(model, base.workload.loss, *base.workload.test.batch(torch.tensor([0])))
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
@@ -234,7 +243,7 @@ def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: st
     The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
-    with _naming_failures(inputs, targets, "test"):
+    with naming_failures(inputs, targets, "test"):
         check_independent(model, loss, to_device(inputs, device), targets.to(device))
 
 
@@ -243,35 +252,13 @@ def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str
     """Raise ValueError if model or loss fail on a few public rows; for methods that may mix examples."""
     inputs, targets = test.batch(probes(test))
     model.eval()
-    with _naming_failures(inputs, targets, "test"):
+    with naming_failures(inputs, targets, "test"):
         inputs = to_device(inputs, device)
         loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets.to(device))
 
 
-@torch.no_grad()
-def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: str) -> None:
-    """Raise ValueError if the model fails on rows of the shape of train, where test has another one.
-
-    In simulations of own workloads only: the model gets zeros, but the shape is that of a training row.
-    """
-    (inputs, targets), (public, _) = (split.batch(torch.tensor([0])) for split in (train, test))
-    if _shapes(inputs) == _shapes(public):
-        return
-    zeros = (
-        {k: torch.zeros_like(v) for k, v in inputs.items()} if isinstance(inputs, dict) else torch.zeros_like(inputs)
-    )
-    model.eval()
-    with _naming_failures(inputs, targets, "train"):
-        zeros = to_device(zeros, device)
-        model(**zeros) if isinstance(zeros, dict) else model(zeros)
-
-
-def _shapes(inputs: Any) -> list[tuple[int, ...]]:
-    return [tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else [inputs])]
-
-
 @contextmanager
-def _naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
+def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
     """What the model or the loss raise, as one ValueError that says on what."""
     try:
         yield

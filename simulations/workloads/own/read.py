@@ -51,6 +51,7 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
 
 
 def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
+    inputs, targets = _array(inputs, f"{what} inputs"), _array(targets, f"{what} targets")
     stored = {name: as_tensor(value, f"{what} inputs {name}") for name, value in inputs.items()} if isinstance(
         inputs, Mapping
     ) else inputs  # fmt: skip
@@ -63,6 +64,19 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
     if isinstance(stored, dict):
         return Rows(inputs=Fields(stored), targets=wanted, prepare=Prepare(columns.transform))
     return of_stored(stored, wanted, columns, what)
+
+
+def _array(part: Any, what: str) -> Any:
+    """The numbers of a pandas table or column; anything else as it is. Raises ValueError for a table with texts."""
+    if not hasattr(part, "iloc"):
+        return part
+    found = part.to_numpy()
+    if found.ndim > 1 and found.dtype.kind not in "biufc":
+        raise ValueError(
+            f"{what} are a table with columns that are no numbers: give the table itself as data, with inputs= and "
+            "targets= as names of columns, or an array"
+        )
+    return found
 
 
 def _dataset(data: Any, columns: Columns, what: str) -> Rows:
