@@ -47,7 +47,7 @@ FIX = (
     "shuffle of the batch"
 )
 OWN_STATE = (
-    "than in an earlier call with the same random numbers: it has a memory, or a random generator of its own; keep no "
+    "in an earlier call with the same random numbers: it has a memory, or a random generator of its own; keep no "
     "state, and draw from the global generator of torch, python or numpy, which a step seeds in secret"
 )
 
@@ -89,7 +89,7 @@ def check_batches(batch: Batch, num_examples: int, device: str) -> None:
         return
     try:
         for rows in together:
-            calls.compare([alone[p] for p in rows.positions if p in alone], rows, f"than alone; {FIX}")
+            calls.compare([alone[p] for p in rows.positions if p in alone], rows, f"alone; {FIX}")
     except ValueError:
         if not any(rows.drew for rows in (*together, *alone.values())):
             raise
@@ -157,10 +157,10 @@ class Calls:
                 [together.row(name, position) for _, position in pairs],
             )
             if columns != []:
-                where = "of another shape" if columns is None else f"that differ in column {columns[0]}"
+                other = f"{name} of another shape" if columns is None else f"other {name} (column {columns[0]})"
                 raise ValueError(
-                    f"the batch function mixes examples: in a batch of {len(together.positions)} an example has "
-                    f"{name} {where} {why}"
+                    f"the batch function mixes examples: in a batch of {len(together.positions)} an example has {other} "
+                    f"than {why}"
                 )
 
 
