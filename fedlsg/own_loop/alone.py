@@ -159,8 +159,8 @@ class Calls:
             if columns != []:
                 other = f"{name} of another shape" if columns is None else f"other {name} (column {columns[0]})"
                 raise ValueError(
-                    f"the batch function mixes examples: in a batch of {len(together.positions)} an example has {other} "
-                    f"than {why}"
+                    f"the batch function mixes examples: in a batch of {len(together.positions)} an example has "
+                    f"{other} than {why}"
                 )
 
 
