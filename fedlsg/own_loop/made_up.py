@@ -29,7 +29,7 @@ LADDER = [step * 10**power for power in range(6) for step in (1, 2, 5)] + [256]
 FEW = 16
 """Most columns of which each gets a largest number of its own."""
 UNIX_TIME = 1.7e9
-IGNORED = (-100, -1)
+IGNORED = (-100, -1, 255)
 
 Fill = Callable[[Tensor, torch.Generator], Tensor]
 """From a field of the data, of which shape and type are read, to ``ROWS`` rows."""
@@ -237,28 +237,29 @@ class Maker:
         top = min(LARGEST, torch.iinfo(field.dtype).max)
         tried = sorted({*LADDER, *self.sizes}, reverse=True)
         tried = [top + 1, *(size for size in tried if low + 1 < size <= top)]
-        common = next((size for size in tried if takes(size - 1)), low + 1)
+        common = next((size for size in tried if all(map(takes, _below(size, low)))), low + 1)
         high = torch.full(field.shape[1:], common)
         if common < tried[0] and 1 < high.numel() <= FEW:
             for place in range(high.numel()):
-                for size in tried:
-                    if size <= common:
-                        break
-                    value = torch.full_like(high, low)
-                    value.view(-1)[place] = size - 1
-                    if takes(value):
-                        high.view(-1)[place] = size
-                        break
+                alone = torch.zeros_like(high)
+                alone.view(-1)[place] = 1
+                more = (n for n in tried if n > common and all(takes(low + alone * (v - low)) for v in _below(n, low)))
+                high.view(-1)[place] = next(more, common)
         fill = numbers(high, low)
         if not side and int(high.max()) > 2:
             yield flags
         yield fill
         if side:
             for value in dict.fromkeys(self.ignored):
-                if field.dtype.is_signed and value < 0 and (field.ndim > 1 or takes(value)):
+                if (value >= common or (value < 0 and field.dtype.is_signed)) and (field.ndim > 1 or takes(value)):
                     yield lambda like, draw, value=value: missing(fill(like, draw), draw, value)
         elif field.dtype.is_signed and takes(-3):
             yield numbers((high // 2).clamp(min=2), int(-(high.min() // 2).clamp(min=2)))
+
+
+def _below(size: int, low: int) -> tuple[int, ...]:
+    """Numbers that must all be taken in a range up to ``size``: one ignored number above the range is taken as well."""
+    return size - 1, max(low, size // 2), max(low, size // 3)
 
 
 def fit(rows: Tensor, like: Tensor) -> Tensor:

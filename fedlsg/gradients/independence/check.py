@@ -6,7 +6,9 @@ a probe must be the same alone, in batches of ``BATCHES`` with other neighbours,
 of the model's own small sizes (tokens, channels) are tried as well: there a layer with another first axis looks right.
 
 How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15. ``TOLERANCE``
-is 1e-9 of a row's length; for gradients, of the length of an example's whole gradient. Random draws are coupled by
+is 1e-9 of a row's own length; for gradients, of the length of that of the parameter, or of ``SMALL_PART`` of the
+example's whole gradient. A few units in the last place of a row's largest activation are added: a large number, such as
+a unix time, is rounded wherever it goes. So rows of several scales are needed (``cast``). Random draws are coupled by
 example (``Draws``). Trainable weights are moved a little, so that a branch after a weight of zero counts. Numbers of
 the inputs are made a little smaller, against ties. One neighbour is ``LARGE`` times as large, one is a duplicate.
 
