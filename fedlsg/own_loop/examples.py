@@ -16,7 +16,8 @@ from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
 from fedlsg.own_loop.made_up import IGNORED, Maker, fields_of, of_fields
-from fedlsg.randomness import own_draws, public_generator
+from fedlsg.randomness import public_generator
+from fedlsg.restored import restored
 
 ROWS = 7
 """Examples that are made."""
@@ -69,7 +70,8 @@ def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets
     made, wanted = made_up(inputs, targets)
     failed: Exception | None = None
     try:
-        check_independent(model, loss, made, wanted)
+        with restored(loss):
+            check_independent(model, loss, made, wanted)
     except Exception as error:
         if (isinstance(error, UnsupportedLayerError) and error.__cause__ is None) or not depends_on_values(error):
             raise
@@ -93,7 +95,8 @@ def check_example(model: nn.Module, loss: LossFunction, inputs: Batch, targets: 
 
     Raises UnsupportedLayerError for a model that mixes examples, ValueError for rows that cannot show it.
     """
-    check_independent(model, loss, inputs, targets)
+    with restored(loss):
+        check_independent(model, loss, inputs, targets)
     if not check_families(model, loss, inputs, targets) and not _differ(inputs):
         raise ValueError(
             "expected rows in example=(inputs, targets) that differ from each other: equal ones hide mixing"
@@ -109,12 +112,12 @@ def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets:
     sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
     sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
     ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
-    with own_draws("cpu"):
+    with restored(loss):
         maker = Maker(inputs=inputs, targets=targets, takes=trial.takes, sizes=frozenset(sizes), ignored=tuple(ignored))
         families = maker.families()
-    if not families:
-        return False
-    rows = check_cast(model, loss, families)
+        if not families:
+            return False
+        rows = check_cast(model, loss, families)
     made = joined([family[0] for family in families])
     return len(rows) > 1 and _differ(of_fields({name: t[rows] for name, t in fields_of(made).items()}))
 

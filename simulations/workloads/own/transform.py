@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +75,22 @@ def check_same_rows(
             raise ValueError(
                 f"transform gives other {what} {name} for a row alone than in a batch, which mixes examples: make each "
                 f"row from itself alone, without statistics of the batch and without chance (column {columns[0]})"
+            )
+
+
+def check_same_item(first: Any, again: Any, what: str) -> None:
+    """Raise ValueError unless the numbers of an item, a pair, are the same after others were read."""
+    pairs = [(first[0], again[0]), (first[1], again[1])]
+    if all(isinstance(item, Mapping) for item in pairs[0]):
+        pairs = [*((first[0][name], again[0].get(name)) for name in first[0]), pairs[1]]
+    for one, two in pairs:
+        if not isinstance(one, Tensor | np.ndarray | np.generic | int | float) or isinstance(one, np.str_):
+            continue
+        a, b = (torch.as_tensor(value).unsqueeze(0) for value in (one, two))
+        if a.shape != b.shape or differing(a, b):
+            raise ValueError(
+                f"{what} is another item after others were read, which mixes examples: let __getitem__ make each item "
+                "from its own number alone, without a memory and without a random generator of its own"
             )
 
 

@@ -80,3 +80,54 @@ def test_generators_are_left_as_they_were():
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2])
+
+
+class Items(torch.utils.data.Dataset):
+    """Items one by one, less something."""
+
+    def __init__(self, less) -> None:
+        self.less = less
+
+    def __len__(self) -> int:
+        return len(Y)
+
+    def __getitem__(self, place):
+        return X[place] - self.less(X[place]), Y[place]
+
+
+def remembered():
+    seen = [torch.zeros(6)]
+
+    def less(row):
+        seen[0] = 0.9 * seen[0] + row
+        return seen[0]
+
+    return less
+
+
+def test_a_data_set_with_a_memory_is_refused():
+    generator = np.random.default_rng(0)
+    for less in (remembered(), lambda row: generator.random()):
+        with refused("is another item after others were read, which mixes examples"):
+            load(fedlsg.Workload(model=build, train=Items(less), test=(X, Y), loss=torch.nn.CrossEntropyLoss()))
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), np.random.rand, random.random])
+def test_random_changes_of_an_item_depend_on_no_other(draw):
+    """After a known seed, an example less at the start would move the random numbers of all others."""
+    found = []
+    for start in (0, 1):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        data = Items(lambda row: draw() * torch.ones(6))
+        if start:
+            data.__class__ = type("Late", (Items,), {"__getitem__": late})
+        made = load(fedlsg.Workload(model=build, train=data, test=(X, Y), loss=torch.nn.CrossEntropyLoss()))
+        found.append(made.train.batch(torch.arange(1, len(Y)))[0])
+    assert torch.equal(*found)
+
+
+def late(self, place):
+    """The first item draws nothing."""
+    return (X[0], Y[0]) if place == 0 else Items.__getitem__(self, place)
