@@ -202,7 +202,13 @@ class PerExampleLoss:
         outputs = outputs.logits if classes_last else outputs
         if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()  # of a pass in mixed precision
-        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"{self.name}: expected outputs that are a tensor or have .logits, got {type(outputs).__name__}: give "
+                "a function that calls it with a part of them, such as lambda outputs, targets: "
+                "F.cross_entropy(outputs[0], targets, reduction='none')"
+            )
+        if not isinstance(targets, Tensor):
             return outputs
         if self.name not in CLASSES:
             if outputs.shape != targets.shape and self.name not in OTHER_SHAPES:

@@ -227,7 +227,8 @@ class Judge:
         """Raise for a module's output, or for the module around it, which computed its input."""
         path, side, _, _ = key
         if side == "output":
-            self.fail(path, message.format("output"))
+            shape = trace.forward[key].shape
+            self.fail(path, message.format("output" if shape else "output of shape (), one number for all examples,"))
         self.fail(trace.inside[key], message.format(f"input of its layer {path}"))
 
     def fail(self, path: str | None, message: str) -> None:

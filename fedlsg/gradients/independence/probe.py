@@ -195,8 +195,10 @@ def each(value: Batch, change: Any) -> Any:
 
 
 def forms(value: Any) -> str:
-    """Types and shapes of the tensors in a value, for messages."""
-    return " ".join(f"{t.dtype} {tuple(t.shape)}" for t in tensors(value, integers=True)) or type(value).__name__
+    """Types and shapes of the tensors in a value, for messages. The type of floats is that of the check, float64."""
+    found = tensors(value, integers=True)
+    named = (f"{'floats' if t.is_floating_point() else str(t.dtype)[6:]} {tuple(t.shape)}" for t in found)
+    return " and ".join(named) or type(value).__name__
 
 
 def pick(value: Batch, rows: Tensor) -> Any:

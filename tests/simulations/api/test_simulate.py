@@ -139,11 +139,16 @@ REFUSED = {
     "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
     "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),
-    "too few outputs": ({"model": lambda: nn.Linear(8, 2)}, "fails on rows of test", "Target 2 is out of bounds"),
-    "another width": ({"model": lambda: nn.Linear(7, 3)}, "shapes cannot be multiplied (1x8 and 7x3))"),
+    "too few outputs": (
+        {"model": lambda: nn.Linear(8, 2)},
+        "the loss function: fails with IndexError: Target 2 is out of bounds, on outputs floats (7, 2)",
+        "targets int64 (7,): rows of test",
+    ),
+    "another width": ({"model": lambda: nn.Linear(7, 3)}, "(Linear): fails with RuntimeError: mat1", "(1x8 and 7x3)"),
     "another width of train": (
         {"train": (TRAIN[0][:, :7], TRAIN[1])},
-        "the model or the loss fails on rows of train (inputs torch.float32 (1, 7)",
+        "the model or the loss fails with RuntimeError: mat1",
+        "on rows of train (inputs torch.float32 (1, 7)",
     ),
     "a model with BatchNorm": (
         {"model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))},
