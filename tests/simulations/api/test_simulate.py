@@ -124,6 +124,17 @@ def unlike():
     return model
 
 
+class Scaled(nn.Module):
+    """A loss with a learned scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs * self.scale, targets, reduction="none")
+
+
 REFUSED = {
     "a loss that averages": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "the loss averages over the batch"),
     "and without a clip": (
@@ -136,6 +147,11 @@ REFUSED = {
         {"loss": lambda o, t: functional.cross_entropy(o - o.mean(0), t, reduction="none")},
         "mixes examples",
     ),
+    "a loss with parameters": (
+        {"loss": Scaled()},
+        "the loss has trainable parameters (scale)",
+    ),
+    "a loss of three arguments": ({"loss": nn.TripletMarginLoss()}, "TripletMarginLoss needs 3 arguments (anchor, "),
     "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
     "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),

@@ -205,6 +205,19 @@ def test_a_loss_that_mixes_is_named():
             check(made(tokens_model), loss_fn)
 
 
+def test_a_loss_in_float32_leaves_the_check_of_the_model_in_float64():
+    weights = torch.ones(CLASSES)
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, weights, reduction="none")
+
+    check(made(tokens_model), loss_fn)
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(MeanMixer\)"):
+        check(made(lambda: tokens_model(MeanMixer(1e-6))), loss_fn)
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(BackwardMixer\).*gradient"):
+        check(made(lambda: tokens_model(mixers.BackwardMixer())), loss_fn)
+
+
 class Number(nn.Module):
     """A module that gives one number for the whole batch: of a parameter, of none, or of the batch."""
 
