@@ -5,7 +5,7 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "one loss an example")
+OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "gradients by example")
 """Words in the text of an error about shapes and types, which no other values would avoid."""
 LONGEST = 400
 """Characters of an error's text that are shown."""
@@ -46,4 +46,4 @@ def depends_on_values(error: BaseException) -> bool:
         return "finite" in str(first)
     if isinstance(first, TypeError | AttributeError | NameError | ImportError | NotImplementedError):
         return False
-    return not any(word in str(first).lower() for word in OF_FORM)
+    return not any(word in f"{error} {first}".lower() for word in OF_FORM)

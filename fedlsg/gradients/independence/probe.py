@@ -135,7 +135,7 @@ def prepare(
     loss_dtype: torch.dtype | None,
 ) -> Subject:
     """The subject in ``dtype``, or in the model's own type if that is None; the loss reads ``loss_dtype``, or that."""
-    copied = copy.deepcopy(model)
+    copied = copy_of(model)
     if dtype is not None:
         copied = copied.to(dtype)
     generator = torch.Generator().manual_seed(0)
@@ -160,6 +160,16 @@ def prepare(
     return Subject(
         model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame, loss_dtype=loss_dtype
     )  # fmt: skip
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of the model. Raises UnsupportedLayerError for a tensor that has a graph, which torch does not copy."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                reason = f"its attribute {name} was computed from parameters, so that the model cannot be copied"
+                raise unsupported(path, module, f"{reason}; store {name}.detach(), or compute it in forward")
+    return copy.deepcopy(model)
 
 
 def narrow(block: Block) -> Block:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrize import remove_parametrizations
 
 from fedlsg.frame import Frame, make_blocks
@@ -30,6 +31,11 @@ def tied_parameter(first: nn.Module, second: nn.Module) -> nn.Module:
 
 def normed(norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), norm)
+
+
+def with_parameter(layer: nn.Module) -> nn.Module:
+    layer.more = nn.Parameter(torch.ones(3))
+    return layer
 
 
 REFUSED = {
@@ -77,11 +83,23 @@ REFUSED = {
     ),
     "weight norm as a hook": (
         lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
-        "weight_norm of weight; use .*remove_weight",
+        "weight is computed by weight_norm; use .*remove_weight_norm",
     ),
     "spectral norm as a hook": (
         lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
-        "spectral_norm of weight; use .*remove_s",
+        "weight is computed by spectral_norm; use .*remove_s",
+    ),
+    "pruned": (
+        lambda: prune.random_unstructured(nn.Conv1d(3, 3, 1), "weight", amount=0.5),
+        r"weight is computed by prune; use torch.nn.utils.prune.remove\(layer, 'weight'\)",
+    ),
+    "weight norm of a recurrent layer": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.LSTM(3, 3), "weight_hh_l0"),
+        r"weight_hh_l0 by WeightNorm\); use .*remove_parametrizations\(layer, 'weight_hh_l0'\); or freeze it$",
+    ),
+    "a layer with a parameter of the user's": (
+        lambda: with_parameter(nn.Linear(3, 3)),
+        "no per-example gradients for weight, bias, more; remove what computes",
     ),
     "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(3)), r"^0 \(LazyLinear\): .*run model\(x\) once"),
     "a lazy norm": (lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), r"^1 \(LazyBatchNorm1d\)"),
@@ -133,6 +151,7 @@ FIXED = {
         nn.Flatten(),
     ),
     "prelu, registered": lambda: nn.Sequential(nn.Linear(3, 3), registered(type("MyPReLU", (nn.PReLU,), {})())),
+    "pruned": lambda: prune.remove(prune.random_unstructured(nn.Linear(3, 3), "weight", amount=0.5), "weight"),
     "a lazy layer that has run": lambda: (lazy := nn.Sequential(nn.LazyLinear(3)), lazy(torch.zeros(1, 3)))[0],
 }
 

@@ -218,6 +218,13 @@ def test_a_loss_in_float32_leaves_the_check_of_the_model_in_float64():
         check(made(lambda: tokens_model(mixers.BackwardMixer())), loss_fn)
 
 
+def test_a_model_that_torch_cannot_copy_names_the_attribute():
+    model = nn.Sequential(nn.Linear(WIDTH, CLASSES))
+    model[0].last = model[0].weight * 2
+    with pytest.raises(UnsupportedLayerError, match=r"^0 \(Linear\): its attribute last was computed from parameters"):
+        check(model)
+
+
 class Number(nn.Module):
     """A module that gives one number for the whole batch: of a parameter, of none, or of the batch."""
 
