@@ -24,6 +24,7 @@ from fedlsg.gradients.formulas.layers import CARRIED
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules
 from fedlsg.gradients.loss_contents import other_leaves, untrained
+from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, learn_tables, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 
@@ -138,6 +139,9 @@ def prepare(
     copied = copy_of(model)
     if dtype is not None:
         copied = copied.to(dtype)
+    if isinstance(loss_fn, PerExampleLoss):
+        p = next(iter(trainable(copied).values()))
+        loss_fn = loss_fn.copy_like(p.detach().to(loss_dtype or p.dtype))
     generator = torch.Generator().manual_seed(0)
     coordinates = []
     ways = ways_of(copied)
