@@ -5,7 +5,7 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "gradients by example")
+OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "per-example gradients")
 """Words in the text of an error about shapes and types, which no other values would avoid."""
 LONGEST = 400
 """Characters of an error's text that are shown."""

@@ -189,7 +189,7 @@ def set_blocks(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gr
         found = layer.kind.gradients(layer.module, inputs, output_gradient)
     except (RuntimeError, ValueError) as error:
         reason = (
-            f"its gradients by example fail with {describe(error)}; give a function that computes them, "
+            f"no per-example gradients: {describe(error)}; give a function that computes them, "
             "fedlsg.register_layer(type, gradients), or freeze it"
         )
         raise unsupported(layer.path, layer.module, reason) from error

@@ -11,7 +11,7 @@ example alone would cancel its weight.
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -199,6 +199,8 @@ class PerExampleLoss:
         """The outputs as torch's loss takes them."""
         classes_last = hasattr(outputs, "logits")
         outputs = outputs.logits if classes_last else outputs
+        if isinstance(outputs, Mapping) and "logits" in outputs:
+            outputs = outputs["logits"]
         if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()  # of a pass in mixed precision
         if not isinstance(outputs, Tensor):

@@ -1,5 +1,6 @@
 """Everything that is refused is refused by name and with its fix; what looks alike but is sound is accepted."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -133,6 +134,22 @@ def registered(module: nn.Module) -> nn.Module:
     return module
 
 
+def own(kind: type[nn.Module]) -> type[nn.Module]:
+    """A subclass: a type is registered once in a process."""
+    return type(f"My{kind.__name__}", (kind,), {})
+
+
+class Given(nn.Module):
+    """A layer that gets what a function makes of the inputs."""
+
+    def __init__(self, layer: nn.Module, make: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
+        super().__init__()
+        self.layer, self.make = layer, make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(*self.make(x)).flatten(1)
+
+
 FIXED = {
     "weight norm": lambda: remove_parametrizations(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "weight"),
     "weight norm, registered": lambda: registered(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
@@ -143,14 +160,20 @@ FIXED = {
     "weight norm as a hook": lambda: nn.utils.remove_weight_norm(nn.utils.weight_norm(nn.Linear(3, 3))),
     "spectral norm as a hook": lambda: nn.utils.remove_spectral_norm(nn.utils.spectral_norm(nn.Linear(3, 3))),
     "a grouped convolution, registered": lambda: nn.Sequential(
-        nn.Unflatten(1, (3, 1)), registered(type("MyConv1d", (nn.Conv1d,), {})(3, 3, 1, groups=3)), nn.Flatten()
+        nn.Unflatten(1, (3, 1)), registered(own(nn.Conv1d)(3, 3, 1, groups=3)), nn.Flatten()
     ),
     "circular padding, registered": lambda: nn.Sequential(
         nn.Unflatten(1, (3, 1, 1)),
-        registered(type("MyConv2d", (nn.Conv2d,), {})(3, 3, 3, padding=1, padding_mode="circular")),
+        registered(own(nn.Conv2d)(3, 3, 3, padding=1, padding_mode="circular")),
         nn.Flatten(),
     ),
-    "prelu, registered": lambda: nn.Sequential(nn.Linear(3, 3), registered(type("MyPReLU", (nn.PReLU,), {})())),
+    "prelu, registered": lambda: nn.Sequential(nn.Linear(3, 3), registered(own(nn.PReLU)())),
+    "bilinear, registered": lambda: Given(registered(own(nn.Bilinear)(3, 3, 2)), lambda x: (x, x * 2)),
+    "transposed, registered": lambda: Given(registered(own(nn.ConvTranspose1d)(1, 2, 2)), lambda x: (x.unsqueeze(1),)),
+    "transposed in space, registered": lambda: Given(
+        registered(own(nn.ConvTranspose3d)(1, 2, 2)), lambda x: (x[:, None, :, None, None],)
+    ),
+    "a bag of words, registered": lambda: Given(registered(own(nn.EmbeddingBag)(2, 3)), lambda x: ((x > 0).long(),)),
     "pruned": lambda: prune.remove(prune.random_unstructured(nn.Linear(3, 3), "weight", amount=0.5), "weight"),
     "a lazy layer that has run": lambda: (lazy := nn.Sequential(nn.LazyLinear(3)), lazy(torch.zeros(1, 3)))[0],
 }

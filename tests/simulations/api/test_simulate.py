@@ -1,6 +1,7 @@
 """``fedlsg.simulate``: what it takes, what it refuses before anything is written, callbacks, resuming."""
 
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +33,8 @@ LOSSES = {
     "a module": nn.CrossEntropyLoss(),
     "a function": functional.cross_entropy,
     "one's own": lambda o, t: functional.cross_entropy(o, t, reduction="none"),
+    "class weights": nn.CrossEntropyLoss(weight=torch.ones(CLASSES)),
+    "class weights of a function": partial(functional.cross_entropy, weight=torch.ones(CLASSES)),
     "by hand": lambda o, t: -o.log_softmax(1).gather(1, t[:, None]).squeeze(1),
 }
 
@@ -122,6 +125,23 @@ def unlike():
     with torch.no_grad():
         model[0].weight.copy_(torch.as_tensor(np.random.randn(*model[0].weight.shape)))
     return model
+
+
+class Penalised(nn.Module):
+    """Logits, and a number without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.head(x), torch.tensor(0.0)
+
+
+def test_a_model_may_return_a_number_without_dimensions_next_to_its_scores(tmp_path):
+    loss = lambda o, t: functional.cross_entropy(o[0], t, reduction="none")  # noqa: E731
+    run = quick(tmp_path / "run", model=Penalised, loss=loss)
+    assert run.rounds[-1]["accuracy"] is not None
 
 
 class Scaled(nn.Module):
