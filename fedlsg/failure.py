@@ -46,4 +46,5 @@ def depends_on_values(error: BaseException) -> bool:
         return "finite" in str(first)
     if isinstance(first, TypeError | AttributeError | NameError | ImportError | NotImplementedError):
         return False
-    return not any(word in f"{error} {first}".lower() for word in OF_FORM)
+    text = f"{error} {first}".lower()
+    return "out of bounds" in text or not any(word in text for word in OF_FORM)

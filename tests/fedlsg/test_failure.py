@@ -49,6 +49,7 @@ def test_files_of_python_of_packages_and_of_fedlsg_are_no_users():
 @pytest.mark.parametrize(("action", "depends"), [
     (broken, False), (lambda: torch.zeros(2).nothing, False), (lambda: len(3), False),
     (lambda: nn.Embedding(2, 3)(torch.tensor([5])), True), (lambda: nn.functional.one_hot(torch.tensor([4]), 2), True),
+    (lambda: torch.zeros(2, 2)[:, torch.tensor([3])], True), (lambda: torch.zeros(2).sum(3), False),
     (lambda: nn.BCELoss()(torch.tensor([2.0]), torch.tensor([1.0])), True), (lambda: {}["x"], True),
 ])  # fmt: skip
 def test_other_values_are_proposed_only_where_they_may_help(action, depends):
