@@ -131,8 +131,13 @@ class Judge:
     @property
     def later_tolerance(self) -> float:
         """The same from the loss on."""
-        coarsest = self.subject.draws.coarsest_later
-        return max(self.tolerance, 0.0 if coarsest < 1e-12 else ROUNDED, 0.0 if coarsest < 1e-6 else 16 * coarsest)
+        eps = self.subject.draws.coarsest_later
+        return max(self.tolerance, 0.0 if eps < 1e-12 else ROUNDED if eps < 1e-6 else COARSE)
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """The same of an example's gradient."""
+        return self.later_tolerance if self.later_tolerance < COARSE else KINK
 
     @property
     def floor(self) -> float:
@@ -205,7 +210,7 @@ class Judge:
         for p in places:
             alone = self.alone[outcome.members[p]]
             gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
-            if not gap <= (self.later_tolerance if self.fine else KINK) * max(alone.length, self.floor):
+            if not gap <= self.gradient_tolerance * max(alone.length, self.floor):
                 return True
         return False
 

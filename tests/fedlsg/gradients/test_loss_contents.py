@@ -297,3 +297,18 @@ def test_what_cannot_be_copied_is_called_as_it_is():
         copy.deepcopy(own)
     check_independent(model(), per_example_loss(own), X, Y)
     own.file.close()
+
+
+def test_a_loss_in_bfloat16_is_compared_as_finely_as_before():
+    """Of a bfloat16 model; the tolerances are those of a model that cannot run in float64."""
+    w = W.bfloat16()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.nll_loss(outputs.log_softmax(1), targets, w, reduction="none")
+
+    def mixing(outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(outputs + 0.1 * outputs.mean(0), targets)
+
+    check_independent(model().bfloat16(), per_example_loss(loss), X.bfloat16(), Y)
+    with pytest.raises(UnsupportedLayerError, match="the loss function: mixes examples"):
+        check_independent(model().bfloat16(), per_example_loss(mixing), X.bfloat16(), Y)
