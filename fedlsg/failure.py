@@ -5,7 +5,7 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "one loss an example")
+OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "per-example gradients")
 """Words in the text of an error about shapes and types, which no other values would avoid."""
 LONGEST = 400
 """Characters of an error's text that are shown."""
@@ -27,7 +27,7 @@ def describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if is_own(error):
         return text
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    text = text.rstrip(".") if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     steps = traceback.extract_tb(error.__traceback__)
     lines = [f"{Path(s.filename).name}, line {s.lineno}: {s.line}".rstrip(": ") for s in steps if is_users(s.filename)]
     return f"{type(error).__name__}: {text}{f' ({lines[-1]})' if lines else ''}"
@@ -42,6 +42,9 @@ def is_own(error: BaseException) -> bool:
 def depends_on_values(error: BaseException) -> bool:
     """Whether other rows of the same shapes and types might not fail so: a guess from the error's type and text."""
     first = error.__cause__ or error
+    if is_own(first):
+        return "finite" in str(first)
     if isinstance(first, TypeError | AttributeError | NameError | ImportError | NotImplementedError):
         return False
-    return not any(word in str(first).lower() for word in OF_FORM)
+    text = f"{error} {first}".lower()
+    return "out of bounds" in text or not any(word in text for word in OF_FORM)

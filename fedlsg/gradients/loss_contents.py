@@ -20,6 +20,8 @@ from fedlsg.gradients.calls.nested import map_tensors
 
 MANY = 10_000
 """Items of a list or dict above which it is data, and not part of a loss."""
+FEW = 5
+"""Names in a message."""
 INTERNALS = ("_parameters", "_buffers", "_modules")
 
 
@@ -42,7 +44,9 @@ def _walk(thing: Any, name: str, seen: set[int], *, top: bool = False) -> Iterat
 
 def _parts(thing: Any, *, top: bool) -> Iterator[tuple[str, Any, bool]]:
     """Named parts of a thing that may hold tensors; True where the part is what is called."""
-    if isinstance(thing, nn.Module):
+    if isinstance(thing, torch.jit.ScriptModule):
+        yield from ((key, value, False) for key, value in (*thing.named_parameters(), *thing.named_buffers()))
+    elif isinstance(thing, nn.Module):
         spaces = [vars(thing), *(vars(thing).get(space, {}) for space in INTERNALS)]
         yield from ((key, value, False) for space in spaces for key, value in space.items() if key not in INTERNALS)
         yield "", type(thing).forward, False
@@ -94,8 +98,9 @@ def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
 
 def untrained(names: list[str]) -> str:
     """The message for trainable parameters of a loss."""
+    shown = ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
     return (
-        f"the loss has trainable parameters ({', '.join(names)}), which no private step trains: move them into the "
+        f"the loss has trainable parameters ({shown}), which no private step trains: move them into the "
         "model, whose forward applies them to its outputs, or freeze them with requires_grad_(False)"
     )
 

@@ -11,7 +11,7 @@ example alone would cancel its weight.
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -131,22 +131,20 @@ class PerExampleLoss:
     """See ``per_example_loss``.
 
     ``name``: torch's own, or empty; ``ignored``: the class that does not count; ``added``: whether the values of an
-    example are added, not averaged. ``tensors``: what the loss holds; ``copies``: of the loss, by type and device of
-    the outputs, made once.
+    example are added, not averaged. ``tensors``: what the loss holds.
     """
 
     loss: Callable[..., Any]
     name: str
     ignored: int
     added: bool = False
-    copies: dict[tuple[torch.dtype, torch.device], Callable[..., Any]] = field(default_factory=dict, init=False)
     tensors: tuple[Tensor, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", tuple(t for _, t in held_tensors(self.loss)))
 
     def __reduce__(self) -> Any:
-        """Without the copies."""
+        """Without the tensors, which the loss has."""
         return type(self), (self.loss, self.name, self.ignored, self.added)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
@@ -181,14 +179,15 @@ class PerExampleLoss:
         )
 
     def _fitting(self, outputs: Any) -> Callable[..., Any]:
-        """The loss, or a copy whose tensors fit the outputs."""
+        """The loss, or a copy whose tensors fit the outputs; made anew, for its owner may have changed the loss."""
         like = first_numbers(outputs) if self.tensors else None
         if like is None or all(fits(t, like, strict=bool(self.name)) for t in self.tensors):
             return self.loss
-        key = like.dtype, like.device
-        if key not in self.copies:
-            self.copies[key] = follow(self.loss, like)
-        return self.copies[key]
+        return follow(self.loss, like)
+
+    def copy_like(self, like: Tensor) -> "PerExampleLoss":
+        """The same on a copy of the loss with a state of its own, and tensors of the type and device of ``like``."""
+        return PerExampleLoss(follow(self.loss, like), self.name, self.ignored, self.added)
 
     def _numbers(self, outputs: Any, targets: Any) -> Any:
         """Targets such as 0 and 1 or True and False as floats, where the loss compares them with the outputs."""
@@ -200,9 +199,17 @@ class PerExampleLoss:
         """The outputs as torch's loss takes them."""
         classes_last = hasattr(outputs, "logits")
         outputs = outputs.logits if classes_last else outputs
+        if isinstance(outputs, Mapping) and "logits" in outputs:
+            outputs = outputs["logits"]
         if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()  # of a pass in mixed precision
-        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"{self.name}: expected outputs that are a tensor or have .logits, got {type(outputs).__name__}: give "
+                "a function that calls it with a part of them, such as lambda outputs, targets: "
+                "F.cross_entropy(outputs[0], targets, reduction='none')"
+            )
+        if not isinstance(targets, Tensor):
             return outputs
         if self.name not in CLASSES:
             if outputs.shape != targets.shape and self.name not in OTHER_SHAPES:

@@ -4,14 +4,15 @@ A refusal protects the privacy claim: a layer that mixes examples, or a trainabl
 clipped, would void it silently. Draws no noise and reads no private data.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -26,6 +27,13 @@ USED_ALONE = (nn.ParameterList, nn.ParameterDict)
 SHARED = (nn.Linear, nn.Embedding)
 """Layers that may share a weight: the sum over its uses is clipped."""
 
+
+HOOKS: Sequence[tuple[type[Any], str, str]] = (
+    (WeightNorm, "weight_norm", "remove_weight_norm(layer, {!r})"),
+    (SpectralNorm, "spectral_norm", "remove_spectral_norm(layer, {!r})"),
+    (BasePruningMethod, "prune", "prune.remove(layer, {!r})"),
+)
+"""Hooks of torch that compute a weight before each call, and what removes them."""
 
 Checked = Mapping[str, nn.Parameter]
 """Trainable parameters by name of a model that ``check`` accepted: it need not be checked again."""
@@ -127,6 +135,8 @@ def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | N
                 "requires_grad_(False)"
             )
         return refusal_of_type(own)
+    if not own.keys() <= {"weight", "bias"}:
+        return f"no per-example gradients for {names}; remove what computes its weight from them, or freeze it"
     if (complex_numbers := refusal_of_type(own)) is not None:
         return complex_numbers
     return conv_refusal(module) if isinstance(module, nn.Conv2d) else None
@@ -153,23 +163,23 @@ def refusal_of_parametrization(module: nn.Module) -> str | None:
         kinds = {name: [type(p).__name__.strip("_") for p in chain] for name, chain in given.items()}
         found = ", ".join(f"{name} by {' and '.join(chain)}" for name, chain in kinds.items())
         remove = "; ".join(f"torch.nn.utils.parametrize.remove_parametrizations(layer, {name!r})" for name in kinds)
-        if not any("SpectralNorm" in chain for chain in kinds.values()):  # it changes its buffers in every pass
+        memory = any("SpectralNorm" in chain for chain in kinds.values())  # it changes its buffers in every pass
+        if not memory and not isinstance(module, nn.RNNBase):
             remove += ", or fedlsg.register_layer(type(layer)) where the model is built, for torch.func to compute them"
         return f"no per-example gradients of parametrizations ({found}); use {remove}; or freeze it"
-    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm | SpectralNorm)]
-    if hooks:
-        old = "weight_norm" if isinstance(hooks[0], WeightNorm) else "spectral_norm"
-        fix = f"use torch.nn.utils.remove_{old}(layer), or freeze it"
-        return f"no per-example gradients of {old} of {hooks[0].name}; {fix}"
+    for hook in module._forward_pre_hooks.values():
+        for kind, named, remove in HOOKS:
+            if isinstance(hook, kind):
+                own: str = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+                fix = f"use torch.nn.utils.{remove.format(own)}, or freeze it"
+                return f"no per-example gradients of a layer whose {own} is computed by {named}; {fix}"
     return None
 
 
 def check_initialized(model: nn.Module) -> None:
     """Raise UnsupportedLayerError for a lazy module whose parameters have no shapes yet."""
     for path, module in model.named_modules():
-        if any(
-            isinstance(t, UninitializedTensorMixin) for t in (*module._parameters.values(), *module._buffers.values())
-        ):
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
             raise unsupported(
                 path, module, "its parameters have no shapes before its first call: run model(x) once on a row or on "
                 "zeros of its shape, where the model is built",

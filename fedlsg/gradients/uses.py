@@ -171,8 +171,7 @@ class Uses:
             shape = (*(1,) * (len(sizes) - first.ndim), *first.shape)
             once = first.reshape(shape).repeat([1 if n == 1 else k for n, k in zip(shape, sizes, strict=True)])
             return self._wrap(once.expand([k if n == 1 else -1 for n, k in zip(shape, sizes, strict=True)]), mine)
-        copied = first.ndim > 0 and (first.stride(0) == 0 or (first.ndim == 3 and first.stride(1) == 0))
-        if copied and name in ("clone", "contiguous"):
+        if name in ("clone", "contiguous") and 0 in first.stride()[: 2 if first.ndim == 3 else 1]:
             return first
         return self._wrap(func(*args, **kwargs), mine)
 

@@ -18,6 +18,7 @@ from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.discrete import most_log_ratio
 from fedlsg.discrete.release import MOST_EXAMPLES
+from fedlsg.failure import describe
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.own_loop import check_families
@@ -262,16 +263,16 @@ def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
     """What the model or the loss raise, as one ValueError that says on what."""
     try:
         yield
-    except ValueError:
-        raise
+    except ValueError as error:
+        if error.__cause__ is None:
+            raise
+        raise ValueError(f"{error}: rows of {what}") from error
     except Exception as error:
         named = inputs.items() if isinstance(inputs, dict) else [("inputs", inputs)]
         given = ", ".join(
             f"{name} {value.dtype} {tuple(value.shape)}" for name, value in [*named, ("targets", targets)]
         )
-        raise ValueError(
-            f"the model or the loss fails on rows of {what} ({given}): {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"the model or the loss fails with {describe(error)}, on rows of {what} ({given})") from error
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:

@@ -138,8 +138,13 @@ class Judge:
     @property
     def later_tolerance(self) -> float:
         """The same from the loss on."""
-        coarsest = self.subject.draws.coarsest_later
-        return max(self.tolerance, 0.0 if coarsest < 1e-12 else ROUNDED, 0.0 if coarsest < 1e-6 else 16 * coarsest)
+        eps = self.subject.draws.coarsest_later
+        return max(self.tolerance, 0.0 if eps < 1e-12 else ROUNDED if eps < 1e-6 else COARSE)
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """The same of an example's gradient."""
+        return self.later_tolerance if self.later_tolerance < COARSE else KINK
 
     @property
     def floor(self) -> float:
@@ -221,8 +226,8 @@ class Judge:
             alone = self.alone[outcome.members[p]]
             gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
             own, noise = float(alone.gradients[name][0].norm()), self.noise(outcome.members[p])
-            if self.fine:
-                allowed = (self.later_tolerance + noise) * max(own, SMALL_PART * alone.length, self.floor)
+            if self.gradient_tolerance < KINK:
+                allowed = (self.gradient_tolerance + noise) * max(own, SMALL_PART * alone.length, self.floor)
             else:
                 allowed = KINK * max(alone.length, self.floor)
             if not gap <= allowed:
@@ -253,7 +258,8 @@ class Judge:
         """Raise for a module's output, or for the module around it, which computed its input."""
         path, side, _, _ = key
         if side == "output":
-            self.fail(path, message.format("output"))
+            shape = trace.forward[key].shape
+            self.fail(path, message.format("output" if shape else "output of shape (), one number for all examples,"))
         self.fail(trace.inside[key], message.format(f"input of its layer {path}"))
 
     def fail(self, path: str | None, message: str) -> None:

@@ -24,6 +24,7 @@ from fedlsg.gradients.formulas.layers import CARRIED
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules
 from fedlsg.gradients.loss_contents import other_leaves, untrained
+from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, learn_tables, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 
@@ -135,9 +136,12 @@ def prepare(
     loss_dtype: torch.dtype | None,
 ) -> Subject:
     """The subject in ``dtype``, or in the model's own type if that is None; the loss reads ``loss_dtype``, or that."""
-    copied = copy.deepcopy(model)
+    copied = copy_of(model)
     if dtype is not None:
         copied = copied.to(dtype)
+    if isinstance(loss_fn, PerExampleLoss):
+        p = next(iter(trainable(copied).values()))
+        loss_fn = loss_fn.copy_like(p.detach().to(loss_dtype or p.dtype))
     generator = torch.Generator().manual_seed(0)
     coordinates = []
     ways = ways_of(copied)
@@ -160,6 +164,16 @@ def prepare(
     return Subject(
         model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame, loss_dtype=loss_dtype
     )  # fmt: skip
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of the model. Raises UnsupportedLayerError for a tensor that has a graph, which torch does not copy."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                reason = f"its attribute {name} was computed from parameters, so that the model cannot be copied"
+                raise unsupported(path, module, f"{reason}; store {name}.detach(), or compute it in forward")
+    return copy.deepcopy(model)
 
 
 def narrow(block: Block) -> Block:
@@ -195,8 +209,10 @@ def each(value: Batch, change: Any) -> Any:
 
 
 def forms(value: Any) -> str:
-    """Types and shapes of the tensors in a value, for messages."""
-    return " ".join(f"{t.dtype} {tuple(t.shape)}" for t in tensors(value, integers=True)) or type(value).__name__
+    """Types and shapes of the tensors in a value, for messages. The type of floats is that of the check, float64."""
+    found = tensors(value, integers=True)
+    named = (f"{'floats' if t.is_floating_point() else str(t.dtype)[6:]} {tuple(t.shape)}" for t in found)
+    return " and ".join(named) or type(value).__name__
 
 
 def pick(value: Batch, rows: Tensor) -> Any:

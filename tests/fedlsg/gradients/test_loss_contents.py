@@ -153,11 +153,52 @@ def test_an_own_module_keeps_a_type_that_it_means():
     assert per_example_loss(own)(model()(X), Y).dtype == torch.float64
 
 
-def test_the_copies_are_not_pickled():
-    loss = per_example_loss(nn.CrossEntropyLoss(weight=W))
-    loss(model().double()(X.double()), Y)
-    assert len(loss.copies) == 1
-    assert pickle.loads(pickle.dumps(loss)).copies == {}
+class Memory(nn.Module):
+    """Compares with the outputs of the call before."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.last: Any = None
+        if buffer:
+            self.register_buffer("mean", torch.zeros(3))
+        self.buffer = buffer
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        before = self.mean if self.buffer else 0 if self.last is None else self.last
+        losses = F.cross_entropy(outputs + 0.1 * before, targets, reduction="none")
+        self.last = outputs.detach().mean(0)
+        if self.buffer:
+            self.mean = outputs.detach().mean(0)
+        return losses
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_a_loss_with_a_memory_is_refused_and_the_check_leaves_no_trace_in_it(buffer):
+    own = Memory(buffer=buffer)
+    with pytest.raises(UnsupportedLayerError, match="the loss function: depends on earlier batches"):
+        check_independent(model(), per_example_loss(own), X, Y)
+    assert own.last is None
+    assert not buffer or not own.mean.any()
+
+
+def test_a_weight_that_its_owner_changes_counts_from_then_on():
+    own = nn.CrossEntropyLoss(weight=W.double())
+    loss, outputs = per_example_loss(own), model()(X)
+    before = loss(outputs, Y)
+    own.weight *= 2
+    torch.testing.assert_close(loss(outputs, Y), 2 * before)
+    own.weight = torch.ones(3)
+    torch.testing.assert_close(loss(outputs, Y), F.cross_entropy(outputs, Y, reduction="none"))
+
+
+def test_it_can_be_pickled():
+    loss, outputs = per_example_loss(nn.CrossEntropyLoss(weight=W)), model()(X)
+    assert torch.equal(pickle.loads(pickle.dumps(loss))(outputs, Y), loss(outputs, Y))
+
+
+def test_a_compiled_loss_of_torch_has_its_tensors():
+    own = torch.jit.script(nn.BCEWithLogitsLoss(pos_weight=W))
+    assert dict(held_tensors(own)).keys() == {"pos_weight"}
 
 
 class Scaled(nn.Module):
@@ -256,3 +297,18 @@ def test_what_cannot_be_copied_is_called_as_it_is():
         copy.deepcopy(own)
     check_independent(model(), per_example_loss(own), X, Y)
     own.file.close()
+
+
+def test_a_loss_in_bfloat16_is_compared_as_finely_as_before():
+    """Of a bfloat16 model; the tolerances are those of a model that cannot run in float64."""
+    w = W.bfloat16()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.nll_loss(outputs.log_softmax(1), targets, w, reduction="none")
+
+    def mixing(outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(outputs + 0.1 * outputs.mean(0), targets)
+
+    check_independent(model().bfloat16(), per_example_loss(loss), X.bfloat16(), Y)
+    with pytest.raises(UnsupportedLayerError, match="the loss function: mixes examples"):
+        check_independent(model().bfloat16(), per_example_loss(mixing), X.bfloat16(), Y)

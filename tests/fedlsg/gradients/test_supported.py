@@ -1,10 +1,12 @@
 """Everything that is refused is refused by name and with its fix; what looks alike but is sound is accepted."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrize import remove_parametrizations
 
 from fedlsg.frame import Frame, make_blocks
@@ -30,6 +32,11 @@ def tied_parameter(first: nn.Module, second: nn.Module) -> nn.Module:
 
 def normed(norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), norm)
+
+
+def with_parameter(layer: nn.Module) -> nn.Module:
+    layer.more = nn.Parameter(torch.ones(3))
+    return layer
 
 
 REFUSED = {
@@ -77,11 +84,23 @@ REFUSED = {
     ),
     "weight norm as a hook": (
         lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
-        "weight_norm of weight; use .*remove_weight",
+        "weight is computed by weight_norm; use .*remove_weight_norm",
     ),
     "spectral norm as a hook": (
         lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
-        "spectral_norm of weight; use .*remove_s",
+        "weight is computed by spectral_norm; use .*remove_s",
+    ),
+    "pruned": (
+        lambda: prune.random_unstructured(nn.Conv1d(3, 3, 1), "weight", amount=0.5),
+        r"weight is computed by prune; use torch.nn.utils.prune.remove\(layer, 'weight'\)",
+    ),
+    "weight norm of a recurrent layer": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.LSTM(3, 3), "weight_hh_l0"),
+        r"weight_hh_l0 by WeightNorm\); use .*remove_parametrizations\(layer, 'weight_hh_l0'\); or freeze it$",
+    ),
+    "a layer with a parameter of the user's": (
+        lambda: with_parameter(nn.Linear(3, 3)),
+        "no per-example gradients for weight, bias, more; remove what computes",
     ),
     "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(3)), r"^0 \(LazyLinear\): .*run model\(x\) once"),
     "a lazy norm": (lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), r"^1 \(LazyBatchNorm1d\)"),
@@ -115,6 +134,22 @@ def registered(module: nn.Module) -> nn.Module:
     return module
 
 
+def own(kind: type[nn.Module]) -> type[nn.Module]:
+    """A subclass: a type is registered once in a process."""
+    return type(f"My{kind.__name__}", (kind,), {})
+
+
+class Given(nn.Module):
+    """A layer that gets what a function makes of the inputs."""
+
+    def __init__(self, layer: nn.Module, make: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
+        super().__init__()
+        self.layer, self.make = layer, make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(*self.make(x)).flatten(1)
+
+
 FIXED = {
     "weight norm": lambda: remove_parametrizations(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "weight"),
     "weight norm, registered": lambda: registered(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
@@ -125,14 +160,21 @@ FIXED = {
     "weight norm as a hook": lambda: nn.utils.remove_weight_norm(nn.utils.weight_norm(nn.Linear(3, 3))),
     "spectral norm as a hook": lambda: nn.utils.remove_spectral_norm(nn.utils.spectral_norm(nn.Linear(3, 3))),
     "a grouped convolution, registered": lambda: nn.Sequential(
-        nn.Unflatten(1, (3, 1)), registered(type("MyConv1d", (nn.Conv1d,), {})(3, 3, 1, groups=3)), nn.Flatten()
+        nn.Unflatten(1, (3, 1)), registered(own(nn.Conv1d)(3, 3, 1, groups=3)), nn.Flatten()
     ),
     "circular padding, registered": lambda: nn.Sequential(
         nn.Unflatten(1, (3, 1, 1)),
-        registered(type("MyConv2d", (nn.Conv2d,), {})(3, 3, 3, padding=1, padding_mode="circular")),
+        registered(own(nn.Conv2d)(3, 3, 3, padding=1, padding_mode="circular")),
         nn.Flatten(),
     ),
-    "prelu, registered": lambda: nn.Sequential(nn.Linear(3, 3), registered(type("MyPReLU", (nn.PReLU,), {})())),
+    "prelu, registered": lambda: nn.Sequential(nn.Linear(3, 3), registered(own(nn.PReLU)())),
+    "bilinear, registered": lambda: Given(registered(own(nn.Bilinear)(3, 3, 2)), lambda x: (x, x * 2)),
+    "transposed, registered": lambda: Given(registered(own(nn.ConvTranspose1d)(1, 2, 2)), lambda x: (x.unsqueeze(1),)),
+    "transposed in space, registered": lambda: Given(
+        registered(own(nn.ConvTranspose3d)(1, 2, 2)), lambda x: (x[:, None, :, None, None],)
+    ),
+    "a bag of words, registered": lambda: Given(registered(own(nn.EmbeddingBag)(2, 3)), lambda x: ((x > 0).long(),)),
+    "pruned": lambda: prune.remove(prune.random_unstructured(nn.Linear(3, 3), "weight", amount=0.5), "weight"),
     "a lazy layer that has run": lambda: (lazy := nn.Sequential(nn.LazyLinear(3)), lazy(torch.zeros(1, 3)))[0],
 }
 
