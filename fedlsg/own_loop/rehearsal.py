@@ -23,10 +23,9 @@ from fedlsg.restored import restored
 from fedlsg.row_checks import FIX, check_extremes, check_numbers, check_targets, fields, model_outputs, on_cpu
 from fedlsg.training.microbatches import Shape
 
-OWN = [
-    str(Path(str(fedlsg.__file__)).parent.parent / name) + os.sep for name in ("fedlsg", "strategies", "simulations")
-]
-LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep, *OWN)
+ROOT = Path(__file__).parents[2]
+OURS = [str(ROOT / name) + os.sep for name in ("fedlsg", "strategies", "simulations")]
+LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep, *OURS)
 """What paths of files that are not the user's own code contain."""
 
 
