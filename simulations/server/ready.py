@@ -24,9 +24,9 @@ def ready_plan(settings: Settings, *, progress: Progress = silent, declared: Seq
     """
     plan = make_plan(settings, progress=progress, declared=declared)
     progress("a round on public rows")
+    rehearse(plan, max(plan.terms, key=lambda terms: terms.num_examples))
     if workloads.own(plan.settings.workload) is not None:
         check_evaluation(plan)
-    rehearse(plan, max(plan.terms, key=lambda terms: terms.num_examples))
     return plan
 
 
@@ -41,7 +41,6 @@ def check_evaluation(base: Base) -> None:
     own = workloads.own(base.settings.workload)
     with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
         for name, split in workload.tests.items():
-            _check_outputs(model, split, base, None if own is None else own.num_classes)
             try:
                 found = evaluate(model, split, loss=workload.loss, classes=False, device=base.device).loss
                 failure = None if math.isfinite(found) else f"its loss is {found}"
@@ -51,6 +50,7 @@ def check_evaluation(base: Base) -> None:
                 raise ValueError(
                     f"the initial model cannot be measured on {name}{_where(model, split, base)}: {failure}"
                 )
+            _check_outputs(model, split, base, None if own is None else own.num_classes)
         score(model, workload, device=base.device)
 
 

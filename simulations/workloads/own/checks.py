@@ -1,5 +1,6 @@
 """What a user's data must be, beyond their form: types that fit the loss, and a transform of each row by itself."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,15 @@ def check_alike(train: Rows, test: Rows) -> None:
 
 
 def check_transform(rows: Rows, what: str) -> None:
-    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance.
+    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance; for complex rows.
 
     The clip bounds what one example adds only if its inputs depend on no other example. A few rows are prepared alone
     and together. ``rows`` are public.
     """
+    stored = rows.inputs[np.zeros(1, dtype=np.int64)]
+    for value in stored.values() if isinstance(stored, Mapping) else [stored]:
+        if np.iscomplexobj(value):
+            raise ValueError(f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as columns")
     places = np.linspace(0, len(rows.targets) - 1, min(PROBES, len(rows.targets))).astype(np.int64)
     together = dict(fields_of(_prepared(rows, places)))
     for row, place in enumerate(places):
