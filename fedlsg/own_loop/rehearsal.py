@@ -25,7 +25,7 @@ from fedlsg.training.microbatches import Shape
 
 ROOT = Path(__file__).parents[2]
 OURS = [str(ROOT / name) + os.sep for name in ("fedlsg", "strategies", "simulations")]
-LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep, *OURS)
+LIBRARIES = ("site-packages", "dist-packages", "<string>", sysconfig.get_path("stdlib") + os.sep, *OURS)
 """What paths of files that are not the user's own code contain."""
 
 

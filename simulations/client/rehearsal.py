@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
 from fedlsg.own_loop.rehearsal import in_words, sizes_of
 from fedlsg.payload import unpack
@@ -61,7 +62,8 @@ class NoAccount:
 def rehearse(base: Base, terms: ClientTerms) -> None:
     """Take the first round of a client with these terms, and the pruning before it.
 
-    Raises ValueError with the cause, and UnsupportedLayerError as the round itself would.
+    Raises ValueError with the cause, UnsupportedLayerError as the round itself would, and CannotDrawError for a client
+    to which the carriers of a probe are sent: the server has taken this round.
     """
     test = base.workload.test
     rows = probes(test)
@@ -81,6 +83,8 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
             state.finish_round(plan.frame, [received], noise_std=plan.noise_std)
             with state.evaluated():
                 pass
+    except CannotDrawError:
+        raise
     except Exception as error:
         raise in_words(error, state.model, inputs, targets) from error
 
