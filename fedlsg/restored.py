@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ def _of(thing: Any) -> Undo | None:
         return partial(np.copyto, thing, thing.copy()) if thing.flags.writeable and thing.dtype != object else None
     if isinstance(thing, FunctionType):
         cells = [(cell, value) for cell in thing.__closure__ or () for value in _content(cell)]
-        return lambda: [setattr(cell, "cell_contents", value) for cell, value in cells]
+        return partial(_refill, cells)
     ways = [_of_dict(vars(thing))] if _has_attributes(thing) else []
     if isinstance(thing, dict):
         ways.append(_of_dict(thing))
@@ -122,6 +122,11 @@ def _of(thing: Any) -> Undo | None:
     elif isinstance(thing, set):
         ways.append(_of_items(thing, thing.update))
     return (lambda: [way() for way in ways]) if ways else None
+
+
+def _refill(cells: list[tuple[CellType, Any]]) -> None:
+    for cell, value in cells:
+        cell.cell_contents = value
 
 
 def _of_dict(now: dict[Any, Any]) -> Undo:

@@ -50,7 +50,7 @@ def repeated(inputs: Inputs, targets: Inputs) -> Batch:
     return batch
 
 
-def form_of(part: Inputs) -> tuple[object, ...]:
+def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
     """Names, types and shapes of one example."""
     return tuple((name, value.dtype, tuple(value.shape[1:])) for name, value in fields(part))
 

@@ -7,6 +7,7 @@ are afterwards as they were.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training.microbatches import shape_of
+from simulations.client.account import Account
 from simulations.client.basis import Held
 from simulations.client.model import Process
 from simulations.client.train import expected_payload, pack_values, train_round
@@ -96,7 +98,7 @@ def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms,
     local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
     here = Process(base=_with_rows(base, base.workload.test, rows, size), state=state.public, held=Held(state.public))
     checked = check(state.model, plan.frame)
-    train = partial(train_round, here, NoAccount(), replace(plan, local=local), size, checked)
+    train = partial(train_round, here, cast(Account, NoAccount()), replace(plan, local=local), size, checked)
     if plan.release is not None:
         seed, release = base.settings.seed, plan.release
         values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))
