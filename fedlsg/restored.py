@@ -5,18 +5,22 @@ and python, and what functions hold in closures. Not walked: modules of Python, 
 """
 
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, BuiltinFunctionType, torch.dtype)
+PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+"""Weak references whose object may be gone: then asking for their class fails."""
 MANY = 10_000
 """Items of a container above which they are not walked, such as the rows of a data set."""
 Undo = Callable[[], object]
@@ -53,7 +57,7 @@ def _walk(start: tuple[object, ...], seen: set[int]) -> Iterator[Any]:
     due: list[Any] = list(start)
     while due:
         thing = due.pop()
-        if isinstance(thing, PLAIN) or id(thing) in seen:
+        if id(thing) in seen or type(thing) in PROXIES or isinstance(thing, PLAIN):
             continue
         seen.add(id(thing))
         yield thing
@@ -109,7 +113,7 @@ def _of(thing: Any) -> Undo | None:
         return partial(np.copyto, thing, thing.copy()) if thing.flags.writeable and thing.dtype != object else None
     if isinstance(thing, FunctionType):
         cells = [(cell, value) for cell in thing.__closure__ or () for value in _content(cell)]
-        return lambda: [setattr(cell, "cell_contents", value) for cell, value in cells]
+        return partial(_refill, cells)
     ways = [_of_dict(vars(thing))] if _has_attributes(thing) else []
     if isinstance(thing, dict):
         ways.append(_of_dict(thing))
@@ -118,6 +122,11 @@ def _of(thing: Any) -> Undo | None:
     elif isinstance(thing, set):
         ways.append(_of_items(thing, thing.update))
     return (lambda: [way() for way in ways]) if ways else None
+
+
+def _refill(cells: list[tuple[CellType, Any]]) -> None:
+    for cell, value in cells:
+        cell.cell_contents = value
 
 
 def _of_dict(now: dict[Any, Any]) -> Undo:
@@ -148,7 +157,7 @@ def _identical(now: list[Any], before: list[Any]) -> bool:
 
 @torch.no_grad()
 def _of_tensor(t: Tensor) -> Undo | None:
-    if t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested or t.is_inference():
+    if is_lazy(t) or t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested or t.is_inference():
         return None
     before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
 

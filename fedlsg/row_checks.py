@@ -7,6 +7,7 @@ Rows are counted from 0. Messages quote rows: they are for the owner of the data
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -23,7 +24,7 @@ TOGETHER = 64
 AT_ONCE = 2**16
 """Rows that are looked at together."""
 COLUMNS = 64
-"""Most columns of integers whose extremes are tried."""
+"""Most columns of integers whose own extremes are tried."""
 FIX = "fill them in, or leave the rows out"
 
 
@@ -77,7 +78,10 @@ def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, kn
     """
     loss, count = on_cpu(loss), len(fields(targets)[0][1])
     size = min(TOGETHER, count)
-    outputs = run(torch.arange(size))
+    try:
+        outputs = run(torch.arange(size))
+    except Exception:
+        return known  # not of a target: what runs the model next says why
     for start in range(0, count, size):
         rows = torch.arange(start, start + size).clamp(max=count - 1)
         if _failure(loss, outputs, targets, rows) is None:
@@ -138,17 +142,25 @@ def on_cpu(thing: Any) -> Any:
 
 @torch.no_grad()
 def check_extremes(run: Run, inputs: Batch, what: str) -> None:
-    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest integer of its column."""
+    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest integer.
+
+    Of each column, where there are at most ``COLUMNS``: each may have a table of its own.
+    """
     places: dict[int, str] = {}
     for name, value in fields(inputs):
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
             continue
         columns = value.flatten(1) if value.ndim > 1 else value[:, None]
-        least, most = columns[:, :COLUMNS].min(0).indices, columns[:, :COLUMNS].max(0).indices
-        ends = [int(columns.min(1).values.argmin()), int(columns.max(1).values.argmax())]
-        for row in {*ends, *least.tolist(), *most.tolist()}:
+        rows = [columns.min(1).values.argmin()[None], columns.max(1).values.argmax()[None]]
+        if columns.shape[1] <= COLUMNS:
+            rows += [columns.min(0).indices, columns.max(0).indices]
+        for row in torch.cat(rows).unique().tolist():
             own = columns[row]
             places[row] = f"inputs{f' {name}' if name else ''} from {int(own.min())} to {int(own.max())}"
+    with suppress(Exception):
+        if places:
+            run(torch.tensor(sorted(places)))
+            return
     for row, said in sorted(places.items()):
         try:
             run(torch.tensor([row]))

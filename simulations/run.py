@@ -20,7 +20,7 @@ from simulations.engines import engine
 from simulations.plan.continuity import check_unchanged
 from simulations.plan.noise import rho_line, sum_line
 from simulations.plan.places import from_root
-from simulations.plan.plan import Plan, make_plan
+from simulations.plan.plan import Plan
 from simulations.plan.share import torch_func_line
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
@@ -29,6 +29,7 @@ from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
 from simulations.server.diverged import refuse_diverged
+from simulations.server.ready import ready_plan
 from simulations.server.restore import restore
 from simulations.settings.published import resolve
 from simulations.settings.sampling import CLAIM, batches_line
@@ -42,7 +43,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     settings = from_mapping(from_root(resolve(given)))
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with console.status("loading data, calibrating noise") as status:
-        plan = make_plan(settings, progress=status.update)
+        plan = ready_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
@@ -75,7 +76,7 @@ def continued(directory: RunDir, console: Console) -> Plan:
             f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run"
         )
     with console.status("loading data") as status:
-        plan = make_plan(settings, progress=status.update)
+        plan = ready_plan(settings, progress=status.update)
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
     if changed:
         text = f"changed since the last run: {', '.join(changed)}"

@@ -224,8 +224,9 @@ class PrivateStep:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
         if self._rehearsals.is_due(batch, groups):
             self._rounds.check_budget(self._terms)
-            self._check_independence(batch)
-            self._rehearsals.before(batch, groups, self._terms)
+            with restored(self._loss, generators_of=(batch, groups)):
+                self._check_independence(batch)
+                self._rehearsals.before(batch, groups, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
@@ -241,10 +242,12 @@ class PrivateStep:
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
         """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
-        with self._state.evaluated() as model:
-            note_trained(model, self._account)
-            yield model
-        note_trained(self.model, self._account)
+        try:
+            with self._state.evaluated() as model:
+                note_trained(model, self._account)
+                yield model
+        finally:
+            note_trained(self.model, self._account)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.

@@ -13,6 +13,7 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import batch_size
 from fedlsg.training import Batch, Positions
 
+SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
 Check = Callable[[Inputs, Inputs], None]
 Data = Dataset[Any] | tuple[Any, Any]
 """A map-style dataset of (inputs, targets), or inputs and targets whose first dimension is the examples."""
@@ -29,8 +30,8 @@ def batches_of(
 
     ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them), or a map-style torch Dataset
     whose items are (inputs, targets) and are put together by ``default_collate``. Arrays and numbers of python in
-    float64, which numpy and python make of everything, get ``dtype``; tensors stay as they are. ``check`` gets the
-    tensors of a pair.
+    float64, which numpy and python make of everything, get ``dtype``; tensors stay as they are, but targets of a pair
+    in small integers become int64. ``check`` gets the tensors of a pair.
     Raises ValueError for a dataset without a length or of another length than ``num_examples``.
     """
     if isinstance(data, TensorDataset):
@@ -40,7 +41,7 @@ def batches_of(
     if isinstance(data, tuple):
         if len(data) != 2:
             raise ValueError(f"expected a pair (inputs, targets), got a tuple of {len(data)}")
-        inputs, targets = _tensors(data[0], dtype, "inputs"), _tensors(data[1], dtype, "targets")
+        inputs, targets = _tensors(data[0], dtype, "inputs"), _classes(_tensors(data[1], dtype, "targets"))
         size = batch_size(inputs, targets)
         batch: Batch = Stored(inputs, targets, device)
     else:
@@ -93,6 +94,13 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{what}: expected numbers, got {type(value).__name__} ({error})") from None
     return found.to(dtype) if found.dtype == torch.float64 else found
+
+
+def _classes(targets: Inputs) -> Inputs:
+    """Small integers as int64, which losses take as the numbers of classes."""
+    if not isinstance(targets, Tensor):
+        return {name: value.long() if value.dtype in SMALL else value for name, value in targets.items()}
+    return targets.long() if targets.dtype in SMALL else targets
 
 
 def _rows(part: Inputs, rows: Positions) -> Inputs:

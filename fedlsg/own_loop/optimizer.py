@@ -80,8 +80,10 @@ def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
     if not optimizer.state:
         return {}
     try:
+        make: Any = type(optimizer)
         with torch.no_grad():
-            return type(optimizer)([copy(group) for group in optimizer.param_groups]).state
+            made: Optimizer = make([copy(group) for group in optimizer.param_groups], **optimizer.defaults)
+        return made.state
     except Exception:  # a class with arguments of its own
         return {}
 

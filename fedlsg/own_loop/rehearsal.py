@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import fedlsg
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError
@@ -24,10 +23,9 @@ from fedlsg.restored import restored
 from fedlsg.row_checks import FIX, check_extremes, check_numbers, check_targets, fields, model_outputs, on_cpu
 from fedlsg.training.microbatches import Shape
 
-OWN = [
-    str(Path(str(fedlsg.__file__)).parent.parent / name) + os.sep for name in ("fedlsg", "strategies", "simulations")
-]
-LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib") + os.sep, *OWN)
+ROOT = Path(__file__).parents[2]
+OURS = [str(ROOT / name) + os.sep for name in ("fedlsg", "strategies", "simulations")]
+LIBRARIES = ("site-packages", "dist-packages", "<string>", sysconfig.get_path("stdlib") + os.sep, *OURS)
 """What paths of files that are not the user's own code contain."""
 
 
@@ -52,7 +50,7 @@ def repeated(inputs: Inputs, targets: Inputs) -> Batch:
     return batch
 
 
-def form_of(part: Inputs) -> tuple[object, ...]:
+def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
     """Names, types and shapes of one example."""
     return tuple((name, value.dtype, tuple(value.shape[1:])) for name, value in fields(part))
 

@@ -173,13 +173,12 @@ class Rehearsals:
     def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
         """Rehearse a step of a batch function, unless one of its form was; nothing is charged.
 
-        Of the two rows of ``batch`` that are read only shapes and types are used; generators that it holds are
-        restored. Raises as ``Release.rehearse``, and whatever ``batch`` and ``groups`` raise.
+        Of the two rows of ``batch`` that are read only shapes and types are used. Raises as ``Release.rehearse``, and
+        whatever ``batch`` and ``groups`` raise.
         """
         first = torch.arange(min(2, self._release.spending.num_examples))
-        with restored(generators_of=(batch, groups)):
-            rows = guarded(batch)(first)
-            runs_of(first, groups, Shape(size=len(first)))
+        rows = guarded(batch)(first)
+        runs_of(first, groups, Shape(size=len(first)))
         form = (self._modes, *map(form_of, rows))
         if form not in self._done:
             self._release.rehearse(*self._like(rows), terms)

@@ -16,9 +16,9 @@ from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.callbacks.named import named
 from simulations.engines import ahead
 from simulations.plan.places import from_root
-from simulations.plan.plan import make_plan
 from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
+from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
 from simulations.settings.settings import check_names_of, from_mapping, parse, values_of
 from simulations.workloads import Workload
@@ -114,7 +114,7 @@ def _run(
     else:
         settings = from_mapping(from_root(resolve(given)))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
-        plan = make_plan(settings)
+        plan = ready_plan(settings)
         directory = create(None if out is None else str(out), plan.settings)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
         directory.write_config(plan.settings)

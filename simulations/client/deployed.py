@@ -3,12 +3,14 @@
 Both check its terms, because each message has its own run config. Every refusal comes before anything is spent.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from flwr.app import RecordDict
 
+from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.privacy import Entry
 from fedlsg.privacy.shuffling import batches_of_epoch
 from fedlsg.state import ClientTerms
@@ -157,6 +159,15 @@ def check_own_rows(base: Base) -> None:
         raise OwnDataError from None
 
 
+def _some_terms(base: Base) -> ClientTerms:
+    """Terms to rehearse with, where those of a round are not announced yet."""
+    sigma = base.settings.noise_multiplier or 1.0
+    return ClientTerms(
+        num_examples=len(base.workload.train), sample_rate=base.local.sample_rate, noise_multiplier=sigma,
+        prune_noise_multiplier=sigma,
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=2)
 def node_process(settings: Settings, terms: Terms, expected_batch: float | None) -> NodeProcess:
     """Own data, initial model and W_0, built once a process; the model was checked for independent examples.
@@ -171,9 +182,8 @@ def node_process(settings: Settings, terms: Terms, expected_batch: float | None)
         base = prepare(settings, own=own)
         check_own_rows(base)
         blocks = count_blocks(base)  # the client checks the model itself: the server's plan may have skipped that
-        sigma = base.settings.noise_multiplier or 1.0  # of each round, in its announcement
-        size = len(base.workload.train)
-        rehearse(base, ClientTerms(num_examples=size, sample_rate=base.local.sample_rate, noise_multiplier=sigma))
+        with suppress(CannotDrawError):  # the carriers of a probe come with the rounds
+            rehearse(base, _some_terms(base))
     except RefusalError:
         raise
     except (ValueError, OSError, ImportError) as error:

@@ -7,11 +7,13 @@ are afterwards as they were.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
 from fedlsg.own_loop.rehearsal import in_words, sizes_of
 from fedlsg.payload import unpack
@@ -20,12 +22,12 @@ from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training.microbatches import shape_of
+from simulations.client.account import Account
 from simulations.client.basis import Held
 from simulations.client.model import Process
 from simulations.client.train import expected_payload, pack_values, train_round
 from simulations.plan.base import Base
 from simulations.plan.plan import probes
-from simulations.server.evaluate import evaluate
 from simulations.workloads import Split
 from strategies.federation.wire import Announcement
 
@@ -62,7 +64,8 @@ class NoAccount:
 def rehearse(base: Base, terms: ClientTerms) -> None:
     """Take the first round of a client with these terms, and the pruning before it.
 
-    Raises ValueError with the cause, and UnsupportedLayerError as the round itself would.
+    Raises ValueError with the cause, UnsupportedLayerError as the round itself would, and CannotDrawError for a client
+    to which the carriers of a probe are sent: the server has taken this round.
     """
     test = base.workload.test
     rows = probes(test)
@@ -80,9 +83,10 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
                     break
                 state.prune(plan.frame, [received], num_examples=terms.num_examples)
             state.finish_round(plan.frame, [received], noise_std=plan.noise_std)
-            with state.evaluated() as model:
-                few = test.pick(rows)
-                evaluate(model, few, loss=base.workload.loss, classes=False, device=base.device)
+            with state.evaluated():
+                pass
+    except CannotDrawError:
+        raise
     except Exception as error:
         raise in_words(error, state.model, inputs, targets) from error
 
@@ -94,7 +98,7 @@ def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms,
     local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
     here = Process(base=_with_rows(base, base.workload.test, rows, size), state=state.public, held=Held(state.public))
     checked = check(state.model, plan.frame)
-    train = partial(train_round, here, NoAccount(), replace(plan, local=local), size, checked)
+    train = partial(train_round, here, cast(Account, NoAccount()), replace(plan, local=local), size, checked)
     if plan.release is not None:
         seed, release = base.settings.seed, plan.release
         values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))

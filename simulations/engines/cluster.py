@@ -116,8 +116,8 @@ class Cluster:
         import ray
 
         # A task that draws noise is never repeated: what came of the first try may have been released.
-        once = {"max_restarts": 0, "max_task_retries": 0}
-        return ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, **once).remote()
+        actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)
+        return actor.remote()
 
     @staticmethod
     def kill(worker: Any) -> None:

@@ -4,10 +4,8 @@ Refused before anything is written: an epsilon or delta that no noise can reach,
 model is run on public rows of the test split, never on training rows.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -18,7 +16,6 @@ from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.discrete import most_log_ratio
 from fedlsg.discrete.release import MOST_EXAMPLES
-from fedlsg.failure import describe
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.own_loop import check_families
@@ -28,6 +25,7 @@ from simulations import workloads
 from simulations.plan.base import Base
 from simulations.plan.prepare import prepare
 from simulations.plan.public_parts import check_parts, check_personal
+from simulations.plan.rows import check_rows, check_train_shape, naming_failures
 from simulations.plan.source import check_source
 from simulations.plan.unit import adaptive_clip
 from simulations.plan.weights import client_weights
@@ -50,14 +48,11 @@ class Plan(Base):
 
 
 def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
-    """``prepare``, then check delta and calibrate each client's noise multiplier; last, a round on made-up rows.
+    """``prepare``, then check delta and calibrate each client's noise multiplier.
 
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    from simulations.client.rehearsal import rehearse  # of clients, whose code needs this file
-    from simulations.plan.rows import check_evaluation, check_rows
-
     base = prepare(settings, progress=progress, declared=declared)
     base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.kind == "probe":
@@ -65,12 +60,12 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
         check_source(base.probe_source, base.build_model(), base.workload)
     if base.settings.evaluate_clients or base.method.personal:
         check_parts(base)
-    if own := workloads.own(base.settings.workload):
+    own = workloads.own(base.settings.workload) is not None
+    if own:
         check_rows(base)
     terms = client_terms(base)
-    if own:
-        check_evaluation(base)
-    rehearse(base, max(terms, key=lambda t: t.num_examples))
+    if own and declared is None:
+        check_train_shape(base.build_model(), base.workload.train, base.workload.test, device=base.device)
     common = {t.noise_multiplier for t in terms}
     if base.method.mechanism.adds_noise:
         largest = max(common)
@@ -256,23 +251,6 @@ def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str
     with naming_failures(inputs, targets, "test"):
         inputs = to_device(inputs, device)
         loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets.to(device))
-
-
-@contextmanager
-def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
-    """What the model or the loss raise, as one ValueError that says on what."""
-    try:
-        yield
-    except ValueError as error:
-        if error.__cause__ is None:
-            raise
-        raise ValueError(f"{error}: rows of {what}") from error
-    except Exception as error:
-        named = inputs.items() if isinstance(inputs, dict) else [("inputs", inputs)]
-        given = ", ".join(
-            f"{name} {value.dtype} {tuple(value.shape)}" for name, value in [*named, ("targets", targets)]
-        )
-        raise ValueError(f"the model or the loss fails with {describe(error)}, on rows of {what} ({given})") from error
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:

@@ -4,14 +4,15 @@ The driver of a simulation may look at all rows. In a deployment it has the test
 its own rows (``simulations.client.node.data``).
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedlsg.failure import describe
 from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
 from fedlsg.row_checks import (
@@ -25,10 +26,7 @@ from fedlsg.row_checks import (
     not_finite,
     spread,
 )
-from simulations import workloads
 from simulations.plan.base import Base
-from simulations.plan.plan import naming_failures
-from simulations.server.evaluate import evaluate, score, scores_of
 from simulations.workloads import Split, to_device
 from simulations.workloads.base.workload import NoRows
 from simulations.workloads.own.rows import Prepare
@@ -55,8 +53,8 @@ def check_rows(base: Base) -> None:
             def run(rows: Tensor, split: Split = split) -> Any:
                 return model_outputs(model, split.batch(rows)[0])
 
-            if not known and not _works(run, split):
-                return
+            if not _works(run, split):
+                return  # the check of the model, or of the shape of train, says why
             _check_integers(run, split, name)
             known = check_targets(loss, run, split.labels, name, known=known)
 
@@ -111,61 +109,6 @@ def _works(run: Run, split: Split) -> bool:
 
 
 @torch.no_grad()
-def check_evaluation(base: Base) -> None:
-    """Measure the initial model on the whole test split, as after each round. Raises ValueError, naming the row.
-
-    All that an evaluation needs is found before round 1: rows that the model cannot take, a loss that is not finite,
-    metrics that fail, fewer outputs than classes.
-    """
-    workload, model = base.workload, base.build_model()
-    if not isinstance(workload.train, NoRows):
-        check_train_shape(model, workload.train, workload.test, device=base.device)
-    own = workloads.own(base.settings.workload)
-    with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
-        for name, split in workload.tests.items():
-            _check_outputs(model, split, base, None if own is None else own.num_classes)
-            try:
-                found = evaluate(model, split, loss=workload.loss, classes=False, device=base.device).loss
-                failure = None if math.isfinite(found) else f"its loss is {found}"
-            except Exception as error:
-                failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            if failure is not None:
-                raise ValueError(
-                    f"the initial model cannot be measured on {name}{_where(model, split, base)}: {failure}"
-                )
-        score(model, workload, device=base.device)
-
-
-def _where(model: nn.Module, split: Split, base: Base) -> str:
-    """ " row N", the first that fails alone; empty if none does."""
-    for row in range(len(split)):
-        try:
-            one = split.pick(torch.tensor([row]))
-            found = evaluate(model, one, loss=base.workload.loss, classes=False, device=base.device)
-        except Exception:
-            return f" row {row}"
-        if not math.isfinite(found.loss):
-            return f" row {row}"
-    return ""
-
-
-def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None) -> None:
-    """Raise ValueError for outputs (B, K) with fewer numbers than there are classes, or another K than was given."""
-    classes = base.workload.num_classes
-    if classes is None:
-        return
-    inputs = to_device(split.batch(spread(len(split), 2))[0], base.device)
-    outputs = scores_of(model_outputs(model.eval(), inputs))
-    wide = outputs.ndim == 2 and outputs.shape[1] > 1
-    if wide and (outputs.shape[1] < classes or (given is not None and outputs.shape[1] != given)):
-        raise ValueError(
-            f"the model gives {outputs.shape[1]} numbers for each example, and there are {classes} classes "
-            f"({'num_classes' if given is not None else 'the largest target of test is one less'}): give the model as "
-            "many outputs as classes"
-        )
-
-
-@torch.no_grad()
 def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: str) -> None:
     """Raise ValueError if the model fails on rows of the shape of train, where test has another one.
 
@@ -185,3 +128,20 @@ def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: st
 
 def _shapes(inputs: Any) -> list[tuple[int, ...]]:
     return [tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else [inputs])]
+
+
+@contextmanager
+def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
+    """What the model or the loss raise, as one ValueError that says on what."""
+    try:
+        yield
+    except ValueError as error:
+        if error.__cause__ is None:
+            raise
+        raise ValueError(f"{error}: rows of {what}") from error
+    except Exception as error:
+        named = inputs.items() if isinstance(inputs, dict) else [("inputs", inputs)]
+        given = ", ".join(
+            f"{name} {value.dtype} {tuple(value.shape)}" for name, value in [*named, ("targets", targets)]
+        )
+        raise ValueError(f"the model or the loss fails with {describe(error)}, on rows of {what} ({given})") from error

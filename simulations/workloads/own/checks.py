@@ -45,12 +45,16 @@ def check_alike(train: Rows, test: Rows) -> None:
 
 
 def check_transform(rows: Rows, what: str) -> None:
-    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance.
+    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance; for complex rows.
 
     The clip bounds what one example adds only if its inputs depend on no other example. A few rows are prepared alone
     and together; so are made-up rows of the same form, in all families that the transform takes. ``rows`` are public.
     All random generators are left as they were.
     """
+    stored = rows.inputs[np.zeros(1, dtype=np.int64)]
+    for value in stored.values() if isinstance(stored, Mapping) else [stored]:
+        if np.iscomplexobj(value):
+            raise ValueError(f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as columns")
     with own_draws("cpu"):
         places = np.linspace(0, len(rows.targets) - 1, min(PROBES, len(rows.targets))).astype(np.int64)
         _check_rows(lambda chosen: _prepared(rows, places[chosen]), len(places), what)

@@ -146,14 +146,14 @@ def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulations.run.make_plan", interrupt)
+    monkeypatch.setattr("simulations.run.ready_plan", interrupt)
     status, out, err = fedlsg("run", *SMALL)
     assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_says_the_same(number, fedlsg, monkeypatch):
-    monkeypatch.setattr("simulations.run.make_plan", lambda *_, **__: os.kill(os.getpid(), number))
+    monkeypatch.setattr("simulations.run.ready_plan", lambda *_, **__: os.kill(os.getpid(), number))
     before = signal.signal(number, signal.SIG_DFL)  # nohup starts its programs with SIGHUP ignored
     try:
         status, out, err = fedlsg("run", *SMALL)
@@ -167,7 +167,7 @@ def test_a_missing_package_is_one_line(fedlsg, monkeypatch):
     def missing(*_: object, **__: object) -> None:
         raise ImportError("expected pyarrow; pip install 'fedlsg[hub]'")
 
-    monkeypatch.setattr("simulations.run.make_plan", missing)
+    monkeypatch.setattr("simulations.run.ready_plan", missing)
     assert fedlsg("run", *SMALL)[::2] == (1, "fedlsg: error: expected pyarrow; pip install 'fedlsg[hub]'\n")
 
 
