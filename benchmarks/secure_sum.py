@@ -49,10 +49,10 @@ Sent = dict[int, bytes]
 
 
 def make_terms(clients: int, values: int, bits: int) -> Terms:
-    """m = 80 % of the clients, t = 10 %."""
+    """m = 80 % of the clients, t = 10 %, one at least."""
     return Terms(
         run=bytes(32), round=1, attempt=0, clients=tuple(range(clients)), min_survivors=-(-clients * 8 // 10),
-        colluders=clients // 10, length=values, bits=bits,
+        colluders=max(clients // 10, 1), length=values, bits=bits,
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Symbols:
     K  selected clients                 m  least number of clients in a sum, so K - m dropouts are tolerated
-    t  tolerated colluders: clients that show the server all that they know
+    t  tolerated colluders: clients that show the server all that they know; 1 at least, because every client of a sum
+       reads the sum and knows its own noise
     k  degree of the graph              h  threshold: shares that give a secret back
     A closed neighbourhood is a client and its k neighbours. Each of these k + 1 clients holds one share of its secrets.
 
@@ -38,30 +39,34 @@ class GraphPlan:
 def plan_graph(clients: int, *, min_survivors: int, colluders: int) -> GraphPlan:
     """Degree and threshold for K clients, m survivors and t colluders, with D = K - m dropouts.
 
-        h = floor((k + 1 + t) / 2) + 1         k = max(t + D + max(D, 1), 2), plus 1 if k K would be odd (K = 2: k = 1)
+        h = floor((k + 1 + t) / 2) + 1         k = t + D + max(D, 1), plus 1 if k K would be odd; K - 1 at most
 
     Guarantee, for **every** set of at most D dropouts and every set of at most t colluders:
     - 2 h > k + 1 + t: if each honest holder gives one of the two secrets of a client at most, nobody collects h shares
       of both, even if the server tells clients different things. So h > t, too, and h is above half;
     - k + 1 - D >= h: at least h holders of each secret remain, so each dropout is recovered;
-    - k >= t + D + 1: the graph is k-connected, so honest survivors stay connected without dropouts and colluders.
+    - k >= t + D + 1 or k = K - 1: the graph is k-connected, so honest survivors stay connected without dropouts and
+      colluders.
     Differs from the paper, where k is logarithmic in K and the three hold except with probability 2^-sigma over a
     random graph: here they always hold, and k grows with t and D, up to K - 1 (the complete graph of Bonawitz et
     al. 2017). A client keeps a share of its own secrets, as there. h is a function of k, not free.
-    Raises ValueError if no graph of K clients has these properties: m <= (K + t) / 2, or fewer than two honest
-    survivors.
+    Raises ValueError if no graph of K clients has these properties: m <= (K + t) / 2, no honest survivor, or no
+    colluder.
     """
     dropouts = clients - min_survivors
-    if colluders < 0 or dropouts < 0 or min_survivors - colluders < 2:
+    if colluders < 1:
         raise ValueError(
-            f"expected {colluders=} >= 0 and {colluders} + 2 <= min_survivors <= {clients} clients, got {min_survivors}"
+            f"expected {colluders=} >= 1: every client of a sum reads the sum and knows its own noise, so one reader at"
+            " least is among the clients"
         )
+    if dropouts < 0 or min_survivors - colluders < 1:
+        raise ValueError(f"expected {colluders} + 1 <= min_survivors <= {clients} clients, got {min_survivors}")
     if 2 * min_survivors <= clients + colluders:
         raise ValueError(
             f"expected min_survivors > (clients + colluders) / 2 = {(clients + colluders) / 2:g}, got {min_survivors}:"
             " otherwise sums of two separate sets of clients could be asked for"
         )
-    degree = max(colluders + dropouts + max(dropouts, 1), min(2, clients - 1))
+    degree = min(colluders + dropouts + max(dropouts, 1), clients - 1)
     degree += degree * clients % 2
     return GraphPlan(degree=degree, threshold=(degree + 1 + colluders) // 2 + 1, colluders=colluders)
 

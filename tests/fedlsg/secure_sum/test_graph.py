@@ -11,7 +11,7 @@ CASES = [
     (clients, survivors, colluders)
     for clients in range(2, 41)
     for survivors in range(2, clients + 1)
-    for colluders in range(survivors - 1)
+    for colluders in range(1, survivors)
     if 2 * survivors > clients + colluders
 ]
 
@@ -41,7 +41,9 @@ def test_thresholds_hold_in_the_worst_case(clients):
 def test_plans_by_hand():
     assert plan_graph(10, min_survivors=7, colluders=1) == GraphPlan(degree=7, threshold=5, colluders=1)
     assert plan_graph(50, min_survivors=40, colluders=3) == GraphPlan(degree=23, threshold=14, colluders=3)
-    assert plan_graph(5, min_survivors=5, colluders=0) == GraphPlan(degree=2, threshold=2, colluders=0)
+    assert plan_graph(5, min_survivors=5, colluders=1) == GraphPlan(degree=2, threshold=3, colluders=1)
+    assert plan_graph(3, min_survivors=3, colluders=2) == GraphPlan(degree=2, threshold=3, colluders=2)
+    assert plan_graph(2, min_survivors=2, colluders=1) == GraphPlan(degree=1, threshold=2, colluders=1)
 
 
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), [c for c in CASES if c[0] <= 9])
@@ -84,12 +86,13 @@ def test_the_order_is_public_and_changes_with_the_attempt():
 @pytest.mark.parametrize(
     ("clients", "survivors", "colluders", "text"),
     [
-        (10, 5, 0, r"min_survivors > \(clients"),
+        (10, 5, 1, r"min_survivors > \(clients"),
         (10, 6, 2, r"min_survivors > \(clients"),
-        (10, 11, 0, "min_survivors <= 10"),
-        (10, 8, -1, "colluders=-1 >= 0"),
-        (4, 4, 3, r"3 \+ 2 <= min_survivors"),
-        (1, 1, 0, "min_survivors"),
+        (10, 11, 1, "min_survivors <= 10"),
+        (10, 8, -1, "colluders=-1 >= 1"),
+        (10, 8, 0, "colluders=0 >= 1: every client of a sum reads the sum and knows its own noise"),
+        (4, 4, 4, r"4 \+ 1 <= min_survivors"),
+        (1, 1, 1, "min_survivors"),
     ],
 )
 def test_what_no_graph_fits_is_refused(clients, survivors, colluders, text):

@@ -217,7 +217,7 @@ def test_survivors_that_a_client_can_refuse(survivors, bits, text):
 
 
 def test_survivors_that_are_unknown_or_sent_no_shares_are_refused():
-    terms = make_terms(7, survivors=5, colluders=0)
+    terms = make_terms(7, survivors=5, colluders=1)
     session = Session(terms)
     rosters = session.rosters()
     gone = terms.clients[-1]
@@ -266,7 +266,7 @@ def test_never_both_secrets_of_one_neighbour():
 
 
 def test_a_client_that_lies_about_its_neighbours_is_refused():
-    terms = make_terms(8, survivors=7, colluders=0)
+    terms = make_terms(8, survivors=7, colluders=1)
     assert terms.plan.degree < 7
     session = Session(terms)
     shares = {who: session.clients[who].shares(roster) for who, roster in session.rosters().items()}
@@ -356,7 +356,7 @@ def test_terms_out_of_range_are_refused(change):
 @pytest.mark.parametrize(
     "change",
     [{"run": bytes(32)}, {"round": 9}, {"attempt": 9}, {"bits": 17}, {"length": 9}, {"clients": (1, 2, 3, 4, 5, 6)},
-     {"min_survivors": 6}, {"colluders": 0}],
+     {"min_survivors": 6}, {"colluders": 2}],
 )  # fmt: skip
 def test_every_term_is_in_the_digest(change):
     assert replace(make_terms(), **change).digest != make_terms().digest

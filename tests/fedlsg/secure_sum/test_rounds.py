@@ -23,8 +23,8 @@ def random_round(seed: int, most: int) -> tuple[str, int]:
     """One attempt with random terms and dropouts, checked. How it ended, and how many clients dropped out."""
     rng = random.Random(seed)
     count = 5 + int((most - 4) * rng.random() ** 3)
-    colluders = rng.randrange(0, 3 if count > 7 else 1)
-    survivors = rng.randint(max(colluders + 2, (count + colluders) // 2 + 1), count)
+    colluders = rng.randint(1, 2 if count > 7 else 1)
+    survivors = rng.randint((count + colluders) // 2 + 1, count)
     terms = make_terms(
         tuple(sorted(rng.sample(range(1000), count))), survivors=survivors, colluders=colluders,
         length=rng.randint(1, 40), bits=rng.randint(8, 64), attempt=seed,
@@ -99,9 +99,19 @@ def test_one_more_dropout_gives_up_by_name(stage, text):
     assert bool(found.answers) == (stage == "unmask")
 
 
+@pytest.mark.parametrize("clients", [2, 3])
+def test_the_smallest_sums(clients):
+    """Two clients, one of them the reader; three of whom two collude: nobody may be missing."""
+    terms = make_terms(clients, survivors=clients, colluders=clients - 1)
+    inputs = random_inputs(terms, 0)
+    found = run_attempt(terms, inputs)
+    assert isinstance(found.outcome, Total)
+    assert found.outcome.values.tolist() == exact_sum(inputs, frozenset(terms.clients), terms.bits)
+
+
 @pytest.mark.parametrize("bits", [8, 16, 33, 64])
 def test_sums_by_hand_wrap(bits):
-    terms = make_terms(3, survivors=3, colluders=0, length=3, bits=bits)
+    terms = make_terms(3, survivors=3, colluders=1, length=3, bits=bits)
     top = 2 ** (bits - 1)
     kind = np.uint64 if bits == 64 else np.int64
     inputs = {who: np.array([top, 1, top - 1], kind) for who in terms.clients}
@@ -112,7 +122,7 @@ def test_sums_by_hand_wrap(bits):
 
 def test_a_masked_vector_by_hand():
     """Oracle: key streams and signs in Python's integers. A neighbour that sent no shares has no mask in it."""
-    terms = make_terms(6, survivors=4, colluders=0, length=9, bits=13)
+    terms = make_terms(6, survivors=4, colluders=1, length=9, bits=13)
     inputs, gone, who = random_inputs(terms, 0), 25, 16
     found = run_attempt(terms, inputs, drop=lambda stage, client: (stage, client) == ("shares", gone))
     secrets = {client: AttemptSecrets(reproducible_root(0, client), terms.digest, client) for client in terms.clients}
@@ -172,7 +182,7 @@ def test_a_masked_vector_that_comes_after_the_set_is_fixed_is_not_added():
 
 def test_the_server_adds_vectors_as_they_come():
     """Memory for 30 clients of 100,000 values: a few vectors, not 30."""
-    terms = make_terms(30, survivors=30, colluders=0, length=100_000, bits=16)
+    terms = make_terms(30, survivors=30, colluders=1, length=100_000, bits=16)
     clients = make_clients(terms)
     server = Server(terms)
     rosters = server.rosters((who, client.keys()) for who, client in clients.items())

@@ -30,7 +30,7 @@ def masked_samples(value: int, seed: int) -> np.ndarray:
     """Masked vectors of all attempts, clients and positions: attempts x clients x values, 8 bits."""
     samples = []
     for attempt in range(ATTEMPTS):
-        terms = make_terms(4, survivors=4, colluders=0, length=LENGTH, bits=8, attempt=attempt)
+        terms = make_terms(4, survivors=4, colluders=1, length=LENGTH, bits=8, attempt=attempt)
         inputs = {who: np.full(LENGTH, value) for who in terms.clients}
         found = run_attempt(terms, inputs, seed=seed)
         samples.append([vector(message, terms) for message in found.masked.values()])
@@ -130,7 +130,7 @@ def test_a_coalition_learns_the_honest_sum_and_nothing_else():
 
 def test_one_colluder_more_than_the_honest_graph_stands_is_seen():
     """Negative control: if all neighbours of a client collude, its residual is its input."""
-    terms = make_terms(4, survivors=4, colluders=0, length=LENGTH, bits=8)
+    terms = make_terms(4, survivors=4, colluders=1, length=LENGTH, bits=8)
     who = terms.clients[0]
     inputs = {client: np.full(LENGTH, client) for client in terms.clients}
     rest = residuals(terms, inputs, 0, set(), set(terms.neighbours[who]))
@@ -235,7 +235,7 @@ def test_on_a_graph_in_two_parts_they_have_not():
 
 
 def test_reduced_inputs_do_not_show_in_the_number_of_bytes():
-    terms = make_terms(4, survivors=4, colluders=0, length=5, bits=13)
+    terms = make_terms(4, survivors=4, colluders=1, length=5, bits=13)
     sizes = {
         len(message)
         for value in (0, -1, 2**40)
