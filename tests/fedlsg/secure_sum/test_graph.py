@@ -55,6 +55,37 @@ def test_honest_survivors_are_connected_whoever_is_gone(clients, survivors, coll
     assert all(connected(graph, set(range(clients)) - set(gone)) for gone in combinations(range(clients), away))
 
 
+def second_group(graph: dict[int, tuple[int, ...]], survivors: int, colluders: int, quorum: int) -> object:
+    """By brute force: a group of honest survivors, not all of them, whose sum a lying server could read, or None.
+
+    ``quorum`` survivors tagged the same sets, so they have masks with all survivors around them. Each other one may
+    have been told sharers without some of its neighbours, D at most, and has no masks with these. The group's sum is
+    read if its masks with honest survivors are all within it.
+    """
+    dropouts, everyone = len(graph) - survivors, 2 ** len(graph)
+    near = [sum(1 << other for other in graph[who]) for who in range(len(graph))]
+    for bad in combinations(range(len(graph)), colluders):
+        mask = sum(1 << who for who in bad)
+        for alive in (a for a in range(everyone) if a.bit_count() >= survivors):
+            honest = alive & ~mask
+            group = honest & (honest - 1)
+            while group:
+                left_out = [(near[who] & honest & ~group).bit_count() for who in graph if group >> who & 1]
+                lied_to = sum(number > 0 for number in left_out)
+                if max(left_out) <= dropouts and alive.bit_count() - lied_to >= quorum:
+                    return bad, bin(alive), bin(group)
+                group = (group - 1) & honest
+    return None
+
+
+@pytest.mark.parametrize("clients", range(2, 9))
+def test_among_m_clients_that_agree_no_second_group_is_read(clients):
+    for count, survivors, colluders in CASES:
+        if count == clients:
+            plan = plan_graph(clients, min_survivors=survivors, colluders=colluders)
+            assert second_group(harary_graph(range(clients), plan.degree), survivors, colluders, survivors) is None
+
+
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), [c for c in CASES if c[0] <= 7])
 def test_no_division_of_the_holders_gives_both_secrets(clients, survivors, colluders):
     """Honest holders give one secret or none, whatever each is told; colluders give both."""
@@ -101,6 +132,20 @@ def test_what_no_graph_fits_is_refused(clients, survivors, colluders, text):
 
 
 # --- negative controls
+
+
+@pytest.mark.parametrize(("clients", "survivors", "colluders"), [(6, 5, 1), (6, 5, 2), (8, 6, 1), (8, 7, 2), (8, 8, 3)])
+def test_one_neighbour_less_is_too_few(clients, survivors, colluders):
+    """The search above sees a graph that is too thin: k is tight."""
+    degree = plan_graph(clients, min_survivors=survivors, colluders=colluders).degree - 1
+    assert second_group(harary_graph(range(clients), degree), survivors, colluders, survivors) is not None
+
+
+@pytest.mark.parametrize(("clients", "survivors", "colluders"), [(5, 4, 2), (6, 5, 1), (7, 6, 2), (8, 7, 5)])
+def test_one_tag_less_is_too_few(clients, survivors, colluders):
+    """A client that is content with m - 1 tags."""
+    degree = plan_graph(clients, min_survivors=survivors, colluders=colluders).degree
+    assert second_group(harary_graph(range(clients), degree), survivors, colluders, survivors - 1) is not None
 
 
 @pytest.mark.parametrize(("threshold", "colluders"), [(3, 0), (4, 1), (2, 0), (4, 2)])

@@ -10,7 +10,7 @@ import pytest
 
 from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Terms, reproducible_root
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import SEALED_BYTES, AttemptSecrets, public_bytes
+from fedlsg.secure_sum.keys import SEALED_BYTES, TAG_BYTES, AttemptSecrets, public_bytes
 from tests.fedlsg.support.secure_rounds import exact_sum, make_clients, make_terms, random_inputs
 
 WHO, OTHER = 10, 13
@@ -36,8 +36,11 @@ class Session:
             self.clients[who].accept(delivery)
         return {who: client.masked(self.inputs[who]) for who, client in self.clients.items()}
 
+    def survivors(self) -> dict[int, bytes]:
+        return told(self.server.survivors(self.masked().items()))
+
     def requests(self) -> dict[int, bytes]:
-        return told(self.server.requests(self.masked().items()))
+        return told(self.server.requests([(w, self.clients[w].agree(m)) for w, m in self.survivors().items()]))
 
 
 def told(sent: Mapping[int, bytes] | GivenUp) -> dict[int, bytes]:
@@ -58,13 +61,10 @@ def with_table(session: Session, message: bytes, kind: int, change, width: int) 
     return wire.write(kind, WHO, session.terms, body[:size] + wire.write_table(table))
 
 
-def request_for(session: Session, survivors: set[int], *, sharers: set[int] | None = None, bits: int = 0) -> bytes:
-    everyone = set(session.terms.clients)
-    digest = wire.survivors_digest(sharers or everyone, survivors, session.terms)
+def told_of(session: Session, survivors: set[int], *, bits: int = 0) -> bytes:
+    """The message that names these survivors."""
     members = int.from_bytes(wire.write_set(survivors, session.terms), "little") | bits
-    return wire.write(
-        wire.REQUEST, WHO, session.terms, members.to_bytes(wire.set_bytes(session.terms), "little") + digest
-    )
+    return wire.write(wire.SURVIVORS, WHO, session.terms, members.to_bytes(wire.set_bytes(session.terms), "little"))
 
 
 # --- a client: order and repetition
@@ -72,7 +72,7 @@ def request_for(session: Session, survivors: set[int], *, sharers: set[int] | No
 
 def test_stages_out_of_order_are_refused():
     client = make_clients(make_terms())[WHO]
-    for step in (client.shares, client.accept, client.unmask):
+    for step in (client.shares, client.accept, client.agree, client.unmask):
         with pytest.raises(SecureSumError, match="out of order, the next stage is keys"):
             step(b"")
     with pytest.raises(SecureSumError, match="expected a delivery before the values"):
@@ -80,6 +80,10 @@ def test_stages_out_of_order_are_refused():
     client.keys()
     with pytest.raises(SecureSumError, match="unmask: out of order, the next stage is shares"):
         client.unmask(b"")
+    session = Session()
+    session.masked()
+    with pytest.raises(SecureSumError, match="unmask: out of order, the next stage is agree"):
+        session.clients[WHO].unmask(b"")
 
 
 def test_a_repeated_message_gets_the_stored_answer_and_another_one_is_refused():
@@ -95,11 +99,18 @@ def test_a_repeated_message_gets_the_stored_answer_and_another_one_is_refused():
     session = Session()
     client, masked = session.clients[WHO], session.masked()
     assert client.masked(session.inputs[WHO] + 1) == masked[WHO]
-    request = told(session.server.requests(masked.items()))[WHO]
-    answer = client.unmask(request)
-    assert client.unmask(request) == answer
+    survivors = told(session.server.survivors(masked.items()))
+    tags = {who: session.clients[who].agree(message) for who, message in survivors.items()}
+    assert client.agree(survivors[WHO]) == tags[WHO]
+    with pytest.raises(SecureSumError, match="agree: this attempt has answered another message"):
+        client.agree(told_of(session, set(session.terms.clients) - {OTHER}))
+    requests = told(session.server.requests(tags.items()))
+    answer = client.unmask(requests[WHO])
+    assert client.unmask(requests[WHO]) == answer
     with pytest.raises(SecureSumError, match="unmask: this attempt has answered another message"):
-        client.unmask(request_for(session, set(session.terms.clients) - {OTHER}))
+        client.unmask(requests[OTHER])
+    with pytest.raises(SecureSumError, match="agree: this attempt has answered another message"):
+        client.agree(told_of(session, set(session.terms.clients) - {OTHER}))
     assert client.masked(session.inputs[WHO] + 2) == masked[WHO]
     assert client.stage == "done"
 
@@ -128,21 +139,28 @@ def test_messages_of_another_attempt_are_refused():
 # --- a client: what a message says
 
 
-@pytest.mark.parametrize("stranger", ["no neighbour", "unknown"])
-def test_a_roster_that_differs_from_the_public_graph_is_refused(stranger):
-    session = Session(make_terms(8, survivors=8, colluders=1))
+@pytest.mark.parametrize("stranger", [7, WHO])
+def test_a_roster_with_keys_of_others_than_its_clients_is_refused(stranger):
+    session = Session()
     roster = session.rosters()[WHO]
-    near = session.terms.neighbours[WHO]
-    far = next(c for c in session.terms.clients if c not in (*near, WHO)) if stranger == "no neighbour" else 7
-    spoilt = with_table(session, roster, wire.ROSTER, lambda t: t.update({far: t.pop(near[0])}), 64)
-    with pytest.raises(SecureSumError, match=f"client {far} is not expected here|ascending"):
+    spoilt = with_table(session, roster, wire.ROSTER, lambda t: t.update({stranger: t.pop(OTHER)}), 64)
+    with pytest.raises(SecureSumError, match=f"client {stranger} is not expected here"):
         session.clients[WHO].shares(spoilt)
 
 
-def test_a_roster_without_a_neighbour_or_with_one_twice_is_refused():
+def test_a_delivery_from_a_client_that_is_no_neighbour_is_refused():
+    session = Session()
+    delivery, near = session.deliveries()[WHO], session.terms.neighbours[WHO]
+    far = next(c for c in session.terms.clients if c not in (*near, WHO))
+    spoilt = with_table(session, delivery, wire.DELIVERY, lambda t: t.update({far: t.pop(near[0])}), SEALED_BYTES)
+    with pytest.raises(SecureSumError, match=f"client {far} is not expected here"):
+        session.clients[WHO].accept(spoilt)
+
+
+def test_a_roster_without_a_client_or_with_one_twice_is_refused():
     session = Session()
     roster, near = session.rosters()[WHO], session.terms.neighbours[WHO]
-    with pytest.raises(SecureSumError, match="roster: expected 3 entries"):
+    with pytest.raises(SecureSumError, match="roster: expected 7 entries"):
         session.clients[WHO].shares(with_table(session, roster, wire.ROSTER, lambda t: t.pop(near[0]), 64))
     body, size = bytearray(body_of(roster)), wire.set_bytes(session.terms)
     body[size + 2 + 68 : size + 6 + 68] = body[size + 2 : size + 6]
@@ -211,9 +229,9 @@ EVERYONE = set(make_terms(8, survivors=7, colluders=1).clients)
 )
 def test_survivors_that_a_client_can_refuse(survivors, bits, text):
     session = Session()
-    session.requests()
+    session.masked()
     with pytest.raises(SecureSumError, match=text):
-        session.clients[WHO].unmask(request_for(session, survivors, bits=bits))
+        session.clients[WHO].agree(told_of(session, survivors, bits=bits))
 
 
 def test_survivors_that_are_unknown_or_sent_no_shares_are_refused():
@@ -227,12 +245,10 @@ def test_survivors_that_are_unknown_or_sent_no_shares_are_refused():
         session.clients[who].masked(session.inputs[who])
     client = session.clients[WHO]
     with pytest.raises(SecureSumError, match="survivors: expected clients that sent shares"):
-        client.unmask(request_for(session, set(terms.clients)))
+        client.agree(told_of(session, set(terms.clients)))
     with pytest.raises(SecureSumError, match="bits of unknown"):
-        client.unmask(request_for(session, set(sent), bits=1 << 7))
-    with pytest.raises(SecureSumError, match="the digest is that of another set"):
-        client.unmask(request_for(session, set(sent)))
-    assert client.unmask(request_for(session, set(sent), sharers=set(sent)))
+        client.agree(told_of(session, set(sent), bits=1 << 7))
+    assert client.agree(told_of(session, set(sent)))
 
 
 def test_a_thin_neighbourhood_is_refused_by_itself():
@@ -247,19 +263,79 @@ def test_a_thin_neighbourhood_is_refused_by_itself():
     assert "fewer than 3 of the neighbourhood of client" in session.server._too_few(everyone - set(near[:2]))
 
 
+# --- a client: tags
+
+
+def with_tags(session: Session, request: bytes, senders: set[int], tags: Mapping[int, bytes] | None = None) -> bytes:
+    """The request with tags of these senders alone; some of them changed."""
+    body, size = body_of(request), wire.set_bytes(session.terms)
+    table = wire.read_table(body[size:], TAG_BYTES, EVERYONE - {WHO}, of="test")
+    table = {who: tag for who, tag in table.items() if who in senders} | dict(tags or {})
+    return wire.write(
+        wire.REQUEST, WHO, session.terms, wire.write_set(senders, session.terms) + wire.write_table(table)
+    )
+
+
+def test_a_request_needs_the_tags_of_m_survivors():
+    """m = 7 of 8: one tag may be missing or wrong, two may not."""
+    session = Session()
+    request, client = session.requests()[WHO], session.clients[WHO]
+    with pytest.raises(SecureSumError, match="request: expected 7 clients at least, got 6"):
+        client.unmask(with_tags(session, request, EVERYONE - {OTHER, 16}))
+    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets, got 6"):
+        client.unmask(with_tags(session, request, EVERYONE, {OTHER: bytes(16), 16: bytes(16)}))
+    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets, got 6"):
+        client.unmask(with_tags(session, request, EVERYONE - {OTHER}, {16: bytes(16)}))
+    with pytest.raises(SecureSumError, match="expected tags of survivors, this client among them"):
+        client.unmask(with_tags(session, request, EVERYONE - {WHO}))
+    assert client.stage == "unmask"
+    assert client.unmask(with_tags(session, request, EVERYONE, {OTHER: bytes(16)}))
+
+
+def test_tags_of_clients_that_did_not_survive_are_refused():
+    session = Session()
+    session.masked()
+    client = session.clients[WHO]
+    client.agree(told_of(session, EVERYONE - {OTHER}))
+    table = dict.fromkeys(EVERYONE - {WHO}, bytes(16))
+    body = wire.write_set(EVERYONE, session.terms) + wire.write_table(table)
+    with pytest.raises(SecureSumError, match="expected tags of survivors"):
+        client.unmask(wire.write(wire.REQUEST, WHO, session.terms, body))
+
+
+def test_a_tag_that_is_sent_back_or_to_another_client_does_not_count():
+    session = Session()
+    tags = {who: session.clients[who].agree(message) for who, message in session.survivors().items()}
+    request = told(session.server.requests(tags.items()))[WHO]
+    own = wire.read_table(body_of(tags[WHO]), TAG_BYTES, EVERYONE - {WHO}, of="test")
+    others = wire.read_table(body_of(tags[OTHER]), TAG_BYTES, EVERYONE - {OTHER}, of="test")
+    for wrong in ({who: own[who] for who in (OTHER, 16)}, {OTHER: others[16], 16: others[19]}):
+        with pytest.raises(SecureSumError, match="told the same sets, got 6"):
+            session.clients[WHO].unmask(with_tags(session, request, EVERYONE, wrong))
+
+
+@pytest.mark.parametrize("sets", ["announced", "sharers", "survivors"])
+def test_a_client_that_was_told_another_set_does_not_count(sets):
+    """One client in a different world; of eight, seven must be in the same one."""
+    everyone = tuple(sorted(EVERYONE))
+    base = {"announced": everyone, "sharers": everyone, "survivors": everyone}
+    terms = make_terms(8, survivors=7, colluders=1)
+    assert wire.sets_digest(**base, terms=terms) != wire.sets_digest(**base | {sets: everyone[1:]}, terms=terms)
+    assert len({wire.sets_digest(**base, terms=make_terms(8, survivors=7, attempt=a)) for a in (0, 1)}) == 2
+
+
 def test_never_both_secrets_of_one_neighbour():
-    """The second request counts a neighbour as absent; over all requests one share of each neighbour is given."""
+    """A second message counts a neighbour as absent; over all of them one share of each neighbour is given."""
     session = Session()
     requests = session.requests()
     client = session.clients[WHO]
     answer = client.unmask(requests[WHO])
     with pytest.raises(SecureSumError, match="has answered another message"):
-        client.unmask(request_for(session, EVERYONE - {OTHER}))
+        client.agree(told_of(session, EVERYONE - {OTHER}))
     body = body_of(answer)
     seeds, keys = len(session.terms.holders(WHO)), 0
     assert len(body) == 32 + wire.table_bytes(seeds, 32) + wire.table_bytes(keys, 32)
-    assert not client._held
-    assert client._secrets is None
+    assert (client._held, client._seeds, client._due, client._secrets) == ({}, {}, {}, None)
 
 
 # --- the server
@@ -294,7 +370,8 @@ def test_second_and_unexpected_messages_are_refused():
 
 def test_stages_of_the_server_out_of_order_are_refused():
     session = Session()
-    for step in (session.server.deliveries, session.server.requests, session.server.total):
+    server = session.server
+    for step in (server.deliveries, server.survivors, server.requests, server.total):
         with pytest.raises(SecureSumError, match="out of order, expected keys"):
             step([])
     session.rosters()
@@ -309,7 +386,9 @@ def test_a_wrong_share_is_found_and_the_attempt_given_up(secret):
     masked = session.masked()
     gone = terms.clients[-1]
     del masked[gone]
-    requests = told(session.server.requests(masked.items()))
+    survivors = told(session.server.survivors(masked.items()))
+    tags = {who: session.clients[who].agree(message) for who, message in survivors.items()}
+    requests = told(session.server.requests(tags.items()))
     answers = {who: session.clients[who].unmask(request) for who, request in requests.items()}
     body = bytearray(body_of(answers[WHO]))
     body[32 + 2 + 4 + 5 if secret == "seed" else -3] ^= 1
@@ -326,7 +405,7 @@ def test_an_answer_for_another_set_is_refused():
     answers = {who: session.clients[who].unmask(request) for who, request in requests.items()}
     answers[WHO] = wire.write(wire.ANSWER, WHO, session.terms, bytes(32) + body_of(answers[WHO])[32:])
     total = session.server.total(answers.items())
-    assert "another set of survivors" in session.server.refused[WHO]
+    assert "other sets of clients" in session.server.refused[WHO]
     assert not isinstance(total, GivenUp)
     assert total.values.tolist() == exact_sum(session.inputs, total.survivors, session.terms.bits)
 

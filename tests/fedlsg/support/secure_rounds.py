@@ -43,7 +43,7 @@ def run_attempt(
     terms: Terms, inputs: Mapping[int, np.ndarray], *, seed: int = 0, drop: Drop = lambda stage, who: False,
     clients: Mapping[int, Client] | None = None,
 ) -> Attempt:  # fmt: skip
-    """One attempt; ``drop`` says who is silent from which stage on: keys, shares, masked or unmask."""
+    """One attempt; ``drop`` says who is silent from which stage on: keys, shares, masked, agree or unmask."""
     clients = make_clients(terms, seed) if clients is None else clients
     server, masked, answers = Server(terms), dict[int, bytes](), dict[int, bytes]()
 
@@ -62,7 +62,10 @@ def run_attempt(
         if not drop("masked", who):
             clients[who].accept(delivery)
             masked[who] = clients[who].masked(inputs[who])
-    sent = server.requests(masked.items())
+    sent = server.survivors(masked.items())
+    if isinstance(sent, GivenUp):
+        return done(sent)
+    sent = server.requests((who, clients[who].agree(told)) for who, told in sent.items() if not drop("agree", who))
     if isinstance(sent, GivenUp):
         return done(sent)
     for who, request in sent.items():
