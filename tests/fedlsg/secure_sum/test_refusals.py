@@ -2,70 +2,16 @@
 
 import copy
 import pickle
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Terms, reproducible_root
+from fedlsg.secure_sum import Client, GivenUp, SecureSumError, reproducible_root
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import SEALED_BYTES, TAG_BYTES, AttemptSecrets, public_bytes
-from tests.fedlsg.support.secure_rounds import exact_sum, make_clients, make_terms, random_inputs
-
-WHO, OTHER = 10, 13
-
-
-class Session:
-    """An honest attempt whose messages a test may change: 8 clients, m = 7, t = 1, k = h = 3."""
-
-    def __init__(self, terms: Terms | None = None) -> None:
-        self.terms = terms or make_terms(8, survivors=7, colluders=1)
-        self.clients = make_clients(self.terms)
-        self.server = Server(self.terms)
-        self.inputs = random_inputs(self.terms, 0)
-
-    def rosters(self) -> dict[int, bytes]:
-        return told(self.server.rosters((w, c.keys()) for w, c in self.clients.items()))
-
-    def deliveries(self) -> dict[int, bytes]:
-        return told(self.server.deliveries([(w, self.clients[w].shares(m)) for w, m in self.rosters().items()]))
-
-    def masked(self) -> dict[int, bytes]:
-        for who, delivery in self.deliveries().items():
-            self.clients[who].accept(delivery)
-        return {who: client.masked(self.inputs[who]) for who, client in self.clients.items()}
-
-    def survivors(self) -> dict[int, bytes]:
-        return told(self.server.survivors(self.masked().items()))
-
-    def requests(self) -> dict[int, bytes]:
-        return told(self.server.requests([(w, self.clients[w].agree(m)) for w, m in self.survivors().items()]))
-
-
-def told(sent: Mapping[int, bytes] | GivenUp) -> dict[int, bytes]:
-    assert not isinstance(sent, GivenUp)
-    return dict(sent)
-
-
-def body_of(message: bytes) -> bytes:
-    return message[wire.HEADER.size : -wire.CHECKSUM_BYTES]
-
-
-def with_table(session: Session, message: bytes, kind: int, change, width: int) -> bytes:
-    """The message with other entries, sealed again."""
-    body, size = body_of(message), wire.set_bytes(session.terms)
-    due = [int.from_bytes(body[at : at + 4], "little") for at in range(size + 2, len(body), 4 + width)]
-    table = wire.read_table(body[size:], width, due, of="test")
-    change(table)
-    return wire.write(kind, WHO, session.terms, body[:size] + wire.write_table(table))
-
-
-def told_of(session: Session, survivors: set[int], *, bits: int = 0) -> bytes:
-    """The message that names these survivors."""
-    members = int.from_bytes(wire.write_set(survivors, session.terms), "little") | bits
-    return wire.write(wire.SURVIVORS, WHO, session.terms, members.to_bytes(wire.set_bytes(session.terms), "little"))
-
+from fedlsg.secure_sum.keys import SEALED_BYTES, AttemptSecrets, public_bytes
+from tests.fedlsg.support.secure_rounds import body_of, exact_sum, make_clients, make_terms
+from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told, told_of, with_table
 
 # --- a client: order and repetition
 
@@ -216,9 +162,6 @@ def test_shares_of_another_sender_or_receiver_are_refused():
         session.clients[WHO].accept(with_table(session, deliveries[WHO], wire.DELIVERY, swap, SEALED_BYTES))
 
 
-EVERYONE = set(make_terms(8, survivors=7, colluders=1).clients)
-
-
 @pytest.mark.parametrize(
     ("survivors", "bits", "text"),
     [
@@ -261,67 +204,6 @@ def test_a_thin_neighbourhood_is_refused_by_itself():
     assert session.server._too_few(everyone) == ""
     object.__setattr__(session.terms, "min_survivors", 2)
     assert "fewer than 3 of the neighbourhood of client" in session.server._too_few(everyone - set(near[:2]))
-
-
-# --- a client: tags
-
-
-def with_tags(session: Session, request: bytes, senders: set[int], tags: Mapping[int, bytes] | None = None) -> bytes:
-    """The request with tags of these senders alone; some of them changed."""
-    body, size = body_of(request), wire.set_bytes(session.terms)
-    table = wire.read_table(body[size:], TAG_BYTES, EVERYONE - {WHO}, of="test")
-    table = {who: tag for who, tag in table.items() if who in senders} | dict(tags or {})
-    return wire.write(
-        wire.REQUEST, WHO, session.terms, wire.write_set(senders, session.terms) + wire.write_table(table)
-    )
-
-
-def test_a_request_needs_the_tags_of_m_survivors():
-    """m = 7 of 8: one tag may be missing or wrong, two may not."""
-    session = Session()
-    request, client = session.requests()[WHO], session.clients[WHO]
-    with pytest.raises(SecureSumError, match="request: expected 7 clients at least, got 6"):
-        client.unmask(with_tags(session, request, EVERYONE - {OTHER, 16}))
-    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets, got 6"):
-        client.unmask(with_tags(session, request, EVERYONE, {OTHER: bytes(16), 16: bytes(16)}))
-    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets, got 6"):
-        client.unmask(with_tags(session, request, EVERYONE - {OTHER}, {16: bytes(16)}))
-    with pytest.raises(SecureSumError, match="expected tags of survivors, this client among them"):
-        client.unmask(with_tags(session, request, EVERYONE - {WHO}))
-    assert client.stage == "unmask"
-    assert client.unmask(with_tags(session, request, EVERYONE, {OTHER: bytes(16)}))
-
-
-def test_tags_of_clients_that_did_not_survive_are_refused():
-    session = Session()
-    session.masked()
-    client = session.clients[WHO]
-    client.agree(told_of(session, EVERYONE - {OTHER}))
-    table = dict.fromkeys(EVERYONE - {WHO}, bytes(16))
-    body = wire.write_set(EVERYONE, session.terms) + wire.write_table(table)
-    with pytest.raises(SecureSumError, match="expected tags of survivors"):
-        client.unmask(wire.write(wire.REQUEST, WHO, session.terms, body))
-
-
-def test_a_tag_that_is_sent_back_or_to_another_client_does_not_count():
-    session = Session()
-    tags = {who: session.clients[who].agree(message) for who, message in session.survivors().items()}
-    request = told(session.server.requests(tags.items()))[WHO]
-    own = wire.read_table(body_of(tags[WHO]), TAG_BYTES, EVERYONE - {WHO}, of="test")
-    others = wire.read_table(body_of(tags[OTHER]), TAG_BYTES, EVERYONE - {OTHER}, of="test")
-    for wrong in ({who: own[who] for who in (OTHER, 16)}, {OTHER: others[16], 16: others[19]}):
-        with pytest.raises(SecureSumError, match="told the same sets, got 6"):
-            session.clients[WHO].unmask(with_tags(session, request, EVERYONE, wrong))
-
-
-@pytest.mark.parametrize("sets", ["announced", "sharers", "survivors"])
-def test_a_client_that_was_told_another_set_does_not_count(sets):
-    """One client in a different world; of eight, seven must be in the same one."""
-    everyone = tuple(sorted(EVERYONE))
-    base = {"announced": everyone, "sharers": everyone, "survivors": everyone}
-    terms = make_terms(8, survivors=7, colluders=1)
-    assert wire.sets_digest(**base, terms=terms) != wire.sets_digest(**base | {sets: everyone[1:]}, terms=terms)
-    assert len({wire.sets_digest(**base, terms=make_terms(8, survivors=7, attempt=a)) for a in (0, 1)}) == 2
 
 
 def test_never_both_secrets_of_one_neighbour():

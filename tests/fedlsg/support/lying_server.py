@@ -18,14 +18,10 @@ from fedlsg.secure_sum.masks import add_masks, clear, sign
 from fedlsg.secure_sum.packing import unpack_bits
 from fedlsg.secure_sum.shares import combine
 from fedlsg.secure_sum.unmasking import Announced
-from tests.fedlsg.support.secure_rounds import make_clients, random_inputs
+from tests.fedlsg.support.secure_rounds import body_of, make_clients, random_inputs
 
 Sets = Mapping[int, frozenset[int]]
 """For each client the set that it is told."""
-
-
-def body_of(message: bytes) -> bytes:
-    return message[wire.HEADER.size : -wire.CHECKSUM_BYTES]
 
 
 @dataclass

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlsg.secure_sum import Client, GivenUp, Server, Terms, Total, reproducible_root
+from fedlsg.secure_sum import messages as wire
 
 RUN = bytes(range(32))
 Drop = Callable[[str, int], bool]
@@ -26,6 +27,10 @@ def make_terms(
 def make_clients(terms: Terms, seed: int = 0) -> dict[int, Client]:
     """Clients whose secrets repeat from the seed."""
     return {who: Client(terms, who, reproducible_root(seed, who)) for who in terms.clients}
+
+
+def body_of(message: bytes) -> bytes:
+    return message[wire.HEADER.size : -wire.CHECKSUM_BYTES]
 
 
 @dataclass(kw_only=True)
