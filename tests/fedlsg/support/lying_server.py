@@ -13,7 +13,16 @@ import numpy as np
 
 from fedlsg.secure_sum import Client, SecureSumError, Terms, reproducible_root
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import SEALED_BYTES, AttemptSecrets, agreement_tags, open_shares, pair_seed, private_key
+from fedlsg.secure_sum.keys import (
+    SEALED_BYTES,
+    AttemptSecrets,
+    agreement_tags,
+    commitment_to,
+    open_shares,
+    pair_seed,
+    private_key,
+    public_bytes,
+)
 from fedlsg.secure_sum.masks import add_masks, clear, sign
 from fedlsg.secure_sum.packing import unpack_bits
 from fedlsg.secure_sum.shares import combine
@@ -43,6 +52,7 @@ class Coalition:
         self.tags: dict[int, dict[int, bytes]] = {}
         self.shares: dict[tuple[str, int], dict[int, bytes]] = {}
         """Shares of ("seed" or "key", owner) by the holder's point."""
+        self.found: dict[tuple[str, int], bytes] = {}
         size = 32
         bodies = {who: body_of(client.keys()) for who, client in self.clients.items()}
         self.public = {
@@ -104,7 +114,15 @@ class Coalition:
             secret = self.secrets[owner]
             return secret.self_seed if kind == "seed" else secret.mask_secret
         shares = self.shares.get((kind, owner), {})
-        return combine(shares, self.terms.plan.threshold) if len(shares) >= self.terms.plan.threshold else None
+        if len(shares) < self.terms.plan.threshold or (kind, owner) in self.found:
+            return self.found.get((kind, owner))
+        secret, public = combine(shares, self.terms.plan.threshold), self.public[owner]
+        if kind == "seed":
+            assert commitment_to(secret, self.terms.digest, owner) == public.commitment
+        else:
+            assert public_bytes(private_key(secret)) == public.mask_key
+        self.found[kind, owner] = secret
+        return secret
 
     def revealed(self) -> list[frozenset[int]]:
         """The groups of honest clients whose sums the coalition reads."""
