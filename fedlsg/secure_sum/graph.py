@@ -48,13 +48,13 @@ def plan_graph(clients: int, *, min_survivors: int, colluders: int) -> GraphPlan
     Differs from the paper, where k is logarithmic in K and the three hold except with probability 2^-sigma over a
     random graph: here they always hold, and k grows with t and D, up to K - 1 (the complete graph of Bonawitz et
     al. 2017). A client keeps a share of its own secrets, as there. h is a function of k, not free.
-    Raises ValueError if no graph of K clients has these properties: m <= (K + t) / 2, or fewer than two honest
-    survivors.
+    Raises ValueError if no graph of K clients has these properties: m <= (K + t) / 2, or no honest survivor.
     """
     dropouts = clients - min_survivors
-    if colluders < 0 or dropouts < 0 or min_survivors - colluders < 2:
+    if colluders < 0 or dropouts < 0 or min_survivors < max(colluders + 1, 2):
         raise ValueError(
-            f"expected {colluders=} >= 0 and {colluders} + 2 <= min_survivors <= {clients} clients, got {min_survivors}"
+            f"expected {colluders=} >= 0 and {max(colluders + 1, 2)} <= min_survivors <= {clients} clients, got "
+            f"{min_survivors}"
         )
     if 2 * min_survivors <= clients + colluders:
         raise ValueError(
@@ -62,7 +62,7 @@ def plan_graph(clients: int, *, min_survivors: int, colluders: int) -> GraphPlan
             " otherwise sums of two separate sets of clients could be asked for"
         )
     degree = max(colluders + dropouts + max(dropouts, 1), min(2, clients - 1))
-    degree += degree * clients % 2
+    degree = min(degree + degree * clients % 2, clients - 1)
     return GraphPlan(degree=degree, threshold=(degree + 1 + colluders) // 2 + 1, colluders=colluders)
 
 

@@ -125,7 +125,7 @@ def check_base(base: Base, terms: Terms) -> None:
     if base.sums is not None and base.sums.colluders < terms.colluders:
         raise TermsError(
             f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, and this client's "
-            f"node config asks for {terms.colluders}; set colluders in the run config"
+            f"node config asks for {terms.colluders}, one at least; set colluders in the run config"
         )
     if base.sums is not None and base.client_unit is None and size > MOST_EXAMPLES:
         raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
