@@ -147,8 +147,8 @@ class RoundPlan:
     @property
     def _shares(self) -> dict[str, int]:
         """m and t of a sum whose clients share the noise, as fields of ``Entry``."""
-        how = self.mechanism
-        if not (how.private and how.colluders):
+        how = self.mechanism if self.sums is None else self.sums
+        if not (self.mechanism.private and how.colluders):
             return {}
         return {"min_survivors": how.min_survivors, "colluders": how.colluders}
 

@@ -42,6 +42,11 @@ def usable(settings: Settings, terms: Terms) -> Settings:
             "trust=server: the server would get this client's update without noise; a deployed client never sends one. "
             "Take trust=secure"
         )
+    if settings.trust == "secure" and settings.colluders == 0:
+        raise TermsError(
+            "colluders=0: the run would count the noise of every other client, and each of them knows its own; leave "
+            "colluders out of the run config, or give 1 or more"
+        )
     if settings.unit != terms.unit:
         raise TermsError(
             f"unit={settings.unit}: this client's ledger and its epsilon-max protect one {terms.unit} (set unit="

@@ -246,7 +246,7 @@ def test_other_clips_and_carriers_keep_the_noise_and_its_charge(settings, tmp_pa
 
 def test_clients_that_are_not_selected_are_not_charged(tmp_path):
     run = run_local(
-        tmp_path / "run", clients=6, clients_per_round=4, rounds=3, trust="secure", min_survivors=3, colluders=0,
+        tmp_path / "run", clients=6, clients_per_round=4, rounds=3, trust="secure", min_survivors=3, colluders=1,
     )  # fmt: skip
     for client in range(6):
         asked = [row.round for row in run.rows if str(client) in row.asked.split()]

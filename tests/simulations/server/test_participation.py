@@ -206,7 +206,7 @@ def test_replicas_that_missed_a_round_catch_up(hard, tmp_path):
 
 def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     settings = {
-        "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 0,
+        "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 1,
         "dropout": 0.15, "speed": "lognormal 0.8", "deadline": 0.4, "sample_rate": 0.2,
     }  # fmt: skip
     run = run_local(tmp_path / "run", **settings)
