@@ -118,12 +118,12 @@ class Entry:
                 f"expected {self.batches=} <= {self.num_examples=}, and first_batch={self.first_batch} with batches"
             )
         bounded = self.mechanism in ("dp", "clip-only")
-        if self.min_survivors or self.colluders:
-            if self.mechanism != "dp" or not 1 <= self.colluders < self.min_survivors:
-                raise ValueError(
-                    f"expected 1 <= {self.colluders=} < {self.min_survivors=} under mechanism='dp', got "
-                    f"mechanism={self.mechanism!r}: every client of a sum knows its own share of the noise"
-                )
+        shares = self.mechanism == "dp" and 1 <= self.colluders < self.min_survivors
+        if (self.min_survivors or self.colluders) and not shares:
+            raise ValueError(
+                f"expected 1 <= {self.colluders=} < {self.min_survivors=} under mechanism='dp', got "
+                f"mechanism={self.mechanism!r}: every client of a sum knows its own share of the noise"
+            )
         if not self.clip_norm > 0 or (bounded and not math.isfinite(self.clip_norm)):
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
 

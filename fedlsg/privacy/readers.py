@@ -3,8 +3,8 @@
 Symbols: m fewest shares of noise in a sum, t readers among its clients, sigma the noise multiplier that is charged.
 
 Every client of a sum gets the next weights and knows the noise that it added, so its share protects others from
-everybody but itself. A client adds noise of sigma C / sqrt(m - t): the m - t shares that t clients do not know are noise
-of deviation sigma C.
+everybody but itself. A client adds noise of sigma C / sqrt(m - t): the m - t shares that t clients do not know add up
+to noise of deviation sigma C.
 
     reader                                        shares it knows    noise multiplier against it
     outside: sees the released weights            0                  sigma sqrt(m / (m - t))

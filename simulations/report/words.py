@@ -18,9 +18,9 @@ AT_SERVER = (
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
 SHARED = ("secure", "aggregate")
 OWN_NOISE = (
-    "This run counted each client's own noise as protection against that client. The epsilon that it reported holds for "
-    "readers outside of the sum only, and so do rounds.csv and the curve of epsilon. The epsilon here is against one of "
-    "its clients, computed from its ledgers. It cannot be continued."
+    "This run counted each client's own noise as protection against that client. The epsilon that it reported holds "
+    "for readers outside of the sum only, and so do rounds.csv and the curve of epsilon. The epsilon here is against "
+    "one of its clients, computed from its ledgers. It cannot be continued."
 )
 
 

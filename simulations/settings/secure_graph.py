@@ -4,8 +4,8 @@ from fedlsg.secure_sum import plan_graph
 from simulations.settings.run import Resolved
 
 OWN_NOISE = (
-    "every client of a sum gets the next weights and knows its own noise, so with colluders=0 epsilon would be too small "
-    "against each of them: leave colluders out, or give 1 or more (a run that began with colluders=0 cannot be "
+    "every client of a sum gets the next weights and knows its own noise, so with colluders=0 epsilon would be too "
+    "small against each of them: leave colluders out, or give 1 or more (a run that began with colluders=0 cannot be "
     "continued: start a new one)"
 )
 

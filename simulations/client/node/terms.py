@@ -35,8 +35,8 @@ class Terms:
     input_columns, label_column, classes: of its own rows, if they are settings of the run's workload.
     pretrained: its own copy of the file that a run starts from, with the digest that the run announces.
     unit: what the budget protects, one example or this client with all of its data; a ledger is of one unit.
-    trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum must tolerate; at least
-    one, because every other client of a sum knows its own noise.
+    trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum must tolerate; one at
+    least, because every other client of a sum knows its own noise.
     accept_changed_data: continue at the spent epsilon with changed data.
     """
 

@@ -96,5 +96,5 @@ def test_an_old_secure_sum_of_a_deployed_client_counts_as_if_two_had_shared_its_
      {"mechanism": "noise-only", "noise_multiplier": 0.0, "log_ratio": 0.0}],
 )  # fmt: skip
 def test_an_entry_of_a_sum_without_a_reader_or_without_an_honest_client_is_refused(changes):
-    with pytest.raises(ValueError, match="colluders|min_survivors"):
+    with pytest.raises(ValueError, match=r"colluders|min_survivors"):
         replace(SUM, **changes)

@@ -14,9 +14,9 @@ from fedlsg.accounting import epsilon
 from fedlsg.privacy import Ledger
 from simulations.report.run_page import run_page
 from simulations.report.words import outcome
+from simulations.run import continued
 from simulations.rundir.own_noise import PROMISED
 from simulations.rundir.results import read_run
-from simulations.run import continued
 from tests.simulations.support.runs import Run, reconfigure, run_local, stopped_after
 
 SIGMA, RATE, ROUNDS, DELTA = 2.0, 0.05, 2, 1e-5

@@ -15,7 +15,8 @@ def plan(**settings: object):
 
 
 @pytest.mark.parametrize(
-    ("clients", "survivors", "colluders"), [(2, 2, 1), (3, 3, 1), (5, 5, 1), (9, 9, 1), (10, 9, 1), (19, 18, 1), (50, 45, 5)]
+    ("clients", "survivors", "colluders"),
+    [(2, 2, 1), (3, 3, 1), (5, 5, 1), (9, 9, 1), (10, 9, 1), (19, 18, 1), (50, 45, 5)],
 )
 def test_one_client_of_ten_may_be_missing_and_one_may_collude_at_least_one(clients, survivors, colluders):
     settings, sums = (found := plan(clients=clients)).settings, found.sums

@@ -155,7 +155,9 @@ def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     found = summary["epsilon_by_reader"]
     assert found["participant"] == found["server_and_participants"] == summary["epsilon_max"]
     sigma = 2.0 * math.sqrt(2)  # of two whole shares
-    assert found["outside"] == pytest.approx(epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=3, delta=1e-5).upper)
+    assert found["outside"] == pytest.approx(
+        epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=3, delta=1e-5).upper
+    )
     assert {path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")} >= {"sum.npy"}
 
 
