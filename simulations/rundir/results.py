@@ -78,6 +78,12 @@ class Result:
         return self.rows[-1].epsilon_max if self.rows else None
 
     @property
+    def epsilon_outside(self) -> float | None:
+        """Against a reader of the weights alone; None for unfinished runs, and where it is not on record."""
+        found = self.summary.get("epsilon_by_reader", {}).get("outside")
+        return None if found is None else float(found)
+
+    @property
     def accuracy(self) -> float | None:
         """On the public test split: the final accuracy, or the last one so far; None without classes."""
         if self.summary:
@@ -118,6 +124,7 @@ class Result:
             **own,
             "epsilon_target": self.epsilon_target,
             "epsilon_max": self.epsilon_max,
+            "epsilon_outside": self.epsilon_outside,
             "private": self.private if self.done else None,
             "rounds": len(self.rows),
             "accuracy": self.accuracy,
