@@ -57,8 +57,8 @@ def table_csv(table: Sequence[Line]) -> str:
 
 COLUMNS = {
     "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "outside": "outside", "unit": "unit",
-    "trust": "trust", "rho": "rho", "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe", "uplink": "uplink",
-    "saved": "saved", "transfer": "transfer, s", "seconds": "seconds",
+    "trust": "trust", "rho": "rho", "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe",
+    "uplink": "uplink", "saved": "saved", "transfer": "transfer, s", "seconds": "seconds",
 }  # fmt: skip
 
 
@@ -165,8 +165,8 @@ def notes(table: Sequence[Line]) -> list[str]:
     found += trust_words(line.trust for line in table)
     if any(_differs_outside(line) for line in table):
         found.append(
-            "Epsilon is against those who know most, under trust=secure the colluders of a sum with the server; outside: "
-            "the epsilon against a reader of the weights alone."
+            "Epsilon is against those who know most, under trust=secure the colluders of a sum with the server; "
+            "outside: the epsilon against a reader of the weights alone."
         )
     if any(line.rho for line in table):
         found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")

@@ -64,7 +64,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
 
     Returns the settings that may change and have changed, as "threads = 2 (was 1)".
     """
-    refuse_own_noise(run)
+    refuse_own_noise(run, vars(plan.settings))
     now = fingerprint(plan)
     before, after = {"unit": "example", **saved["settings"]}, now["settings"]  # the only one up to version 0.1
     before.pop("grouped", None)  # a setting of engine flower, up to version 0.1

@@ -135,7 +135,7 @@ def secure_words(sums: Mapping[str, int]) -> str:
     return (
         f"of the sum of at least {sums['min_survivors']} of {sums['clients']} clients: an honest-but-curious server "
         f"sees no single payload{others} (secure aggregation, computational; noise planned for "
-        f"{sums['contributors']} honest clients)"
+        f"{sums['contributors']} honest client{'' if sums['contributors'] == 1 else 's'})"
     )
 
 

@@ -29,13 +29,16 @@ def counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
     return any(entry.mechanism == "dp" and not entry.min_survivors for entry in entries)
 
 
-def refuse_own_noise(run: RunDir) -> None:
-    """Raise ValueError for a run that counts a client's own noise: with the rest of its noise no epsilon would hold."""
-    if counts_own_noise(run, run.read_values()):
+def refuse_own_noise(run: RunDir, settings: Mapping[str, Any] | None = None) -> None:
+    """Raise ValueError for a run that counts a client's own noise; ``settings``: those of its config.toml if left out.
+
+    What it promised is false, and a mechanism of today has other shares of the noise.
+    """
+    if counts_own_noise(run, run.read_values() if settings is None else settings):
         raise ValueError(
             f"{run.path} began with a version that counted each client's own noise as protection against that client: "
-            "its epsilon is too small against every client, and it cannot be continued or attacked; start a new run "
-            "(fedlsg report shows it, with the epsilon that holds)"
+            "its epsilon is too small against every client. It cannot be continued, attacked or audited: start a new "
+            "run (fedlsg report shows it, with the epsilon that holds)"
         )
 
 

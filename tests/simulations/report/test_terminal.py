@@ -103,7 +103,10 @@ def by_reader(outside: float, one: float, together: float) -> dict[str, float]:
             "server alone",
         ),
         ({"epsilon_by_reader": by_reader(7.999, 7.999, 7.999)}, None),
-        ({"trust": "secure", "secure_sum": {"colluders": 1, "clients": 5, "min_survivors": 5, "contributors": 4}}, None),
+        (
+            {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4}},
+            None,
+        ),
         ({"trust": "aggregate", "private": False, "epsilon_by_reader": by_reader(1.0, 1.0, 1.0)}, None),
     ],
 )  # fmt: skip

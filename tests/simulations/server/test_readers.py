@@ -12,6 +12,7 @@ from rich.console import Console
 from fedlsg import load_run
 from fedlsg.accounting import epsilon
 from fedlsg.privacy import Ledger
+from simulations.audit.subject import audited_run
 from simulations.report.run_page import run_page
 from simulations.report.words import outcome
 from simulations.run import continued
@@ -145,8 +146,11 @@ def test_an_old_run_is_shown_with_the_epsilon_that_holds_against_its_clients(tru
 @pytest.mark.parametrize("trust", ["secure", "aggregate"])
 def test_an_old_run_is_not_continued(trust, tmp_path):
     old = made_old(stopped_after(1, tmp_path / "run", **SECRET, trust=trust, clients=3), trust=trust)
-    with pytest.raises(ValueError, match=r"counted each client's own noise as protection .* start a new run"):
+    refusal = r"counted each client's own noise as protection .* start a new run"
+    with pytest.raises(ValueError, match=refusal):
         continued(old.directory, Console(quiet=True))
+    with pytest.raises(ValueError, match=refusal):
+        audited_run(str(old.path))
     assert read_run(old.path).epsilon_max == math.inf, "its rows say too little"
 
 

@@ -161,6 +161,16 @@ def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     assert {path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")} >= {"sum.npy"}
 
 
+def test_an_assumed_sum_of_two_hospitals_has_all_of_the_noise_twice(tmp_path):
+    """Each of them knows its own: the other one's alone is what the ledger is charged with."""
+    nodes = {"trust": "aggregate", "num-partitions": 2}
+    summary = run(tmp_path, "run", nodes, trust="aggregate", clients=2)
+    check_copies(tmp_path, "run")
+    assert {(e.min_survivors, e.colluders) for e in Ledger(tmp_path / "node-1" / "ledger.jsonl", 1).entries} == {(2, 1)}
+    alone = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=3, delta=1e-5).upper
+    assert summary["epsilon_by_reader"]["participant"] == pytest.approx(alone) == summary["epsilon_max"]
+
+
 def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)  # a node may change its mind for so long
     with pytest.raises(RuntimeError, match="trust=secure: alone, this client's payload would carry too little noise"):
