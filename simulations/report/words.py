@@ -167,8 +167,9 @@ def readers_line(summary: Mapping[str, Any]) -> str:
 
 
 def _participants(summary: Mapping[str, Any]) -> int:
-    """t: readers among the clients of a sum that epsilon counts; 0 where noise is not shared, or that is unknown."""
-    if summary.get("trust") not in SHARED or "participant" not in summary.get("epsilon_by_reader", {}):
+    """t: readers among the clients of a sum that epsilon counts; 0 where one number holds for all, or is unknown."""
+    found = summary.get("epsilon_by_reader", {})
+    if summary.get("trust") not in SHARED or not found or found["outside"] == found["participant"]:
         return 0
     sums = summary.get("secure_sum") or {}
     return max(int(sums.get("colluders", 1)), 1)

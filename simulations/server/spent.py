@@ -65,7 +65,7 @@ class Spent:
         """
         claims = self._ledgers if self._server is None else [self._server]
         known: dict[tuple[tuple[Event, ...], ...], float] = {}
-        found = {}
+        found: dict[str, float] = {}
         for reader in READERS:
             if self._server is not None and reader in WITH_SERVER:
                 continue

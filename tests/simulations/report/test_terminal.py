@@ -107,7 +107,8 @@ def by_reader(outside: float, one: float, together: float) -> dict[str, float]:
             {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4}},
             None,
         ),
-        ({"trust": "aggregate", "private": False, "epsilon_by_reader": by_reader(1.0, 1.0, 1.0)}, None),
+        ({"trust": "aggregate", "private": False, "epsilon_by_reader": by_reader(1.0, 2.0, 2.0)}, None),
+        ({"trust": "aggregate", "epsilon_by_reader": by_reader(7.999, 7.999, 7.999)}, None),
     ],
 )  # fmt: skip
 def test_the_readers_of_a_sum_in_words(changes, words):

@@ -185,10 +185,11 @@ def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, mo
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
 
 
-def test_a_run_that_counts_every_client_s_own_noise_is_refused(tmp_path):
-    """By the server, which would report it; a hospital refuses it, too (``test_refuses``)."""
-    with pytest.raises(ValueError, match=r"colluders=0: every client of a sum .* knows its own noise"):
+def test_a_run_that_counts_every_client_s_own_noise_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    with pytest.raises(RuntimeError, match=r"colluders=0: .* each of them knows its own"):
         run(tmp_path, "run", **SECURE | {"colluders": 0})
+    assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
 
 
 def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
