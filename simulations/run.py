@@ -26,6 +26,7 @@ from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import exclusive
+from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
 from simulations.server.diverged import refuse_diverged
@@ -63,6 +64,7 @@ def continued(directory: RunDir, console: Console) -> Plan:
 
     Raises ValueError if settings, data, code or a ledger are not those that it began with.
     """
+    refuse_own_noise(directory)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
     saved = None
     if directory.has_checkpoint:

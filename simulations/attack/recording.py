@@ -114,6 +114,9 @@ def record_like(
         before.pop("noise_multiplier", None)
     small = {"batch_size": 1, "rounds": rounds, "clients_per_round": asked, "augment": "none"}
     small["min_survivors"] = min(int(before["min_survivors"]), asked)
+    if before.get("colluders"):  # fewer clients tolerate fewer
+        small["colluders"] = min(int(before["colluders"]), max(asked - 1, 1))
+        small["min_survivors"] = asked
     return recorded({**before, **small, **given}, folder, console, device)
 
 

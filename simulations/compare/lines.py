@@ -116,6 +116,12 @@ class Line:
         return max((run.epsilon_max for run in self.done if run.epsilon_max is not None), default=None)
 
     @property
+    def epsilon_outside(self) -> float | None:
+        """The largest epsilon of its runs against a reader of the weights alone; None if a run has none on record."""
+        found = [run.epsilon_outside for run in self.done if run.epsilon_outside is not None]
+        return max(found) if found and len(found) == len(self.done) else None
+
+    @property
     def rho(self) -> float | None:
         """Norm of a step's noise over the clip norm, mean over seeds; None if a run has none on record."""
         found = [run.summary["rho"] for run in self.done if run.summary.get("rho") is not None]

@@ -24,6 +24,7 @@ from simulations import workloads
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.plan.unit import refuse_client_level
+from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
@@ -136,6 +137,7 @@ def subject_of_run(path: str, *, device: Device = "auto", progress: Progress = s
     Raises ValueError if it is none, or has other parameters.
     """
     directory = RunDir.open(path)
+    refuse_own_noise(directory)
     settings = replace(directory.read_config(), device=device)
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
     return _subject(settings, directory.path, saved, progress)

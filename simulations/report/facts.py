@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from simulations.report.page import Code, Section, Text, facts_of
-from simulations.report.words import duration
+from simulations.report.words import OWN_NOISE, duration
+from simulations.rundir.own_noise import PROMISED
 from simulations.rundir.results import Result
 
 EXAMPLE_LEVEL = (
@@ -30,15 +31,19 @@ CLIENT_LEVEL = (
     "the noise multiplier."
 )
 TRUST = {
-    "client": "trust=client: each payload is private on its own, for everybody who reads it.",
+    "client": "trust=client: each payload is private on its own. Epsilon is the same against everybody who reads it: "
+    "outside, server and all other clients together.",
     "secure": "trust=secure: the sum of the payloads is private, against an honest-but-curious server together with "
-    "the run's colluders. A secure sum hides single payloads; this is computational.",
+    "the run's colluders, one at least: every client gets the next weights and knows its own noise. Epsilon is against "
+    "those who know most; it is smaller against one client, and smaller still against the server alone or a reader "
+    "outside. A secure sum hides single payloads; this is computational.",
     "server": "trust=server: the weights of all rounds are private, and no payload is. A trusted server receives "
     "updates without noise, draws the clients in secret and adds the noise. It is for simulation: a deployed client "
     "refuses it. Who took part, and how many, is a secret of the server: publish weights and accuracies, not tables, "
     "bytes, ledgers, logs or this page.",
     "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
-    "aggregation is assumed and not provided, so epsilon protects nobody in a simulation.",
+    "aggregation is assumed and not provided, so epsilon protects nobody in a simulation. It is against one client of "
+    "the sum, which knows its own noise.",
 }
 PUBLIC_TEST = "Accuracy, loss and metrics are measured on a public test split, which no client trains on."
 HELD_OUT = (
@@ -76,6 +81,7 @@ def row_warnings(results: Sequence[Result]) -> list[str]:
     public = [str(rows) for run in results if (rows := run.settings.get("public_rows")) is not None]
     names = dict.fromkeys(rows if "/" not in rows else f"data:{Path(rows).name}" for rows in public)
     held_out = [HELD_OUT] if any(run.held_out for run in results) else []
+    held_out += [OWN_NOISE] if any(PROMISED in run.summary for run in results) else []
     return [*held_out, *([PUBLIC_ROWS.format(", ".join(names))] if names else [])]
 
 

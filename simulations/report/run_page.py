@@ -50,7 +50,17 @@ NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availabil
 CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
 SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
 """Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
-SHORT = ("test", "test accuracy", "test accuracy so far", "privacy", "uplink", "rounds", "time", "simulated time")
+SHORT = (
+    "test",
+    "test accuracy",
+    "test accuracy so far",
+    "privacy",
+    "readers",
+    "uplink",
+    "rounds",
+    "time",
+    "simulated time",
+)
 """Facts at the top of the page; the others are below the figure."""
 CAPTION = (
     "One point a round. Test accuracy: the share of test examples that the model classifies correctly; the dotted line "

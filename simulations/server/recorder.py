@@ -1,5 +1,6 @@
 """What happened in a run: after each round the server's files are brought up to date, in a fixed order."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -137,6 +138,7 @@ class Recorder:
             score=self.evaluation.measure(),
             spent=spent,
             bounds=self.spent.bounds(spent.worst) if private else {},
+            by_reader=self.spent.by_reader() if private and math.isfinite(spent.largest) else {},
             rho=rho_of(self.plan, self.state.public),
             sum_bits=sum_bits(self.plan, self.state.public),
             seeded=self.plan.settings.reproducible or self.spent.reproducible,

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
 from fedlsg.privacy import SERVER, Ledger
+from fedlsg.privacy.readers import READERS, WITH_SERVER
 from simulations.rundir.rundir import RunDir
 
 
@@ -55,6 +56,24 @@ class Spent:
         """The largest and the median epsilon over all clients; infinite where a mechanism was not private."""
         self._events = [_events(ledger) for ledger in self._ledgers]
         return self._over_clients(certified=True)
+
+    def by_reader(self) -> dict[str, float]:
+        """The largest epsilon over all clients against each reader; one that is promised nothing is left out.
+
+        A server that adds the noise knows it. The client that epsilon is about is not among the participants. Of
+        private mechanisms alone: ``certified`` is infinite for others.
+        """
+        claims = self._ledgers if self._server is None else [self._server]
+        known: dict[tuple[tuple[Event, ...], ...], float] = {}
+        found: dict[str, float] = {}
+        for reader in READERS:
+            if self._server is not None and reader in WITH_SERVER:
+                continue
+            events = tuple(ledger.events(reader) for ledger in claims)
+            if events not in known:
+                known[events] = spread(events, delta=self._delta).largest
+            found[reader] = known[events]
+        return found
 
     def bounds(self, client: int) -> dict[str, Any]:
         """Both accountants' intervals for a client's epsilon, and the texts of their failures."""

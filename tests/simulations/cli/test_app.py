@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "one survivor": (
         ("run", *SMALL, "-c", "trust=secure", "-c", "min_survivors=1"),
-        r"expected min_survivors >= colluders \+ 2 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
+        r"expected min_survivors >= colluders \+ 1 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
     ),
     "epsilon out of reach": (("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1"), "epsilon=1e-09"),
     "unwritable output": (("run", *SMALL, "--out", "/dev/null/run"), "cannot write to /dev/null/run.*another --out"),
