@@ -1,0 +1,98 @@
+"""Every plant in every trust mode and unit: planted it is found, without it nothing is accused."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedlsg.attacks.audit.plants import PLANTS, refuse_plant
+from fedlsg.attacks.audit.setting import Setting
+from tests.fedlsg.support.audit_setting import MODES, audit, in_mode, secure, setting
+
+
+def small(mode: str) -> Setting:
+    """Two rounds: what plants change is found by checks, and few canaries are enough for them."""
+    return in_mode(mode, setting(rounds=2))
+
+
+def fits(plant: str, made: Setting) -> bool:
+    try:
+        refuse_plant(plant, made)
+    except ValueError:
+        return False
+    return True
+
+
+CASES = [(mode, plant) for mode in MODES for plant in PLANTS if fits(plant, small(mode))]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_correct_code_is_not_accused(mode, seed):
+    found = audit(small(mode), canaries=40, seed=seed)
+    assert found.words == "not falsified", found.reasons
+
+
+@pytest.mark.parametrize(("mode", "plant"), CASES)
+def test_every_plant_is_found(mode, plant):
+    assert audit(small(mode), plant=plant, canaries=20).words == "falsified"
+
+
+@pytest.mark.parametrize(
+    ("mode", "plant", "reason"),
+    [
+        ("secure", "shares-for-all", "noise deviation, all"),
+        ("secure, clients", "readers-not-counted", "noise deviation, all"),
+        ("secure", "noise-left-out", "noise deviation, all"),
+        ("server", "tenth-of-noise", "noise deviation, all"),
+        ("secure", "rotation-doubles", "sensitivity of many"),
+        ("server", "clip-misses-block", "sensitivity of many"),
+        ("secure, clients", "noise-reused", "fresh noise, on the grid"),
+    ],
+)
+def test_a_plant_is_found_for_the_right_reason(mode, plant, reason):
+    assert reason in audit(small(mode), plant=plant, canaries=20).reasons
+
+
+def test_reused_noise_of_a_sum_looks_fresh_after_the_rotation():
+    """Why the integers themselves are looked at: without them the decoded outputs alone would have to tell."""
+    assert "noise without repeats" not in audit(small("secure"), plant="noise-reused", canaries=20).reasons
+
+
+def test_two_clients_add_all_of_the_noise_each():
+    """One reads along, so nobody is left to share with; shares for both of them are found."""
+    made = secure(setting(rounds=2), clients=2, survivors=2)
+    assert made.stated.honest == 1
+    assert not audit(made, canaries=20).falsified
+    assert audit(made, plant="readers-not-counted", canaries=20).falsified
+
+
+def test_a_plan_without_a_reader_is_held_to_one():
+    """t = 0 in what runs, which is the audited plan; the threat model counts one participant all the same."""
+    made = secure(setting(rounds=2))
+    assert made.sums is not None
+    sums = replace(made.sums, min_survivors=made.sums.min_survivors + 1)  # one client more than counts
+    late = replace(made, sums=sums, mechanism=replace(made.mechanism, noise_share=sums.contributors**-0.5))
+    assert "noise deviation, all" in audit(late, canaries=20).reasons
+
+
+@pytest.mark.parametrize(
+    ("mode", "plant", "why"),
+    [
+        ("client", "rotation-doubles", "take trust=secure, got trust=client"),
+        ("secure", "divisor-from-data", "discrete noise"),
+        ("server", "noise-left-out", "take tenth-of-noise"),
+        ("secure, clients", "full-batches", "changes nothing at sample rate 1"),
+        ("client", "nothing-known", "expected --plant in halved-noise"),
+    ],
+)
+def test_a_plant_that_would_plant_nothing_is_refused(mode, plant, why):
+    with pytest.raises(ValueError, match=why):
+        refuse_plant(plant, small(mode))
+
+
+def test_a_plant_that_changes_no_count_is_refused():
+    full = secure(setting(rounds=2), clients=3, survivors=3)
+    refuse_plant("shares-for-all", full)  # three in place of two
+    whole = replace(full, stated=replace(full.stated, trust="aggregate"))
+    with pytest.raises(ValueError, match="changes nothing where the noise of all 3 clients counts"):
+        refuse_plant("shares-for-all", whole)
