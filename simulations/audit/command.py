@@ -38,8 +38,8 @@ UPDATES = (
     "frame, mask, clip, sigma and q, "
 )
 SUM = (
-    "and sees the sum of every round that the server decodes, of the fewest clients that may be in one, less the values "
-    "and the noise of those who read along. "
+    "and sees the sum of every round that the server decodes, of the fewest clients that may be in one, less the "
+    "values and the noise of those who read along. "
 )
 SECRET = "Which canaries are in, the batches and the noise are secret. "
 SECRET_OF_CLIENTS = "Which canaries are in, and the noise, are secret. "

@@ -1,4 +1,4 @@
-"""The threat model and the schedule as the settings state them, for code that checks a plan: nothing of it is planned."""
+"""The threat model and the schedule as the settings state them, for code that checks a plan."""
 
 import math
 

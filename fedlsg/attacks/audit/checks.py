@@ -1,8 +1,9 @@
 """Checks of the noise itself, on outputs of units whose gradients are zero: those outputs are all noise.
 
 They see what no score can: noise that is missing on some coordinates, drawn once and used again, smaller where nobody
-took part; and a unit that moves the outputs too far, in whatever direction. Every check is a test whose probability of accusing correct code is at most its ``significance``: 0 for
-events that correct code does not give. Recorded outputs and what is claimed are all that they read.
+took part; and a unit that moves the outputs too far, in whatever direction. Every check is a test whose probability of
+accusing correct code is at most its ``significance``: 0 for events that correct code does not give. Recorded outputs
+and what is stated are all that they read.
 """
 
 from collections.abc import Mapping, Sequence

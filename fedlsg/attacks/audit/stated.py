@@ -3,8 +3,8 @@
 Nothing here comes from the plan that is audited: no accountant, mechanism or ledger is imported. Whoever plans noise
 for the wrong number of clients, or at the wrong epsilon, is contradicted here.
 
-Symbols: K clients in a round, m the fewest in a sum, t clients that read along with the server, h = m - t, q the Poisson
-rate, T steps, sigma noise over the distance by which one unit moves an output, L privacy loss of one step.
+Symbols: K clients in a round, m the fewest in a sum, t clients that read along with the server, h = m - t, q the
+Poisson rate, T steps, sigma noise over the distance by which one unit moves an output, L privacy loss of one step.
 """
 
 import math
