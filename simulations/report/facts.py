@@ -39,8 +39,8 @@ TRUST = {
     "outside. A secure sum hides single payloads; this is computational.",
     "server": "trust=server: the weights of all rounds are private, and no payload is. A trusted server receives "
     "updates without noise, draws the clients in secret and adds the noise. It is for simulation: a deployed client "
-    "refuses it. Who took part, and how many, is a secret of the server: publish weights and accuracies, not tables, "
-    "bytes, ledgers, logs or this page.",
+    "refuses it. Who took part, and how many, is a secret of the server: tables, summary and pages leave out bytes, "
+    "counts and times. Do not publish run.log, checkpoint/ and updates-truth/, or when a round began and ended.",
     "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
     "aggregation is assumed and not provided, so epsilon protects nobody in a simulation. It is against one client of "
     "the sum, which knows its own noise.",
@@ -118,9 +118,16 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
         "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}",
         "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each client step",
         "engine": of("engine"),
-        "run time": f"{duration(sum(float(run.summary.get('wall_seconds', 0)) for run in done))}, all finished runs",
+        **_time(done),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
+
+
+def _time(done: Sequence[Result]) -> dict[str, str]:
+    """Seconds of the runs whose times may be seen."""
+    known = [float(run.summary["wall_seconds"]) for run in done if "wall_seconds" in run.summary]
+    which = "all finished runs" if len(known) == len(done) else "the finished runs without trust=server"
+    return {"run time": f"{duration(sum(known))}, {which}"} if known else {}
 
 
 def _join_different(values: Any) -> str:

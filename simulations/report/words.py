@@ -12,8 +12,8 @@ NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
 CLIENT_LEVEL = "client level: of a client with all of its data"
 AT_SERVER = (
-    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; publish "
-    "the model and accuracies, other files of the run say who, or how many, took part"
+    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; who, and "
+    "how many, took part is its secret"
 )
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
 SHARED = ("secure", "aggregate")
@@ -26,7 +26,6 @@ OWN_NOISE = (
 
 def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
-    dense = float(summary["uplink_bytes_dense"])
     facts = {
         "features": features_line(summary),
         "carriers": carriers_line(summary),
@@ -35,16 +34,26 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
         "privacy": privacy_line(summary),
         "readers": readers_line(summary),
         "noise": noise_line(summary),
-        "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
-        f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
-        "downlink": f"{human_bytes(summary['downlink_bytes'])} of payload{_wire(summary, 'downlink')}",
+        **_sent(summary),
         "transfer": transfer_line(summary),
         "empty rounds": empty_line(summary),
-        "time": f"{duration(summary['wall_seconds'])} on {summary['device']}",
+        "time": f"{duration(summary['wall_seconds'])} on {summary['device']}" if "wall_seconds" in summary else "",
         "simulated time": simulated_line(summary),
         "selected clients": clients_line(summary),
     }
     return {name: words for name, words in facts.items() if words}
+
+
+def _sent(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Bytes up and down, next to dense updates; nothing of a run whose server keeps them to itself."""
+    if "uplink_bytes" not in summary:
+        return {}
+    dense = float(summary["uplink_bytes_dense"])
+    return {
+        "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
+        f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
+        "downlink": f"{human_bytes(summary['downlink_bytes'])} of payload{_wire(summary, 'downlink')}",
+    }
 
 
 def tested(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -204,14 +213,10 @@ def clients_line(summary: Mapping[str, Any]) -> str:
     said = summary.get("simulated")
     if said is None:
         return ""
-    words = (
+    return (
         f"{said['asked']:,} in all rounds: {said['answered']:,} used, {said['late']:,} late (trained and charged, not "
         f"used), {said['dropped']:,} dropped out (not charged), {said['rejected']:,} rejected"
     )
-    if summary.get("trust") != "server":
-        return words
-    every = "the server's ledger charges every client in every round"
-    return f"{words.replace(' and charged', '').replace(' (not charged)', '')}; {every}"
 
 
 def percent(share: float | None) -> str:

@@ -105,7 +105,7 @@ class Result:
     @property
     def saved(self) -> float | None:
         """Bytes of dense updates divided by the bytes that were sent."""
-        up = self.summary.get("uplink_bytes", 0)
+        up = self.summary.get("uplink_bytes", 0)  # a trusted server keeps them to itself
         return self.summary["uplink_bytes_dense"] / up if up else None
 
     def as_row(self) -> dict[str, Any]:
@@ -174,7 +174,8 @@ def _read_summary(run: RunDir, settings: Mapping[str, Any]) -> dict[str, Any]:
         summary = run.read_summary(strict=False)
     except FileNotFoundError:
         return {}
-    missing = {"accuracy", "epsilon_max", "uplink_bytes", "uplink_bytes_dense", "private"} - summary.keys()
+    bytes_ = set() if summary.get("trust") == "server" else {"uplink_bytes", "uplink_bytes_dense"}
+    missing = {"accuracy", "epsilon_max", "private", *bytes_} - summary.keys()
     if missing:
         raise ValueError(f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or damaged")
     return corrected(run, settings, summary)

@@ -57,7 +57,7 @@ class Recorder:
         self._clients = ClientScores(plan, state, run)
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
-        self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed)
+        self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -99,6 +99,7 @@ class Recorder:
             loss=None if score is None else score.loss,
             spent=self.spent.certified() if last else self.spent.displayed(),
             metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
+            released=self.plan.released,
         )
         self.tables.append(report, row)
         self.totals.add(report)
