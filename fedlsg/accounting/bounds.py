@@ -182,14 +182,12 @@ def max_steps(
 
 def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]) -> dict[str, Interval] | str:
     """The certified bounds by their names, or why there is none."""
-    if min(e.noise_multiplier for e in events if e.sample_rate < 1 or len(events) == 1) < SMALLEST_NOISE and not (
-        _full_batches(events)
-    ):
-        return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
     if _full_batches(events):
         from fedlsg.accounting import full_batch
 
         return {"gaussian": full_batch.interval(events[0].noise_multiplier, delta)}
+    if min(e.noise_multiplier for e in events if e.sample_rate < 1) < SMALLEST_NOISE:
+        return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
     found: dict[str, Interval] = {}
     answer = _answer("pld", events, delta)
     if isinstance(answer, str):

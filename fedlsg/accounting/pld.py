@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -45,7 +46,6 @@ SMALL_SHARE = 1e-7  # of delta, given up to what is outside the window and to ou
 ALIASED = 1e-6  # of the tilted law, may be above the window's length
 MAX_CELLS, MAX_WINDOW = 2**22, 2**23  # of one step, and of the composition: two seconds and 500 MB
 COARSEST = 1.0
-UNIT = 2.0**-53
 ROUNDING = 10.0  # pocketfft's passes: additions, twiddles and products, at most 10 u each
 
 
@@ -62,12 +62,22 @@ def interval(events: tuple[Event, ...], delta: float) -> Interval:
     Raises: AccountingError where the grid would not fit in memory, or float64 does not resolve delta.
     """
     removal = _bounds(Sum.of(events, delta, removal=True), delta, 0.0)
+    most = largest_addition(events)
+    if most <= removal.upper:
+        return removal
     addition = _bounds(Sum.of(events, delta, removal=False), delta, removal.upper)
     return Interval(
         lower=max(removal.lower, addition.lower),
-        estimate=max(removal.estimate, addition.estimate),
-        upper=max(removal.upper, addition.upper),
+        estimate=max(removal.estimate, min(addition.estimate, most)),
+        upper=max(removal.upper, min(addition.upper, most)),
     )
+
+
+def largest_addition(events: Sequence[Event]) -> float:
+    """What addition can lose at most: -log(1 - q) a step, whatever the output."""
+    if any(e.sample_rate == 1.0 for e in events):
+        return math.inf
+    return sum(-e.steps * math.log1p(-e.sample_rate) for e in events) * (1 + 1e-9)
 
 
 @lru_cache(maxsize=4096)
@@ -102,6 +112,18 @@ class Sum:
     def outside(self) -> float:
         """An upper bound of the probability that some output is not described."""
         return self.steps * outside(self.reach)
+
+    @property
+    def steepest(self) -> float:
+        """The largest theta at which the sum over nodes is E[e^(theta loss)], to 1e-8: e^(theta loss) must not change
+        by more than e^3 between two of the intervals in which the nodes are.
+        """
+        return min(
+            3 * (self.reach * e.noise_multiplier + 2) / -math.expm1(math.log1p(-e.sample_rate) - float(np.abs(loss).max()))
+            if e.sample_rate < 1
+            else 3 * (self.reach * e.noise_multiplier + 2)
+            for e, (loss, _) in zip(self.events, self.nodes, strict=True)
+        )
 
     @property
     def rounding(self) -> float:
@@ -161,16 +183,22 @@ def _bounds(total: Sum, delta: float, other: float) -> Interval:
     if chernoff * (1 + 1e-6) < other:
         return Interval(lower=0.0, estimate=0.0, upper=max(chernoff * (1 + 1e-6), 0.0))
     _, _, variance = total.moments(theta)
-    theta = max(theta, 0.5 / math.sqrt(variance))
+    theta = min(max(theta, 0.5 / math.sqrt(variance)), total.steepest / 2)
     scale = max(chernoff, 0.1 * math.sqrt(variance))
-    for _ in range(3):
+    best, before = None, math.inf
+    for _ in range(12):
         plan = _plan(total, delta, theta, scale)
-        found = _composed(total, plan, delta)
-        error = _added(total, plan) / TIGHTNESS
-        if found.upper == 0 or error <= 3 * found.upper or plan.cells > MAX_WINDOW / 4:
+        found, added = _composed(total, plan, delta)
+        best = found if best is None or found.upper < best.upper else best
+        fine = added <= 1.5 * TIGHTNESS * found.upper
+        # `added` supposes a grid that is fine next to epsilon; where it is not, two widths must agree.
+        settled = found.upper >= 200 * plan.width or before - found.upper <= TIGHTNESS * found.upper
+        if found.upper == 0 or (fine and settled) or plan.cells > MAX_WINDOW / 4:
             break
-        scale = found.upper
-    return found
+        before = found.upper
+        scale *= 0.25 if fine else min(0.5, TIGHTNESS * found.upper / added)
+    assert best is not None
+    return best
 
 
 def _saddle(total: Sum, delta: float) -> tuple[float, float]:
@@ -180,9 +208,9 @@ def _saddle(total: Sum, delta: float) -> tuple[float, float]:
     return theta, (k - math.log(delta) - math.log1p(theta)) / theta + math.log(theta / (1 + theta))
 
 
-def _added(total: Sum, plan: Plan) -> float:
-    """About how much rounding to the grid adds to epsilon."""
-    return total.steps * min(plan.width, (1 + plan.theta) * plan.width**2 / 12)
+def _added(total: Sum, plan: Plan, fall: float) -> float:
+    """About how much rounding to the grid adds to epsilon, where log delta falls by ``fall`` for each unit of it."""
+    return total.steps * min(plan.width, (1 + plan.theta) * plan.width**2 / 12) * max(1.0, plan.theta / fall)
 
 
 def _plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
@@ -190,16 +218,16 @@ def _plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
     steps = total.steps
     width = max(TIGHTNESS * scale / steps, math.sqrt(12 * TIGHTNESS * scale / (steps * (1 + theta))))
     width = min(width, COARSEST)
-    share = math.log(SMALL_SHARE * delta)
+    share, steepest = math.log(SMALL_SHARE * delta), total.steepest
     k, mean, variance = total.moments(theta)
     for _ in range(40):
         grid = steps * width**2 / 8  # K(t) rises by at most (t + t^2) of it
         spread = math.sqrt(variance + 2 * grid)
         # P(S > top) <= SMALL_SHARE delta, and of the tilted law at most ALIASED is `beyond` it.
-        high = _solve(lambda t, k, mean: t * mean + grid * t**2 - k + share, total, 1e16)  # noqa: B023
+        high = _solve(lambda t, k, mean: t * mean + grid * t**2 - k + share, total, steepest)  # noqa: B023
         k_high = total.moments(high)[0] + grid * (high + high**2)
         top = (k_high - share) / high
-        far = _solve(lambda t, k_t, mean: (t - theta) * mean - k_t + k + math.log(ALIASED), total, 1e16, theta)
+        far = _solve(lambda t, k_t, mean: (t - theta) * mean - k_t + k + math.log(ALIASED), total, steepest, theta)
         k_far = total.moments(far)[0] + grid * (far + far**2)
         beyond = (k_far - k - math.log(ALIASED)) / (far - theta)
         bottom = mean - 4 * spread
@@ -211,22 +239,25 @@ def _plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
         raise AccountingError(f"the composed loss of {steps:,} steps does not fit a grid: raise the noise multiplier")
     cells = next_fast_len(max(math.ceil(length / width), 64), real=True)
     start = math.floor(bottom / width)
-    above = math.exp(min(k_high - high * (start + cells - 1) * width, 0.0))
+    above = math.exp(min(k_high + 1e-8 * steps - high * (start + cells - 1) * width, 0.0))
     return Plan(theta=theta, width=width, bottom=start, cells=cells, above=above, chernoff=(far, k_far))
 
 
-def _composed(total: Sum, plan: Plan, delta: float) -> Interval:
-    """Epsilon where the composed delta, with all errors added, is ``delta``; and from below with all taken off."""
-    log_front, tilted, error = _tilted(total, plan)
-    add = total.outside + plan.above
+def _composed(total: Sum, plan: Plan, delta: float) -> tuple[Interval, float]:
+    """Epsilon where the composed delta, with all errors added, is ``delta``; and about how much of it is the grid's."""
     growth = math.expm1(MASS_ROUNDING * total.steps + 1e-9)
-    curve = _Curve(log_front=log_front, tilted=tilted, error=error, plan=plan)
-    upper = curve.epsilon((delta - add) / (1 + growth))
+    target = (delta - total.outside - plan.above) / (1 + growth)
+    curve = _tilted(total, plan, np.float64)
+    upper = curve.epsilon(target)
+    if total.steps > 1 and not curve.noise(upper) <= 1e-4 * delta:  # rare large losses: the tilted law has no middle there
+        curve = _tilted(total, plan, np.longdouble)
+        upper = curve.epsilon(target)
     upper = upper * (1 + 1e-9) + total.rounding if upper > 0 else 0.0
     if not math.isfinite(upper):
         raise AccountingError(f"no finite epsilon on a grid of {plan.cells:,} points at {delta=}")
     lower = _lower(total, plan, curve, delta)
-    return Interval(lower=min(lower, upper), estimate=max(min(upper, upper - _added(total, plan)), lower), upper=upper)
+    added = _added(total, plan, curve.fall(upper)) if upper > 0 else 0.0
+    return Interval(lower=min(lower, upper), estimate=max(upper - added, min(lower, upper)), upper=upper), added
 
 
 def _lower(total: Sum, plan: Plan, curve: "_Curve", delta: float) -> float:
@@ -243,35 +274,40 @@ def _lower(total: Sum, plan: Plan, curve: "_Curve", delta: float) -> float:
     return max(found * (1 - 1e-9) - moved - total.rounding, 0.0)
 
 
-def _tilted(total: Sum, plan: Plan) -> tuple[float, Vector, float]:
-    """(log E[e^(theta S)] on the grid, the tilted masses in the window, a bound of the error of each)."""
+def _tilted(total: Sum, plan: Plan, dtype: type[np.floating[Any]]) -> "_Curve":
+    """The tilted masses in the window; transforms and powers in ``dtype``, whose unit bounds their errors."""
     log_front, centre = 0.0, 0
-    each = ROUNDING * UNIT * math.log2(plan.cells)
+    each = ROUNDING * float(np.finfo(dtype).eps) / 2 * math.log2(plan.cells)
     size = plan.cells // 2 + 1
-    magnitude, phase, worst, nearly = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
-    with np.errstate(divide="ignore"):
+    magnitude, phase, worst, nearly = (np.zeros(size, dtype=dtype) for _ in range(4))
+    with np.errstate(divide="ignore", under="ignore"):
         for event in total.events:
             first, log_mass = total.rounded(event, plan.width)
             at = np.arange(first, first + len(log_mass))
             exponent = log_mass + at * (plan.theta * plan.width)
-            peak = exponent.max()
+            peak = float(exponent.max())
             weight = np.exp(exponent - peak)
-            mass = weight.sum()
+            mass = float(weight.sum())
+            log_front += event.steps * (peak + math.log(mass))
+            if total.steps == 1:  # no transform, no error
+                inside = (at >= plan.bottom) & (at < plan.bottom + plan.cells)
+                masses = np.bincount(at[inside] - plan.bottom, weight[inside] / mass, plan.cells)
+                return _Curve(log_front=log_front, tilted=masses, error=0.0, plan=plan)
             middle = round(float(weight @ at / mass))
-            found = rfft(np.bincount((at - middle) % plan.cells, weight / mass, plan.cells))
+            centre += event.steps * middle
+            found = rfft(np.bincount((at - middle) % plan.cells, weight / mass, plan.cells).astype(dtype))
             size_of = np.abs(found)
             magnitude += event.steps * np.log(size_of)
             phase += event.steps * np.angle(found)
             nearly += event.steps * np.log(size_of + each)
             worst += event.steps * np.log(size_of + 2 * each)
-            log_front += event.steps * (float(peak) + math.log(mass))
-            centre += event.steps * middle
-    grown = worst - nearly
-    powers = np.where(grown < 1, np.exp(nearly) * np.expm1(np.minimum(grown, 1)), np.exp(worst))
-    off = powers + each * np.exp(nearly)
-    error = float(2 * off.sum() / plan.cells)
-    masses = irfft(np.exp(magnitude) * np.exp(1j * phase), plan.cells)
-    return log_front, np.roll(masses, -((plan.bottom - centre) % plan.cells)), error
+        grown = worst - nearly
+        powers = np.where(grown < 1, np.exp(nearly) * np.expm1(np.minimum(grown, 1)), np.exp(worst))
+        error = float(2 * (powers + each * np.exp(nearly)).sum() / plan.cells)
+        power = np.exp(magnitude) * (np.cos(phase) + 1j * np.sin(phase))
+    masses = irfft(power, plan.cells).astype(np.float64)
+    moved = np.roll(masses, -((plan.bottom - centre) % plan.cells))
+    return _Curve(log_front=log_front, tilted=moved, error=error, plan=plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +332,19 @@ class _Curve:
         point = (self.plan.bottom + i) * h
         return found * math.exp(min(self.log_front - theta * point, 700.0))
 
+    def noise(self, epsilon: float) -> float:
+        """What the bound of FFT errors adds to delta near ``epsilon``."""
+        if not math.isfinite(epsilon):
+            return math.inf
+        i = min(max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3)
+        return self.at(i) - self.at(i, 0.0)
+
+    def fall(self, epsilon: float) -> float:
+        """- d log delta / d epsilon near ``epsilon``."""
+        i = min(max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3)
+        before, after = self.at(i), self.at(i + 1)
+        return max(math.log(before / after) / self.plan.width, 1e-9) if 0 < after < before < math.inf else self.plan.theta
+
     def epsilon(self, delta: float, errors: float = 1.0) -> float:
         """Smallest epsilon >= 0 with delta(epsilon) <= delta: between two points of the grid delta is linear in e^epsilon."""
         if not delta > 0:
@@ -304,8 +353,8 @@ class _Curve:
         if low >= 0 and (high <= low + 1 or self.at(low + 1, errors) <= delta):
             return 0.0
         low = max(low, 0)
-        if self.at(low, errors) <= delta:
-            return max((self.plan.bottom + low) * self.plan.width, 0.0)
+        if self.at(low, errors) <= delta:  # it is below the window
+            return max((self.plan.bottom + low) * self.plan.width, 0.0) if errors > 0 else 0.0
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.at(middle, errors) <= delta else (middle, high)
@@ -319,7 +368,7 @@ class _Curve:
 
 def _solve(excess: Callable[[float, float, float], float], total: Sum, largest: float, least: float = 0.0) -> float:
     """A theta above ``least`` where ``excess(theta, K, K')``, which rises with theta, is about 0."""
-    low, high = math.log(1e-12), math.log(largest)
+    low, high = math.log(1e-12), math.log(largest - least)
     while high - low > 0.01:
         middle = (low + high) / 2
         theta = least + math.exp(middle)

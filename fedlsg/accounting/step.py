@@ -22,7 +22,7 @@ from jaxtyping import Float64
 from fedlsg.accounting.events import AccountingError
 
 Nodes = tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]
-MASS_ROUNDING = 1e-13
+MASS_ROUNDING = 2e-13
 """Relative error of a mass: of the quadrature, of exp at arguments up to 700, of a sum of positive terms."""
 LARGEST_REACH = 37.0  # exp(-37^2 / 2) is still a normal float
 
@@ -110,7 +110,7 @@ def rounded(
         down += np.bincount(cell[part], (mass * np.expm1(r - width)).sum(axis=1) / math.expm1(-width), last - first)
     masses = np.append(down, 0.0)
     masses[1:] += up
-    if not 1 - outside(reach) - 1e-11 <= masses.sum() <= 1 + 1e-11:
+    if not 1 - outside(reach) - 1e-12 <= masses.sum() <= 1 + 1e-12:
         raise AccountingError(f"the masses of one step sum to {masses.sum()!r}: its quadrature failed")
     with np.errstate(divide="ignore"):
         return first, np.log(masses)
