@@ -34,8 +34,8 @@ from fedlsg.accounting.events import (
 )
 
 ACCOUNTANTS = ("prv", "pld")
-SMALLEST_NOISE = 0.002
-"""Below it one step loses an epsilon of about 10^5 or more: no accountant is asked, nothing is protected."""
+SMALLEST_NOISE = 0.02
+"""Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is protected."""
 
 
 def epsilon(
@@ -261,11 +261,10 @@ def _rough(events: Sequence[Event], delta: float) -> float:
     """About epsilon, a few percent above it, in a few milliseconds: where a search starts."""
     plain, log_ratio = split(events)
     merged = canonical(plain)
+    if _full_batches(merged):
+        return _certified_or_inf(events, delta)
     try:
-        delta = smaller_delta(delta, log_ratio)
-        if _full_batches(merged):
-            return upper_or_inf(events, delta, ("pld",))
-        return raised(_library("pld").chernoff(merged, delta), log_ratio)
+        return raised(_library("pld").chernoff(merged, smaller_delta(delta, log_ratio)), log_ratio)
     except AccountingError:
         return math.inf
 

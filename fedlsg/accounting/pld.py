@@ -185,10 +185,16 @@ def _bounds(total: Sum, delta: float, other: float) -> Interval:
     _, _, variance = total.moments(theta)
     theta = min(max(theta, 0.5 / math.sqrt(variance)), total.steepest / 2)
     scale = max(chernoff, 0.1 * math.sqrt(variance))
-    best, before = None, math.inf
+    best: Interval | None = None
+    before = math.inf
     for _ in range(12):
-        plan = _plan(total, delta, theta, scale)
-        found, added = _composed(total, plan, delta)
+        try:
+            plan = _plan(total, delta, theta, scale)
+            found, added = _composed(total, plan, delta)
+        except AccountingError:  # a finer grid does not fit: the coarser one's answer holds
+            if best is None:
+                raise
+            break
         best = found if best is None or found.upper < best.upper else best
         fine = added <= 1.5 * TIGHTNESS * found.upper
         # `added` supposes a grid that is fine next to epsilon; where it is not, two widths must agree.
@@ -210,7 +216,8 @@ def _saddle(total: Sum, delta: float) -> tuple[float, float]:
 
 def _added(total: Sum, plan: Plan, fall: float) -> float:
     """About how much rounding to the grid adds to epsilon, where log delta falls by ``fall`` for each unit of it."""
-    return total.steps * min(plan.width, (1 + plan.theta) * plan.width**2 / 12) * max(1.0, plan.theta / fall)
+    steep = max(plan.theta, fall)
+    return total.steps * min(plan.width, (1 + steep) * plan.width**2 / 12) * max(1.0, plan.theta / fall)
 
 
 def _plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
@@ -220,7 +227,7 @@ def _plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
     width = min(width, COARSEST)
     share, steepest = math.log(SMALL_SHARE * delta), total.steepest
     k, mean, variance = total.moments(theta)
-    for _ in range(40):
+    while True:
         grid = steps * width**2 / 8  # K(t) rises by at most (t + t^2) of it
         spread = math.sqrt(variance + 2 * grid)
         # P(S > top) <= SMALL_SHARE delta, and of the tilted law at most ALIASED is `beyond` it.
@@ -235,8 +242,8 @@ def _plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
         if length <= width * MAX_WINDOW:
             break
         width *= max(1.05, length / (width * MAX_WINDOW))
-    else:
-        raise AccountingError(f"the composed loss of {steps:,} steps does not fit a grid: raise the noise multiplier")
+        if width > COARSEST:
+            raise AccountingError(f"the loss of {steps:,} steps does not fit a grid: raise the noise multiplier")
     cells = next_fast_len(max(math.ceil(length / width), 64), real=True)
     start = math.floor(bottom / width)
     above = math.exp(min(k_high + 1e-8 * steps - high * (start + cells - 1) * width, 0.0))
@@ -274,10 +281,15 @@ def _lower(total: Sum, plan: Plan, curve: "_Curve", delta: float) -> float:
     return max(found * (1 - 1e-9) - moved - total.rounding, 0.0)
 
 
+def unit(dtype: type[np.floating[Any]]) -> float:
+    """u of a number format: the largest relative error of one rounding."""
+    return float(np.finfo(dtype).eps) / 2
+
+
 def _tilted(total: Sum, plan: Plan, dtype: type[np.floating[Any]]) -> "_Curve":
     """The tilted masses in the window; transforms and powers in ``dtype``, whose unit bounds their errors."""
     log_front, centre = 0.0, 0
-    each = ROUNDING * float(np.finfo(dtype).eps) / 2 * math.log2(plan.cells)
+    each = ROUNDING * unit(dtype) * math.log2(plan.cells)
     size = plan.cells // 2 + 1
     magnitude, phase, worst, nearly = (np.zeros(size, dtype=dtype) for _ in range(4))
     with np.errstate(divide="ignore", under="ignore"):

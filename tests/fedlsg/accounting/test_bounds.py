@@ -17,8 +17,8 @@ from fedlsg.accounting import pld as accountant_pld
 from fedlsg.accounting import prv as accountant_prv
 from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps, upper_or_inf
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, Interval, check_delta
-from tests.fedlsg.support.exact_epsilon import full_batch as exact_full_batch
-from tests.fedlsg.support.exact_epsilon import one_step as exact_one_step
+from benchmarks.exact_epsilon import full_batch as exact_full_batch
+from benchmarks.exact_epsilon import one_step as exact_one_step
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 deltas = st.floats(-8, -3).map(lambda exponent: 10**exponent)
@@ -102,7 +102,7 @@ def test_published_values(q, sigma, steps, published):
     bound = epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=1e-5)
     for interval in bound.intervals.values():
         assert interval.estimate == pytest.approx(published, abs=6e-4)
-        assert interval.lower <= published <= interval.upper + 6e-4
+        assert interval.lower - 6e-4 <= published <= interval.upper + 6e-4
     assert set(bound.intervals) == {"prv", "gaussian" if q == 1 else "pld"}
     assert bound.upper <= published * 1.001
 

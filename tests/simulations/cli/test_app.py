@@ -233,6 +233,7 @@ def test_calibrate_by_both_accountants(fedlsg):
     assert f"noise multiplier 1: epsilon {epsilon_words(bound.upper, 4)} at delta 1e-05" in out
     assert "1.828" in out, "published: q=.01, sigma=1, T=1000"
     assert f"{bound.accountant} (reported)" in out
+    assert "prv (witness)" in out
     assert all(epsilon_words(interval.upper, 4) in out for interval in bound.intervals.values())
 
 

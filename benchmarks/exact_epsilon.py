@@ -9,7 +9,9 @@ checks both and refuses. M is a trapezoidal sum over outputs, which is exact to 
 """
 
 import math
+from typing import Any
 
+import mpmath
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import log_ndtr, ndtr
@@ -25,20 +27,37 @@ def full_batch(sigma: float, steps: int, delta: float) -> float:
     return brentq(excess, 0.0, mu**2 + 40 * mu, xtol=1e-15, rtol=1e-13) if excess(0.0) > 0 else 0.0
 
 
-def one_step(q: float, sigma: float, delta: float, *, removal: bool = True, addition: bool = True) -> float:
-    """Larger hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) and N(0, s^2), either way round: closed form."""
+def one_step(q: float, sigma: float, delta: float) -> float:
+    """Larger hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) and N(0, s^2), either way round: closed form.
 
-    def delta_of(eps: float) -> float:
+    In 40 digits: with a tiny q the two terms cancel.
+    """
+    with mpmath.workdps(40):
+        found = _one_step(mpmath.mpf(q), mpmath.mpf(sigma), mpmath.mpf(delta))
+    return found
+
+
+def _one_step(q: Any, sigma: Any, delta: Any) -> float:
+    def excess(eps: Any) -> Any:
         # Removal: the loss exceeds eps above x; addition: below y, which exists where e^-eps > 1 - q.
-        x = sigma**2 * math.log((math.exp(eps) - 1 + q) / q) + 0.5
-        remove = (1 - q - math.exp(eps)) * ndtr(-x / sigma) + q * ndtr((1 - x) / sigma) if removal else 0.0
-        if math.exp(-eps) <= 1 - q or not addition:
-            return remove
-        y = sigma**2 * math.log((math.exp(-eps) - 1 + q) / q) + 0.5
-        add = (1 - math.exp(eps) * (1 - q)) * ndtr(y / sigma) - math.exp(eps) * q * ndtr((y - 1) / sigma)
-        return max(remove, add)
+        e = mpmath.exp(eps)
+        x = sigma**2 * mpmath.log((e - 1 + q) / q) + 0.5
+        removal = (1 - q - e) * mpmath.ncdf(-x / sigma) + q * mpmath.ncdf((1 - x) / sigma)
+        if 1 / e <= 1 - q:
+            return removal - delta
+        y = sigma**2 * mpmath.log((1 / e - 1 + q) / q) + 0.5
+        addition = (1 - e * (1 - q)) * mpmath.ncdf(y / sigma) - e * q * mpmath.ncdf((y - 1) / sigma)
+        return max(removal, addition) - delta
 
-    return brentq(lambda eps: delta_of(eps) - delta, 1e-12, 100, xtol=1e-14) if delta_of(1e-12) > delta else 0.0
+    low, high = mpmath.mpf(10) ** -20, mpmath.mpf(1)
+    if excess(low) <= 0:
+        return 0.0
+    while excess(high) > 0:
+        high *= 2
+    for _ in range(100):  # halved in logarithms, then in numbers
+        middle = mpmath.sqrt(low * high) if high > 2 * low else (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return float(high)
 
 
 def inverted(events: list[tuple[float, float, int]], delta: float, *, near: float) -> float:
