@@ -85,7 +85,9 @@ def search(q: float, steps: int) -> dict[str, Any]:
         pld.chernoff.cache_clear()
         return bounds.smallest_sigma(
             lambda sigma: bounds._rough([event.__class__(**vars(event) | {"noise_multiplier": sigma})], DELTA),
-            lambda sigma: bounds._certified_or_inf([event.__class__(**vars(event) | {"noise_multiplier": sigma})], DELTA),
+            lambda sigma: bounds._certified_or_inf(
+                [event.__class__(**vars(event) | {"noise_multiplier": sigma})], DELTA
+            ),
             TARGET,
         )
 
@@ -124,7 +126,9 @@ def main() -> None:
     print(f"{len(found['rows'])} of {found['of']} settings, {len(rows)} with a positive exact value")
     if rows:
         worst = max(rows, key=lambda row: row["gap"])
-        print(f"  gap: smallest {min(r['gap'] for r in rows):.1e}, median {statistics.median(r['gap'] for r in rows):.1e}")
+        print(
+            f"  gap: smallest {min(r['gap'] for r in rows):.1e}, median {statistics.median(r['gap'] for r in rows):.1e}"
+        )
         print(f"  largest {worst['gap']:.1e}, at q, sigma, T, delta = {worst['setting']}")
     seconds = [row["seconds"] for row in found["rows"] if "seconds" in row]
     print(f"  CPU seconds: median {statistics.median(seconds):.3f}, largest {max(seconds):.1f}")

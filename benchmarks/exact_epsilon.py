@@ -94,9 +94,7 @@ def _inverted(events: list[tuple[float, float, int]], delta: float, near: float,
     return brentq(excess, 0.8 * near, 1.2 * near, xtol=1e-13 * near)
 
 
-def _transform(
-    parts: list[tuple[np.ndarray, np.ndarray, int]], c: float, step: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _transform(parts: list[tuple[np.ndarray, np.ndarray, int]], c: float, step: float) -> tuple[np.ndarray, np.ndarray]:
     """z, and the tilted transform over z (z + 1), at c, c + i step, ... until it has decayed."""
     found = []
     for count in range(100):
@@ -120,6 +118,12 @@ def _loss(q: float, sigma: float, removal: bool) -> tuple[np.ndarray, np.ndarray
     x = np.linspace(-14 * sigma, 1 + 14 * sigma, 4001 + 2 * math.ceil(60 / sigma**2))
     z = (2 * x - 1) / (2 * sigma**2)
     change = q * np.expm1(np.minimum(z, 600))
-    ratio = z if q == 1 else np.where(np.abs(change) < 0.5, np.log1p(np.clip(change, -0.6, 0.6)), np.logaddexp(math.log1p(-q), math.log(q) + z))
+    ratio = (
+        z
+        if q == 1
+        else np.where(
+            np.abs(change) < 0.5, np.log1p(np.clip(change, -0.6, 0.6)), np.logaddexp(math.log1p(-q), math.log(q) + z)
+        )
+    )
     log_weight = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0])
     return (ratio, log_weight + ratio) if removal else (-ratio, log_weight)

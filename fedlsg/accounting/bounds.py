@@ -235,7 +235,7 @@ def _library(name: str) -> ModuleType:
 
 
 def _agreement(intervals: dict[str, Interval], name: str, events: tuple[Event, ...], delta: float) -> str:
-    """"prv" where it allows the reported bound, "unwitnessed" where it did not answer or is all there is.
+    """ "prv" where it allows the reported bound, "unwitnessed" where it did not answer or is all there is.
 
     Raises: AccountingError where prv's lower end exceeds the bound: one of the two misses the truth.
     """
@@ -244,9 +244,9 @@ def _agreement(intervals: dict[str, Interval], name: str, events: tuple[Event, .
     prv, reported = intervals["prv"], intervals[name]
     if prv.lower > reported.upper * (1 + 1e-9):
         raise AccountingError(
-            f"two accountants contradict each other for {in_words(events)} at delta {delta:.6g}: {name} says that epsilon "
-            f"is at most {reported.upper:.6g}, prv that it is at least {prv.lower:.6g}. No epsilon is reported: take "
-            "another noise multiplier or number of steps, and report these numbers as a bug"
+            f"two accountants contradict each other for {in_words(events)} at delta {delta:.6g}: {name} says that "
+            f"epsilon is at most {reported.upper:.6g}, prv that it is at least {prv.lower:.6g}. No epsilon is reported: "
+            "take another noise multiplier or number of steps, and report these numbers as a bug"
         )
     return "prv"
 

@@ -1,6 +1,7 @@
 """Full batches: T Gaussian mechanisms are one, and its epsilon has a closed form (Balle & Wang 2018, theorem 8).
 
-    mu = sqrt(sum T_i / sigma_i^2),     delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)
+    mu = sqrt(sum T_i / sigma_i^2)
+    delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)
 
 With t = epsilon / mu - mu / 2 both terms have the factor phi(t), the normal density:
 
@@ -33,8 +34,7 @@ def _epsilon(mu: float, log_delta: float) -> float:
         return 0.0
     # Phi(-t) <= e^(-t^2 / 2) / 2, so delta is below the target at the larger end.
     largest = mu * (mu / 2 + math.sqrt(-2 * log_delta))
-    found = float(brentq(lambda epsilon: _log_delta(epsilon, mu) - log_delta, 0.0, largest, xtol=1e-300, rtol=1e-14))
-    return found
+    return float(brentq(lambda epsilon: _log_delta(epsilon, mu) - log_delta, 0.0, largest, xtol=1e-300, rtol=1e-14))
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
@@ -43,8 +43,6 @@ def _log_delta(epsilon: float, mu: float) -> float:
     if t < -8:  # delta is 1 to within e^-32, less a term that is as small or exact
         return math.log1p(-min(math.exp(log_ndtr(t)) + math.exp(min(epsilon + log_ndtr(-t - mu), 0.0)), 1 - 1e-16))
     mills = math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
-    if mu < TINY:
-        difference = mu * (1 - t * mills)
-    else:
-        difference = mills - math.sqrt(math.pi / 2) * erfcx((t + mu) / math.sqrt(2))
+    further = math.sqrt(math.pi / 2) * erfcx((t + mu) / math.sqrt(2))
+    difference = mu * (1 - t * mills) if mu < TINY else mills - further
     return math.log(difference) - t * t / 2 - math.log(math.sqrt(2 * math.pi)) if difference > 0 else -math.inf

@@ -5,8 +5,8 @@
     epsilon = min over a of  T log A(a) / (a - 1)  +  log(1 - 1 / a)  -  log(a delta) / (a - 1)
 
 Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 5 and section 3.3: A bounds both directions of add/remove.
-Conversion: Canonne, Kamath & Steinke 2020, proposition 12. It is a tenth to a quarter above the exact value. A client far
-from its budget learns from it, in a millisecond, that it is far. It is reported, by its name, where the privacy loss
+Conversion: Canonne, Kamath & Steinke 2020, proposition 12. It is a tenth to a quarter above the exact value. A client
+far from its budget learns from it, in milliseconds, that it is far. It is reported, by its name, where the privacy loss
 distribution does not fit a grid: no probability is subtracted from another here. Sees no data.
 """
 

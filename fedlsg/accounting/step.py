@@ -56,9 +56,7 @@ def log_ratio(
     return np.where(np.abs(change) < 0.5, near, np.logaddexp(math.log1p(-q), math.log(q) + z))
 
 
-def outputs_at(
-    r: Float64[np.ndarray, " n"], sample_rate: float, noise_multiplier: float
-) -> Float64[np.ndarray, " n"]:
+def outputs_at(r: Float64[np.ndarray, " n"], sample_rate: float, noise_multiplier: float) -> Float64[np.ndarray, " n"]:
     """The x with R(x) = r, minus infinity where r is not above log(1 - q)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         inside = np.expm1(r) / sample_rate

@@ -13,12 +13,12 @@ from prv_accountant.privacy_random_variables import PrivacyRandomVariableTruncat
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
+from benchmarks.exact_epsilon import full_batch as exact_full_batch
+from benchmarks.exact_epsilon import one_step as exact_one_step
 from fedlsg.accounting import pld as accountant_pld
 from fedlsg.accounting import prv as accountant_prv
 from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps, upper_or_inf
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, Interval, check_delta
-from benchmarks.exact_epsilon import full_batch as exact_full_batch
-from benchmarks.exact_epsilon import one_step as exact_one_step
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
 deltas = st.floats(-8, -3).map(lambda exponent: 10**exponent)

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from fedlsg.accounting import full_batch, pld, renyi
-from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps
-from fedlsg.accounting.events import AccountingError, Event
 from benchmarks.exact_epsilon import full_batch as exact_full_batch
 from benchmarks.exact_epsilon import inverted, one_step
+from fedlsg.accounting import full_batch, pld, renyi, tilt
+from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps
+from fedlsg.accounting.events import AccountingError, Event
 
 DELTAS = (1e-12, 1e-15, 1e-30)
 
@@ -53,7 +53,7 @@ def test_without_a_grid_the_renyi_bound_is_reported_by_its_name(monkeypatch):
     setting = {"sample_rate": 0.02, "noise_multiplier": 1.0, "steps": 1000, "delta": 1e-12}
     theirs = epsilon(**setting)
     pld.interval.cache_clear()
-    monkeypatch.setattr(pld, "MAX_CELLS", 50)
+    monkeypatch.setattr(tilt, "MAX_CELLS", 50)
     ours = epsilon(**setting)
     pld.interval.cache_clear()
     assert (ours.accountant, ours.lower, ours.witness) == ("renyi", 0.0, "unwitnessed")
