@@ -245,8 +245,8 @@ def _agreement(intervals: dict[str, Interval], name: str, events: tuple[Event, .
     if prv.lower > reported.upper * (1 + 1e-9):
         raise AccountingError(
             f"two accountants contradict each other for {in_words(events)} at delta {delta:.6g}: {name} says that "
-            f"epsilon is at most {reported.upper:.6g}, prv that it is at least {prv.lower:.6g}. No epsilon is reported: "
-            "take another noise multiplier or number of steps, and report these numbers as a bug"
+            f"epsilon is at most {reported.upper:.6g}, prv that it is at least {prv.lower:.6g}. No epsilon is reported:"
+            " take another noise multiplier or number of steps, and report these numbers as a bug"
         )
     return "prv"
 

@@ -91,7 +91,7 @@ class Curve:
         )
 
     def epsilon(self, delta: float, errors: float = 1.0) -> float:
-        """Smallest epsilon >= 0 with delta(epsilon) <= delta, which is linear in e^epsilon between two points of the grid."""
+        """Smallest epsilon >= 0 with delta(epsilon) <= delta; it is linear in e^epsilon between points of the grid."""
         if not delta > 0:
             return math.inf if errors > 0 else 0.0
         low, high = max(-self.plan.bottom, 0) - 1, len(self.tilted) - 1

@@ -8,7 +8,7 @@ A step's loss is rounded to the grid by connect the dots (`step.rounded`), which
 tilted, p_theta(l) = p(l) e^(theta l) / E[e^(theta l)], with theta where the tail at epsilon becomes the middle of the
 tilted law. T-fold convolution and tilt commute, so with g = the T-fold convolution of p_theta
 
-    delta(epsilon) = e^(K(theta) - theta epsilon) sum of g(s) e^(-theta (s - epsilon)) (1 - e^(epsilon - s)), s > epsilon.
+    delta(epsilon) = e^(K(theta) - theta epsilon) sum of g(s) e^(-theta (s - epsilon)) (1 - e^(epsilon - s))+.
 
 g comes from one FFT, a power and the inverse. Its errors are absolute, about T u, next to a sum that is of order 1:
 the factor in front, which is the Chernoff bound, carries the size of delta. Without a tilt they would be absolute
