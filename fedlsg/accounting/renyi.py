@@ -64,7 +64,7 @@ def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndar
     """log A at every order, of one step."""
     half = 0.5 / noise_multiplier**2
     if sample_rate == 1.0:
-        return half * (ORDERS * ORDERS - ORDERS)
+        return np.asarray(half * (ORDERS * ORDERS - ORDERS))
     found = np.empty(len(ORDERS))
     k = np.arange(INTEGERS[-1] + 1)
     gained = k * math.log(sample_rate) + (k * k - k) * half

@@ -98,7 +98,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("run", *SMALL, "-c", "trust=secure", "-c", "min_survivors=1"),
         r"expected min_survivors >= colluders \+ 2 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
     ),
-    "epsilon out of reach": (("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1"), "epsilon=1e-09"),
+    "epsilon out of reach": (
+        ("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1", "-c", "delta=1e-12"),
+        "epsilon=1e-09",
+    ),
     "unwritable output": (("run", *SMALL, "--out", "/dev/null/run"), "cannot write to /dev/null/run.*another --out"),
     "output is a file": (("run", *SMALL, "--out", "/dev/null"), "cannot write to /dev/null"),
     "resume nothing": (("resume", "nowhere"), "nowhere is no run directory: it does not exist"),
