@@ -190,9 +190,10 @@ def calibrate_command(
     bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
     said = epsilon_words(bound.upper, 4)
     console.print(f"noise multiplier {sigma:.5g}: epsilon {said} at delta {delta:g}", highlight=False)
+    witness = "" if bound.witness == "prv" else ", unwitnessed"
     table = Table("accountant", "lower", "estimate", "upper", title=title)
     for name, interval in bound.intervals.items():
-        mark = " (reported)" if name == bound.accountant else ""
+        mark = f" (reported{witness})" if name == bound.accountant else " (witness)" if name == bound.witness else ""
         below = (f"{value:.4f}" for value in (interval.lower, interval.estimate))
         table.add_row(name + mark, *below, epsilon_words(interval.upper, 4))
     for name, failure in bound.failures.items():

@@ -143,7 +143,7 @@ def _data(result: Result) -> Section:
     table = as_csv([row.columns for row in result.rows], otherwise="round").encode()
     files = [download("rounds.csv", table, "a row for each round")]
     if result.summary:
-        says = "the results, both accountants' intervals, hardware and versions"
+        says = "the results, every accountant's interval, hardware and versions"
         files.append(download("summary.json", json_text(result.summary, not_finite=str), says))
     return data_section(*files)
 

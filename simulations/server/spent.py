@@ -76,13 +76,15 @@ class Spent:
         return found
 
     def bounds(self, client: int) -> dict[str, Any]:
-        """Both accountants' intervals for a client's epsilon, and the texts of their failures."""
+        """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts of failures."""
         try:
             bound = compose((self._server or self._ledgers[client]).events(), delta=self._delta)
         except AccountingError as error:
-            return {"reported": "none", "client": client, "intervals": {}, "failures": {"both": str(error)}}
+            none = {"reported": "none", "witness": "unwitnessed", "client": client}
+            return none | {"intervals": {}, "failures": {"all": str(error)}}
         intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
-        return {"reported": bound.accountant, "client": client, "intervals": intervals, "failures": bound.failures}
+        said = {"reported": bound.accountant, "witness": bound.witness, "client": client}
+        return said | {"intervals": intervals, "failures": bound.failures}
 
     @property
     def reproducible(self) -> bool:

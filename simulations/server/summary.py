@@ -29,7 +29,7 @@ PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant"
 class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
-    updates: rounds that changed the model. bounds: both accountants' intervals for the client with the largest
+    updates: rounds that changed the model. bounds: every accountant's interval for the client with the largest
     epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise over clip norm.
     sum_bits: of a value in secure sums. seeded: some noise came from a known seed. downlink: state of the downlink.
     by_client: accuracies on parts of the test split like the clients'.

@@ -98,7 +98,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("run", *SMALL, "-c", "trust=secure", "-c", "min_survivors=1"),
         r"expected min_survivors >= colluders \+ 1 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
     ),
-    "epsilon out of reach": (("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1"), "epsilon=1e-09"),
+    "epsilon out of reach": (
+        ("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1", "-c", "delta=1e-12"),
+        "epsilon=1e-09",
+    ),
     "unwritable output": (("run", *SMALL, "--out", "/dev/null/run"), "cannot write to /dev/null/run.*another --out"),
     "output is a file": (("run", *SMALL, "--out", "/dev/null"), "cannot write to /dev/null"),
     "resume nothing": (("resume", "nowhere"), "nowhere is no run directory: it does not exist"),
@@ -233,6 +236,7 @@ def test_calibrate_by_both_accountants(fedlsg):
     assert f"noise multiplier 1: epsilon {epsilon_words(bound.upper, 4)} at delta 1e-05" in out
     assert "1.828" in out, "published: q=.01, sigma=1, T=1000"
     assert f"{bound.accountant} (reported)" in out
+    assert "prv (witness)" in out
     assert all(epsilon_words(interval.upper, 4) in out for interval in bound.intervals.values())
 
 
