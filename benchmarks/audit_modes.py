@@ -54,6 +54,7 @@ def rows(mode: str, given: dict[str, Any], seeds: int, canaries: int) -> list[st
     clean = [audit(audited, None, canaries, seed) for seed in range(seeds)]
     accused = sum(verdict.falsified for verdict, _ in clean)
     found = [f"| {mode} | none | {accused} of {seeds} accused | {outputs} | {clean[0][1]:.1f} |"]
+    print(found[0], flush=True)
     for plant in PLANTS:
         if fits(plant, audited):
             verdict, seconds = audit(audited, plant, canaries, 0)
