@@ -35,6 +35,16 @@ def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]
     return [0, shape.size + 1 if most > shape.size else most]
 
 
+def check_moved(model: nn.Module) -> None:
+    """Raise ValueError for weights that a step on made-up rows left infinite or NaN, as averages in float16 do."""
+    for name, p in model.named_parameters():
+        if p.requires_grad and not p.isfinite().all():
+            raise ValueError(
+                f"one step leaves weights that are not finite ({name}, {p.dtype}): keep weights in float32 "
+                "(precision='bfloat16' runs the pass in fewer bits), or take a smaller learning_rate"
+            )
+
+
 def repeated(inputs: Inputs, targets: Inputs) -> Batch:
     """A batch function that gives some rows over and over."""
     count = batch_size(inputs, targets)

@@ -18,7 +18,7 @@ from fedlsg.own_loop.account import CLIENT, Account
 from fedlsg.own_loop.batches import guarded
 from fedlsg.own_loop.examples import made_up
 from fedlsg.own_loop.noise import Spending
-from fedlsg.own_loop.rehearsal import form_of, in_words, repeated, sizes_of
+from fedlsg.own_loop.rehearsal import check_moved, form_of, in_words, repeated, sizes_of
 from fedlsg.privacy import Entry
 from fedlsg.randomness import (
     SecretStream,
@@ -83,8 +83,8 @@ class Release:
                     self._apply(values, plan)
                     if plan.phase is Phase.TRAINING:
                         break
-                with self.state.evaluated():
-                    pass
+                with self.state.evaluated() as model:
+                    check_moved(model)
         except Exception as error:
             raise in_words(error, self.state.model, inputs, targets) from error
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
-from fedlsg.own_loop.rehearsal import in_words, sizes_of
+from fedlsg.own_loop.rehearsal import check_moved, in_words, sizes_of
 from fedlsg.payload import unpack
 from fedlsg.privacy import Entry
 from fedlsg.randomness import own_draws
@@ -83,8 +83,8 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
                     break
                 state.prune(plan.frame, [received], num_examples=terms.num_examples)
             state.finish_round(plan.frame, [received], noise_std=plan.noise_std)
-            with state.evaluated():
-                pass
+            with state.evaluated() as model:
+                check_moved(model)
     except CannotDrawError:
         raise
     except Exception as error:

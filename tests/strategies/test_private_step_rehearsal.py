@@ -319,6 +319,12 @@ def test_gradients_of_two_types_are_those_of_one():
     assert not torch.equal(grad, grad.bfloat16().float())
 
 
+def test_a_step_that_leaves_infinite_weights_is_free():
+    """Adam's averages of float16 underflow: the first step divides by 0."""
+    step = private_step(model().half(), method="dpsgd", optimizer="adam", learning_rate=1e4)
+    refused_free(step, (INPUTS.half(), TARGETS), r"^one step leaves weights that are not finite \(\S+, torch.float16\)")
+
+
 # --- rows
 
 
