@@ -125,7 +125,7 @@ def test_a_calibration_that_gives_too_little_noise_is_falsified(tmp_path, monkey
 
 
 def test_a_run_at_client_level_is_held_to_the_server_s_ledger(tmp_path):
-    run = run_local(tmp_path / "run", **MODES["server"] | {"reproducible": False})
+    run = run_local(tmp_path / "run", **MODES["server"] | {"reproducible": False, "sample_rate": None})
     run.directory.summary.unlink()
     found = audited_run(str(run.path))
     assert found.source == "the server's ledger"
