@@ -227,7 +227,7 @@ class Maker:
 
         def takes(value: Any) -> bool:
             changed = [dict(fields_of(part)) for part in base]
-            changed[side][name] = torch.as_tensor(value).expand(field.shape[1:]).unsqueeze(0).to(field)
+            changed[side][name] = torch.as_tensor(value).expand(field.shape[1:]).unsqueeze(0).to(field.dtype)
             return self.takes(of_fields(changed[0]), of_fields(changed[1]))
 
         low = next((value for value in (0, 1) if takes(value)), None)
