@@ -14,6 +14,7 @@ number is an error; on a GPU it would end the process's use of the device.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,6 +127,10 @@ def numbers(high: Tensor, low: int = 0) -> Fill:
         return (rows.floor().long() + low).clamp(max=(high - 1).clamp(min=low))
 
     return fill
+
+
+def _with_missing(fill: Fill, value: float, like: Tensor, draw: torch.Generator) -> Tensor:
+    return missing(fill(like, draw), draw, value)
 
 
 def softmax(like: Tensor, draw: torch.Generator) -> Tensor:
@@ -252,7 +257,7 @@ class Maker:
         if side:
             for value in dict.fromkeys(self.ignored):
                 if (value >= common or (value < 0 and field.dtype.is_signed)) and (field.ndim > 1 or takes(value)):
-                    yield lambda like, draw, value=value: missing(fill(like, draw), draw, value)
+                    yield partial(_with_missing, fill, value)
         elif field.dtype.is_signed and takes(-3):
             yield numbers((high // 2).clamp(min=2), int(-(high.min() // 2).clamp(min=2)))
 
