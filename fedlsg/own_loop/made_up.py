@@ -14,6 +14,7 @@ number is an error; on a GPU it would end the process's use of the device.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,6 +129,10 @@ def numbers(high: Tensor, low: int = 0) -> Fill:
     return fill
 
 
+def _with_missing(fill: Fill, value: float, like: Tensor, draw: torch.Generator) -> Tensor:
+    return missing(fill(like, draw), draw, value)
+
+
 def softmax(like: Tensor, draw: torch.Generator) -> Tensor:
     return normal(like, draw).reshape(ROWS, -1).softmax(1).view(ROWS, *like.shape[1:])
 
@@ -227,7 +232,7 @@ class Maker:
 
         def takes(value: Any) -> bool:
             changed = [dict(fields_of(part)) for part in base]
-            changed[side][name] = torch.as_tensor(value).expand(field.shape[1:]).unsqueeze(0).to(field)
+            changed[side][name] = torch.as_tensor(value).expand(field.shape[1:]).unsqueeze(0).to(field.dtype)
             return self.takes(of_fields(changed[0]), of_fields(changed[1]))
 
         low = next((value for value in (0, 1) if takes(value)), None)
@@ -252,7 +257,7 @@ class Maker:
         if side:
             for value in dict.fromkeys(self.ignored):
                 if (value >= common or (value < 0 and field.dtype.is_signed)) and (field.ndim > 1 or takes(value)):
-                    yield lambda like, draw, value=value: missing(fill(like, draw), draw, value)
+                    yield partial(_with_missing, fill, value)
         elif field.dtype.is_signed and takes(-3):
             yield numbers((high // 2).clamp(min=2), int(-(high.min() // 2).clamp(min=2)))
 

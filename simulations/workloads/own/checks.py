@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -60,7 +61,7 @@ def check_transform(rows: Rows, what: str) -> None:
         _check_rows(lambda chosen: _prepared(rows, places[chosen]), len(places), what)
         for made in _made_up(rows):
             with suppress(_CannotTakeError):
-                _check_rows(lambda chosen, made=made: _of_made_up(rows, made, chosen), ROWS, f"made-up {what}")
+                _check_rows(partial(_of_made_up, rows, made), ROWS, f"made-up {what}")
 
 
 class _CannotTakeError(Exception):
@@ -106,7 +107,8 @@ def _made_up(rows: Rows) -> list[Any]:
 def _of_made_up(rows: Rows, made: Any, chosen: Sequence[int]) -> Inputs:
     part = {name: value[list(chosen)] for name, value in fields(made).items()}
     try:
-        return run_transform(rows.prepare, of_fields(part))
+        found: Inputs = run_transform(rows.prepare, of_fields(part))
+        return found
     except ValueError as error:
         if len(chosen) == 1:
             raise _CannotTakeError from error

@@ -130,7 +130,7 @@ MIXING_BATCHES: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
     "rows twice": lambda: lambda rows: (X[rows.repeat_interleave(2)[: len(rows)]], Y[rows]),
     "targets of the batch": lambda: lambda rows: (X[rows], Y[rows] - Y[rows].min()),
     "mixup": lambda: moved(mixup),
-    "noise of the batch's size": lambda: moved(lambda x: x[:, 1:] + x[:, 1:].std(0) * torch.rand(len(x), 1)),
+    "noise of the batch's size": lambda: moved(lambda x: x[:, 1:] + x[:, 1:].norm(dim=0) * torch.rand(len(x), 1)),
     "mean after noise by numpy": lambda: moved(lambda x: noisy(draw_by_numpy)(x) - x[:, 1:].mean(0)),
     "mean after noise by python": lambda: moved(lambda x: noisy(draw_by_python)(x) - x[:, 1:].mean(0)),
     "seed of numpy": lambda: moved(seeded(np.random.seed, draw_by_numpy)),

@@ -91,6 +91,11 @@ def standardised(x: Tensor, dims: Any = 0) -> Tensor:
     return (x - x.mean(dims, keepdim=True)) / (x.std(dims, keepdim=True, correction=0) + 1e-6)
 
 
+def edges(x: Tensor) -> Tensor:
+    """Ten bins of equal counts."""
+    return x.nan_to_num().flatten().quantile(torch.linspace(0, 1, 11, dtype=x.dtype))
+
+
 def filled(x: Tensor) -> Tensor:
     """Missing values are the column's mean of the batch."""
     return torch.where(x.isnan(), x.nanmean(0, keepdim=True).nan_to_num(), x)
@@ -134,6 +139,10 @@ MIXING = {
     "neighbour": before(lambda x: x + 0.01 * x.roll(1, 0)),
     "norm of the batch": before(lambda x: x / x.norm()),
     "order by size": before(lambda x: x[x[:, 0].argsort()]),
+    "pixels or shares": before(lambda x: x / 255 if x.max() > 1 else x),
+    "bins of the batch": embedded(FLOATS, ids=lambda x: torch.bucketize(x.double(), edges(x.double()))),
+    "frequency of words": before(lambda x: x.double() * (len(x) / (x > 0).sum(0).clamp(min=1)).log(), COUNTS),
+    "sound over the loudest": before(lambda x: x.double() / x.abs().max().clamp(min=1), COUNTS.to(torch.int16)),
     "weak": before(lambda x: x + 1e-6 * x.mean(0)),
     "maximum of bytes": before(lambda x: x.double() / x.max().clamp(min=1), BYTES),
     "maximum of bytes in float32": before(lambda x: x.float() / x.max().clamp(min=1), BYTES),
@@ -153,6 +162,9 @@ MIXING = {
         lambda o, t: over(ce(o.transpose(1, 2), t), t != -100), TOKENS, 8, LONG
     ),
     "labels of class 0": of_loss(lambda o, t: over(ce(o.transpose(1, 2), t) * (t != 0), t != 0), TOKENS, 8, LONG),
+    "labels but 255": of_loss(
+        lambda o, t: over(ce(o.transpose(1, 2), t.where(t != 255, 0)), t != 255), TOKENS, 8, LONG
+    ),
     "ignored rows": of_loss(lambda o, t: ce(o, t) * len(t) / (t != -100).sum().clamp(min=1)),
     "missing targets": of_loss(lambda o, t: over(kept(o, t), ~t.isnan()), MISSING, 4),
     "scale of targets": of_loss(lambda o, t: ((o - t) / t.std(0, correction=0).clamp(min=1)).square(), MISSING, 4),
@@ -171,6 +183,9 @@ HONEST = {
     "own standard": before(lambda x: standardised(x, 1)),
     "own maximum": before(lambda x: x / x.abs().amax(1, keepdim=True).clamp(min=1e-6)),
     "own ranks": before(lambda x: x.sort(1).values),
+    "own pixels or shares": before(lambda x: torch.where(x.amax(1, keepdim=True) > 1, x / 255, x)),
+    "bins": embedded(FLOATS, ids=lambda x: torch.bucketize(x.float(), torch.linspace(-3, 3, 49))),
+    "days of a time": before(lambda x: torch.sin(x.double() * 6.28 / 86400), COUNTS),
     "logarithms": before(lambda x: x.abs().log1p()),
     "sines": before(lambda x: torch.sin(3 * x)),
     "missing by zero": before(lambda x: x.nan_to_num()),

@@ -86,6 +86,8 @@ def test_no_value_of_a_row_leaves_with_an_error(fault, tmp_path, caplog):
         "noise-multiplier": 2.0, "delta": 1e-5, OWN_CODE: code_digest("planted", "lsg"),
     }  # fmt: skip
     answered = reply(app, settings, **node(tmp_path, fault))
-    assert answered.error.reason == str(OwnDataError())
     assert "31337" not in str(answered)
-    assert fault == "label" or "31337" in caplog.text, "its own log has the row: the error was there"
+    assert answered.has_error() or fault == "model", "what runs on no row yet cannot fail"
+    if answered.has_error():
+        assert answered.error.reason == str(OwnDataError())
+        assert fault == "label" or "31337" in caplog.text, "its own log has the row: the error was there"
