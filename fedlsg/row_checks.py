@@ -9,6 +9,7 @@ Rows are counted from 0. Messages quote rows: they are for the owner of the data
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ def _shown(targets: Batch, row: int) -> str:
 def on_cpu(thing: Any) -> Any:
     """Outputs or a loss on the CPU; a module is copied there if it has numbers elsewhere."""
     if isinstance(thing, PerExampleLoss):
-        return PerExampleLoss(on_cpu(thing.loss), thing.name, thing.ignored)
+        return replace(thing, loss=on_cpu(thing.loss))
     if isinstance(thing, nn.Module):
         tensors = [*thing.parameters(), *thing.buffers()]
         return thing if all(t.device.type == "cpu" for t in tensors) else deepcopy(thing).cpu()
