@@ -82,14 +82,15 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
     }
     worst = max(spent, key=lambda t: spent[t])
     asked = base.settings.epsilon
-    given_noise = base.settings.noise_multiplier is not None or asked is None
-    epsilon = spent[worst] if given_noise or base.method.prune.reads_data else float(asked)
+    if base.settings.noise_multiplier is not None or base.method.prune.reads_data:
+        asked = None  # the noise is given, or epsilon is of the pruning round as well
+    epsilon = spent[worst] if asked is None else asked
     sample_rate, steps = schedule_of(base, worst)
     return Audited(
         subject=subject,
         terms=worst,
         stated=stated_of(base, epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps),
-        source="the planned schedule" if given_noise else "the settings",
+        source="the planned schedule" if asked is None else "the settings",
         reproducible=base.settings.reproducible,
     )
 

@@ -117,7 +117,7 @@ class Row:
         own = {name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED)}
         metrics = {name: float(text) if text else None for name, text in own.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
-        only = None if set(row) - set(own) - set(SIMULATED) != AT_SERVER.rows else AT_SERVER.rows
+        only = AT_SERVER.rows if frozenset(row).difference(own, SIMULATED) == AT_SERVER.rows else None
         names = [name for name in FIELDS if only is None or name in only]
         return cls(**_parsed(cls, names, row), simulated=simulated, metrics=metrics, only=only)
 

@@ -7,7 +7,9 @@ who takes part. What it sees comes from the shipped path of the run's trust mode
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.attacks.audit.setting import Setting
@@ -24,6 +26,7 @@ from simulations.plan.plan import Plan
 from simulations.plan.threat import stated_of
 from simulations.workloads import to_device
 
+Scores = Float[np.ndarray, " trials"]
 COMPANY = 32
 TRIALS, FEWEST_TRIALS = 2000, 100
 WORK = 2 * 10**8
@@ -74,7 +77,7 @@ def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
 
 def _played(
     setting: Setting, units: list[Tensor], g: Tensor, others: Tensor, noise_std: float, seed: int
-) -> tuple[object, ...] | None:
+) -> tuple[Scores, Scores] | None:
     """Scores with and without the unit; None where an output is too large for enough of them."""
     stated, frame = setting.stated, setting.frame
     weighted = stated.unit == "example"  # an update is clipped as it was sent

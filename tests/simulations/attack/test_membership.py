@@ -309,7 +309,7 @@ def test_a_claim_that_a_leaky_model_breaks_is_named():
 
 def test_one_round_has_the_closed_form(monkeypatch):
     monkeypatch.setattr("simulations.attack.membership.per_round.TRIALS", 500)
-    for one in per_round(plan_of(clip_norm=0.05), seed=0):
+    for one in per_round(plan_of(clip_norm=0.05), seed=3):
         assert one.sigma == 2.0
         assert one.clipped
         assert one.closed_form == closed_form_tpr(one.fpr, 2.0)
