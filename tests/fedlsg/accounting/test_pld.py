@@ -40,7 +40,7 @@ def _no_answers_of_other_tests():
 
 SETTINGS = [
     (0.01, 1.0, 1000), (0.02, 2.6699, 10_000), (0.02, 0.3, 10_000), (0.3, 2.0, 50), (0.9, 30.0, 1000),
-    (1e-5, 1e3, 10**7), (1e-3, 30.0, 10**7), (0.5, 1e3, 10**7), (1e-5, 0.8, 3000),
+    (1e-5, 1e3, 10**7), (1e-3, 30.0, 10**7), (0.5, 1e3, 10**7),
 ]  # fmt: skip
 
 
@@ -55,6 +55,14 @@ def test_it_is_above_the_exact_value_by_less_than_a_thousandth(setting, delta):
     assert exact <= bound.upper <= TIGHT * exact
     assert bound.lower <= exact
     assert bound.estimate == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize(("steps", "delta"), [(3000, 1e-6), (10**5, 1e-6)])
+def test_rare_large_losses_are_resolved(steps, delta):
+    """Three per cent of the runs, or all of them, have one large loss; all else is in the grid's first cells."""
+    bound = pld.interval((event(1e-5, 0.8, steps),), delta)
+    exact = inverted([(1e-5, 0.8, steps)], delta, near=bound.upper)
+    assert exact <= bound.upper <= TIGHT * exact
 
 
 def test_a_small_delta_is_that_of_forty_digits():
