@@ -48,7 +48,8 @@ THREATS = {
     ("client", "example"): f"{GRADIENTS}and sees the noisy sum of every round of one client. {SECRET}Not covered: the "
     f"backward pass, {ELSE}",
     ("aggregate", "example"): f"{GRADIENTS}and sees the sum of every round over the fewest clients that may be in one, "
-    f"as an ideal secure sum would give it, which nobody provides. {SECRET}Not covered: the backward pass, {ELSE}",
+    "as an ideal secure sum would give it, less the noise of one of them, who reads along; nobody provides this sum. "
+    f"{SECRET}Not covered: the backward pass, {ELSE}",
     ("secure", "example"): f"{GRADIENTS}{SUM}{SECRET}Not covered: masks and keys, the backward pass, {ELSE}",
     ("secure", "client"): f"{UPDATES}{SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local training, {ELSE}",
     ("server", "client"): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "

@@ -6,7 +6,7 @@ An audit does not know of it. For simulations and tests; nothing in a real run c
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 from unittest.mock import patch
@@ -77,24 +77,14 @@ def rotation_doubles() -> Patches:
     return {"rotate": lambda values, signs: 2 * rotate(values, signs)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Miscounted(SumTerms):
-    """Terms of a secure sum whose shares are planned for another number of clients."""
-
-    counted: int = 1
-
-    @property
-    def contributors(self) -> int:
-        """The wrong number."""
-        return self.counted
-
-
 def shares_for(count: Callable[[SumTerms], int]) -> Patches:
     """Shares of the noise for another number of clients than those whose noise the readers do not know."""
 
     def plant(terms: SumTerms, mechanism: Mechanism, **sizes: int) -> Any:
-        wrong = Miscounted(**vars(terms), counted=count(terms))
-        return plan_release(wrong, replace(mechanism, noise_share=wrong.counted**-0.5), **sizes)
+        counted = count(terms)  # as in a sum of one client more, who reads along
+        clients = max(terms.clients, counted + 1)
+        wrong = replace(terms, clients=clients, min_survivors=counted + 1, colluders=1)
+        return plan_release(wrong, replace(mechanism, noise_share=counted**-0.5, colluders=1), **sizes)
 
     return {"plan_release": plant}
 

@@ -5,7 +5,7 @@ reader knows (the integers of the clients that read along) is subtracted from wh
 
     trust          unit       an output
     client         example    what one client sends
-    aggregate      example    the sum of m clients, which nobody provides
+    aggregate      example    the sum of m clients, less the one that reads along; nobody provides this sum
     secure         both       the decoded sum of m clients, less the t that read along
     server         client     what the server releases of a Poisson sample of clients
 """
@@ -97,9 +97,10 @@ def _trusted_server(setting: Setting, rows: Rows, draw: Draw) -> Tensor:
 
 def _joining(setting: Setting, round: int) -> tuple[AddNoise | None, Callable[[list[Tensor]], Output]]:
     """How the clients of one output add noise, and what the reader makes of what they send."""
+    honest = setting.stated.honest
     if setting.sums is None:
-        return None, lambda sent: Output(reduce(torch.add, sent))
-    frame, honest = setting.frame, setting.stated.honest
+        return None, lambda sent: Output(reduce(torch.add, sent[:honest]))
+    frame = setting.frame
     planned = plan_release(setting.sums, setting.mechanism, values=frame.kept, blocks=len(frame.blocks))
 
     def joined(sent: list[Tensor]) -> Output:

@@ -64,8 +64,10 @@ class Stated:
 
     @property
     def readers(self) -> int:
-        """t: clients whose noise the reader knows. Under a secure sum at least one: each client gets the weights."""
-        return max(1, self.colluders) if self.trust == "secure" else 0
+        """t: clients whose noise the reader knows. Of a sum at least one: each client gets the weights."""
+        if self.trust == "secure":
+            return max(1, self.colluders)
+        return int(self.trust == "aggregate" and self.members > 1)
 
     @property
     def members(self) -> int:
@@ -88,7 +90,7 @@ class Stated:
         also = "one client" if self.readers == 1 else f"{self.readers} clients"
         return {
             "client": "anybody who sees single payloads",
-            "aggregate": "anybody who sees nothing but sums",
+            "aggregate": f"{also if self.readers else 'anybody'} who sees nothing but sums",
             "secure": f"the server of a secure sum together with {also}, who know their own noise",
             "server": "anybody but the server",
         }[self.trust]

@@ -52,7 +52,7 @@ def stated_at(sigma: float, *, sample_rate: float, steps: int, **threat: Any) ->
 
 def aggregated(made: Setting, survivors: int, *, clients: int | None = None) -> Setting:
     """The same where only the sum over ``survivors`` clients is private."""
-    mechanism = replace(made.mechanism, noise_share=survivors**-0.5)
+    mechanism = replace(made.mechanism, noise_share=(survivors - 1) ** -0.5, colluders=1)
     stated = replace(made.stated, trust="aggregate", clients=clients or survivors, min_survivors=survivors)
     return replace(made, mechanism=mechanism, stated=stated)
 

@@ -101,6 +101,6 @@ def test_a_plant_that_would_plant_nothing_is_refused(mode, plant, why):
 def test_a_plant_that_changes_no_count_is_refused():
     full = secure(setting(rounds=2), clients=3, survivors=3)
     refuse_plant("shares-for-all", full)  # three in place of two
-    whole = replace(full, stated=replace(full.stated, trust="aggregate"))
-    with pytest.raises(ValueError, match="changes nothing where the noise of all 3 clients counts"):
+    whole = replace(full, stated=replace(full.stated, trust="client", clients=1))
+    with pytest.raises(ValueError, match="changes nothing where the noise of all 1 clients counts"):
         refuse_plant("shares-for-all", whole)

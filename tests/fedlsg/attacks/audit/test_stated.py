@@ -38,7 +38,7 @@ def test_whose_noise_counts():
         trust: Stated(**CLAIM, **counts, trust=trust, colluders=t).honest
         for trust, t in (("client", 0), ("aggregate", 0), ("secure", 0), ("server", 0))
     }
-    assert honest == {"client": 1, "aggregate": 9, "secure": 8, "server": 1}
+    assert honest == {"client": 1, "aggregate": 8, "secure": 8, "server": 1}
     assert Stated(**CLAIM, **counts, trust="secure", colluders=3).honest == 6
     assert "together with 3 clients" in Stated(**CLAIM, **counts, trust="secure", colluders=3).reader
 
