@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fedlsg.attacks.audit.checks import unit_checks
-from fedlsg.attacks.audit.plants import PLANTS, planted
+from fedlsg.attacks.audit.plants import ONLY_SUMS, PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from simulations.audit.subject import Audited, audited_settings
@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {"lsg": {"sparsity": 0.5}, "rs": {"sparsity
 def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> Verdict:
     """The verdict on this method with this plant."""
     setting = audited.setting
-    with planted(plant):
+    with planted(plant, clients=setting.stated.members):
         seen = record(setting, canaries, seed=seed)
     return judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting))
 
@@ -89,6 +89,8 @@ def rows(method: str, args: argparse.Namespace) -> tuple[str, list[str], tuple[s
     first = f"| `{method}` | {frame.kept} | {audited.claim.steps} | {accused} of {args.seeds} | {' | '.join(ranges)} |"
     found = []
     for plant in PLANTS:
+        if plant in ONLY_SUMS:
+            continue  # see audit_modes.py
         verdict = audit(audited, plant, args.canaries, 0)
         print(method, plant, verdict.words, *verdict.reasons, figures(verdict), flush=True)
         names = dict.fromkeys(reason.split(",")[0] for reason in verdict.reasons)

@@ -10,8 +10,10 @@ Not covered: attacks on floating-point samplers (Mironov 2012).
 import hashlib
 import math
 import os
-from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -89,14 +91,27 @@ def reproducible_stream(seed: int, *labels: str | int) -> SecretStream:
     return SecretStream(_digest(seed, "reproducible", *labels))
 
 
-def own_draws(device: str) -> AbstractContextManager[Any]:
-    """Inside, seeds and draws of torch's own generators leave those outside as they were."""
-    return torch.random.fork_rng(devices=[] if device == "cpu" else [torch.cuda.current_device()])
+@contextmanager
+def own_draws(device: str) -> Iterator[None]:
+    """Inside, seeds and draws of torch's, python's and numpy's own generators leave those outside as they were."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[] if device == "cpu" else [torch.cuda.current_device()]):
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
 
 
 def seed_draws(seed: int, device: str) -> None:
-    """Seed torch's own generators of the CPU and of the device."""
+    """Seed torch's own generators of the CPU and of the device, python's ``random`` and numpy's global generator.
+
+    A user's augmentation draws from one of them by place in the batch. Under a known seed another example would move
+    the draws of all after it; under a secret one they are independent of the other examples.
+    """
     torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF])
     if device == "cuda":
         torch.cuda.manual_seed(seed)
 

@@ -21,15 +21,17 @@ from simulations.plan.advice import advice, guessing_line
 from simulations.plan.continuity import check_unchanged
 from simulations.plan.noise import rho_line, sum_line
 from simulations.plan.places import from_root
-from simulations.plan.plan import Plan, make_plan
+from simulations.plan.plan import Plan
 from simulations.plan.share import torch_func_line
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import exclusive
+from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
 from simulations.server.diverged import refuse_diverged
+from simulations.server.ready import ready_plan
 from simulations.server.restore import restore
 from simulations.settings.automatic import rule_line
 from simulations.settings.method_choice import method_line
@@ -45,7 +47,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     settings = from_mapping(from_root(resolve(given)))
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with console.status("loading data, calibrating noise") as status:
-        plan = make_plan(settings, progress=status.update)
+        plan = ready_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
@@ -65,6 +67,7 @@ def continued(directory: RunDir, console: Console) -> Plan:
 
     Raises ValueError if settings, data, code or a ledger are not those that it began with.
     """
+    refuse_own_noise(directory)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
     saved = None
     if directory.has_checkpoint:
@@ -78,7 +81,7 @@ def continued(directory: RunDir, console: Console) -> Plan:
             f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run"
         )
     with console.status("loading data") as status:
-        plan = make_plan(settings, progress=status.update)
+        plan = ready_plan(settings, progress=status.update)
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
     if changed:
         text = f"changed since the last run: {', '.join(changed)}"
@@ -197,9 +200,10 @@ def calibrate_command(
     bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
     said = epsilon_words(bound.upper, 4)
     console.print(f"noise multiplier {sigma:.5g}: epsilon {said} at delta {delta:g}", highlight=False)
+    witness = "" if bound.witness == "prv" else ", unwitnessed"
     table = Table("accountant", "lower", "estimate", "upper", title=title)
     for name, interval in bound.intervals.items():
-        mark = " (reported)" if name == bound.accountant else ""
+        mark = f" (reported{witness})" if name == bound.accountant else " (witness)" if name == bound.witness else ""
         below = (f"{value:.4f}" for value in (interval.lower, interval.estimate))
         table.add_row(name + mark, *below, epsilon_words(interval.upper, 4))
     for name, failure in bound.failures.items():

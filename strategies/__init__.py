@@ -94,7 +94,7 @@ def recipe(name: str, **settings: Any) -> Method:
     for key, value in settings.items():
         if key not in own | mechanism | server:
             known = dict(sorted((own | mechanism | server).items()))
-            del known["noise_share"]  # follows from trust="aggregate", nobody sets it
+            del known["noise_share"], known["colluders"]  # follow from trust, nobody sets them here
             raise ValueError(
                 f"method {name!r} has no setting {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
             )

@@ -11,9 +11,9 @@ It is a federation of one client with one local step: the same frames, clip, noi
 
 import os
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,33 +23,40 @@ from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe.source import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
-from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.own_loop import (
     Account,
     Optimizers,
+    Rehearsals,
     Release,
     Spending,
     batches_of,
+    check_batches,
+    check_example,
     check_spending,
     check_start,
     check_synthetic,
+    check_untrained,
     first_rows,
     guarded,
     make_own,
+    note_trained,
     own_source,
+    same_function,
     terms_of,
 )
 from fedlsg.own_loop.batches import Data
+from fedlsg.own_loop.rehearsal import check_rows
+from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, together
+from fedlsg.training.server import widest
+from fedlsg.turn import alone
 from strategies.step_method import AUTO, method_of, planned_steps
 
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
 """What differs between processes in the text of a method with functions of the user."""
-OWN_TOO = ("estimator", "sparsify_update", "ema")
-"""Settings of the server that an own optimizer leaves in place."""
 
 
 class PrivateStep:
@@ -75,8 +82,8 @@ class PrivateStep:
                          that the setting ``optimizer`` takes, such as "adam", "AdamW" or "dp-adambc"
         ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
                          ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
-        example          (inputs, targets), two or more public rows, to check that the model does not mix examples;
-                         without them the check takes made-up rows of the shape of the first two of the data
+        example          (inputs, targets), two or more public rows, to check that the model does not mix examples; in
+                         addition to made-up rows of these shapes and types, or of those of the first two of the data
         probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs, targets); it draws
                          from the generator alone, and never reads private data
         classifier       path of the head, whose last Linear stays dense; by default the model's last Linear
@@ -93,6 +100,7 @@ class PrivateStep:
     per-example gradients, LedgerError for a damaged ledger, BudgetError where the ledger has spent the epsilon.
     """
 
+    @alone()
     def __init__(
         self,
         model: nn.Module,
@@ -135,8 +143,9 @@ class PrivateStep:
             microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
         )
-        self.model, self._loss = model, per_example_loss(loss)
+        self.model, self._loss = model, per_example_loss(loss, model)
         self._account = Account(ledger, num_examples=num_examples)
+        check_untrained(model, self._account)
         check_start(model, self.method, example)
         prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
         public = PublicState.start(
@@ -160,7 +169,9 @@ class PrivateStep:
         )
         self._trained = tuple(trainable(model))
         self._example = example
+        self._batch: Any = None
         self._modes: tuple[bool, ...] | None = None if self.method.mechanism.clips else ()
+        self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
             self._check_independence()
         if not self._account.ledger.entries:
@@ -193,10 +204,16 @@ class PrivateStep:
 
         Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a Poisson sample, so no
         DataLoader is involved. Random changes of an example must be drawn for it alone.
-        Raises ValueError for a data set without a length, or of another length than ``num_examples``.
+        Raises ValueError for a data set without a length, or of another length than ``num_examples``; and, naming the
+        row of a pair, for inputs that are not finite, targets that the loss cannot take, integers beyond a table.
         """
-        return batches_of(data, num_examples=self._spending.num_examples, device=self._rounds.device)
+        return batches_of(
+            data, num_examples=self._spending.num_examples, device=self._rounds.device,
+            dtype=widest(trainable(self.model).values()),
+            check=partial(check_rows, self.model, self._loss),
+        )  # fmt: skip
 
+    @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
         """One private step: charge the ledger, draw the batch, clip, add noise, step the optimizer.
 
@@ -207,10 +224,15 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        self._check_independence(batch)
+        if self._rehearsals.is_due(batch, groups):
+            self._rounds.check_budget(self._terms)
+            with restored(self._loss, generators_of=(batch, groups)):
+                self._check_independence(batch)
+                self._rehearsals.before(batch, groups, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
+        note_trained(self.model, self._account)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the same file included.
@@ -219,9 +241,15 @@ class PrivateStep:
         """
         return self._account.epsilon(self._spending.delta if delta is None else delta)
 
-    def evaluated(self) -> AbstractContextManager[nn.Module]:
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
         """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
-        return self._state.evaluated()
+        try:
+            with self._state.evaluated() as model:
+                note_trained(model, self._account)
+                yield model
+        finally:
+            note_trained(self.model, self._account)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.
@@ -271,11 +299,15 @@ class PrivateStep:
         On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
         """
         modes = tuple(module.training for module in self.model.modules())
+        if batch is not None and self._modes != () and not same_function(batch, self._batch):
+            with self._rounds.draws(), restored(generators_of=(batch,)):
+                check_batches(batch, self._spending.num_examples, self._rounds.device.type)
+            self._batch = batch
         if self._modes in ((), modes):
             return
         with self._rounds.draws():
             if self._example is not None:
-                check_independent(self.model, self._loss, *self._example)
+                check_example(self.model, self._loss, *self._example)
             elif batch is not None:
                 inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
                 check_synthetic(self.model, self._loss, inputs, targets)

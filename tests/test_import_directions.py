@@ -13,9 +13,11 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
+    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.failure", "fedlsg.setting",
+    "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn",
     "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
-    "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",
+    "fedlsg.gradients", "fedlsg.row_checks",
+    "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",
     "fedlsg.training", "fedlsg.client_level", "fedlsg.method",
     "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.participation", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",
     "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",

@@ -1,4 +1,4 @@
-"""Epsilon of Poisson-subsampled Gaussian steps, from two accountants, and its inverses."""
+"""Epsilon of Poisson-subsampled Gaussian steps, certified and witnessed, and its inverses."""
 
 from fedlsg.accounting.bounds import ACCOUNTANTS, calibrate_noise_multiplier, compose, epsilon, max_steps
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, check_delta

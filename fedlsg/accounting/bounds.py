@@ -1,8 +1,10 @@
-"""Epsilon of Poisson-subsampled Gaussian steps from two accountants, and its inverses in sigma and in steps.
+"""Epsilon of Poisson-subsampled Gaussian steps, certified and witnessed, and its inverses in sigma and in steps.
 
-Every number is computed by prv-accountant and by dp-accounting's privacy loss distributions; both intervals are
-kept and the larger upper bound is the epsilon. Unit of privacy: one example, add/remove adjacency. Disjoint
-clients compose in parallel: take the maximum over clients, never a sum. Results are cached by value.
+The reported epsilon is a certified upper bound: the closed form if every step takes the full batch ("gaussian"), else
+that of privacy loss distributions ("pld"), or the Renyi bound ("renyi") where that is smaller or no grid fits.
+prv-accountant, of independent make, is the witness: where its lower end exceeds the reported bound, one of the two is
+wrong, and nothing is reported. Unit of privacy: one example, add/remove adjacency. Disjoint clients compose in
+parallel: take the maximum over clients, never a sum. Results are cached by value.
 """
 
 import math
@@ -32,8 +34,8 @@ from fedlsg.accounting.events import (
 )
 
 ACCOUNTANTS = ("prv", "pld")
-SMALLEST_DELTA = 1e-11
-"""What both accountants resolve. Below it the closed Renyi bound is what is reported, a tenth to a quarter higher."""
+SMALLEST_NOISE = 0.02
+"""Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is protected."""
 
 
 def epsilon(
@@ -45,7 +47,7 @@ def epsilon(
     noise's standard deviation over the L2 sensitivity of all that a step releases. Unit of privacy: one example, under
     add/remove adjacency.
     Guarantee: the true epsilon is not above ``.upper``, which is the number to report; see ``compose``.
-    Source: Gopi et al. 2021, Theorem 5.5 ("prv"); Doroshenko et al. 2022 ("pld").
+    Source: Balle & Wang 2018 ("gaussian"); Doroshenko et al. 2022 ("pld"); Gopi et al. 2021 ("prv", the witness).
     Raises ValueError for a setting out of range; AccountingError if no accountant certifies a finite epsilon.
     """
     event = Event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
@@ -55,9 +57,11 @@ def epsilon(
 def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> EpsilonBound:
     """Epsilon at ``delta`` of all events on the same examples; their order does not matter.
 
-    Guarantee: ``upper`` is the larger upper bound of the accountants that answered, each of which certifies
-    that the true epsilon is not above its own. Below `SMALLEST_DELTA` it is the Renyi bound ("renyi").
-    No events, no release: 0. ``accountants=("pld",)`` suffices for a progress display; the reported number takes both.
+    Guarantee: the true epsilon is not above ``upper``, a bound that holds with its own rounding. It is at most .1 %
+    above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7 steps. ``witness`` is "prv" if
+    prv-accountant answered and its interval allows ``upper``, else "unwitnessed"; ``failures`` says why.
+    No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a progress display;
+    the reported number takes both.
 
     Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2 Lambda is added to
     every ``estimate`` and ``upper``. ``lower`` is then what they say of the Gaussian mechanisms at delta e^-Lambda. It
@@ -76,22 +80,19 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     intervals: dict[str, Interval] = {}
     failures = {name: "not asked" for name in ACCOUNTANTS if name not in accountants}
     for name in (name for name in ACCOUNTANTS if name in accountants):
-        answer = _answer(name, merged, delta)
-        if isinstance(answer, Interval):
-            intervals[name] = answer
-        else:
+        answer = _witness(merged, delta) if name == "prv" else _certified(merged, delta, failures)
+        if isinstance(answer, str):
             failures[name] = answer
-    if not intervals and delta < SMALLEST_DELTA:
-        intervals["renyi"] = accountant_renyi.interval(merged, delta)
-    if not intervals:
+        else:
+            intervals.update(answer)
+    if not intervals or ("pld" in accountants and set(intervals) == {"prv"}):
         reasons = "; ".join(f"{name}: {text}" for name, text in failures.items())
         raise AccountingError(
             f"no accountant certifies an epsilon for {in_words(merged)} at delta {delta:.6g}: give a larger noise "
             f"multiplier, or an epsilon in its place ({reasons})"
         )
-    if disagreement := _disagreement(intervals):
-        failures["agreement"] = disagreement
-    name = max(intervals, key=lambda name: intervals[name].upper)
+    name = min((name for name in intervals if name != "prv"), key=lambda name: intervals[name].upper, default="prv")
+    witness = _agreement(intervals, name, merged, delta)
     intervals = {name: _raised(interval, log_ratio) for name, interval in intervals.items()}
     best = intervals[name]
     return EpsilonBound(
@@ -99,6 +100,7 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
         estimate=best.estimate,
         upper=best.upper,
         accountant=name,
+        witness=witness,
         intervals=intervals,
         failures=failures,
     )
@@ -114,7 +116,7 @@ def calibrate_noise_multiplier(
     besides: tuple[Event, ...] = (),
     log_ratio: float = 0.0,
 ) -> float:
-    """Smallest sigma whose reported epsilon (both accountants, upper bound) is within ``epsilon``.
+    """Smallest sigma whose reported epsilon (the certified upper bound) is within ``epsilon``.
 
     ``sample_rate``: q in (0, 1]; ``steps``: T; sigma is the noise's standard deviation over the L2 sensitivity.
     ``besides`` are events on the same examples at noise of their own (a pruning round): the epsilon is that of the
@@ -122,11 +124,11 @@ def calibrate_noise_multiplier(
     ``steps`` together.
 
     Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` (``compose`` of all events) for the returned
-    sigma, with every Lambda included, and a sigma smaller by 1e-4 of it exceeds the target. The root is found on the
-    cheap accountant, then moved along its slope until both agree.
+    sigma, with every Lambda included, and a sigma smaller by 1e-4 of it exceeds the target. The search asks for the
+    certified bound, the witness is asked once, about the result.
 
     Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in [0.05, 1e6]
-    meets, or that is met without noise, or that 2 Lambda alone exceeds.
+    meets, or that is met without noise, or that 2 Lambda alone exceeds, or where the witness disagrees.
     """
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
     q, steps, log_ratio = checked_sample_rate(sample_rate), checked_steps(steps), checked_log_ratio(log_ratio)
@@ -138,11 +140,13 @@ def calibrate_noise_multiplier(
         raise AccountingError(f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid")
 
     try:
-        return smallest_sigma(
-            lambda sigma: _cheap_or_inf(events(sigma), delta), lambda sigma: upper_or_inf(events(sigma), delta), target
+        found = smallest_sigma(
+            lambda sigma: _rough(events(sigma), delta), lambda sigma: _certified_or_inf(events(sigma), delta), target
         )
     except OutOfReachError as error:
         raise AccountingError(f"{epsilon=} for {sample_rate=}, {steps=}, {delta=}: {error}") from None
+    compose(events(found), delta=delta)
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -172,8 +176,39 @@ def max_steps(
         return [whole, *besides]
 
     return largest_steps(
-        lambda steps: _cheap_or_inf(events(steps), delta), lambda steps: upper_or_inf(events(steps), delta), target
+        lambda steps: _rough(events(steps), delta), lambda steps: _certified_or_inf(events(steps), delta), target
     )
+
+
+def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]) -> dict[str, Interval] | str:
+    """The certified bounds by their names, or why there is none."""
+    if _full_batches(events):
+        from fedlsg.accounting import full_batch
+
+        return {"gaussian": full_batch.interval(events[0].noise_multiplier, delta)}
+    if min(e.noise_multiplier for e in events if e.sample_rate < 1) < SMALLEST_NOISE:
+        return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
+    found: dict[str, Interval] = {}
+    answer = _answer("pld", events, delta)
+    if isinstance(answer, str):
+        failures["pld"] = answer
+    else:
+        found["pld"] = answer
+    renyi = accountant_renyi.interval(events, delta)
+    if "pld" not in found or renyi.upper < found["pld"].upper:
+        found["renyi"] = renyi
+    return found
+
+
+def _witness(events: tuple[Event, ...], delta: float) -> dict[str, Interval] | str:
+    """prv-accountant's interval, or why there is none."""
+    answer = _answer("prv", events, delta)
+    return answer if isinstance(answer, str) else {"prv": answer}
+
+
+def _full_batches(events: tuple[Event, ...]) -> bool:
+    """Whether all merged events are one Gaussian mechanism."""
+    return len(events) == 1 and events[0].sample_rate == 1.0
 
 
 def _answer(name: str, events: tuple[Event, ...], delta: float) -> Interval | str:
@@ -199,17 +234,21 @@ def _library(name: str) -> ModuleType:
     return accountant_pld
 
 
-def _disagreement(intervals: dict[str, Interval]) -> str:
-    """Text where two intervals exclude each other; PLD's loose lower bound is replaced by its estimate less .1 %."""
-    if len(intervals) < 2:
-        return ""
-    prv, pld = intervals["prv"], intervals["pld"]
-    if prv.lower <= pld.upper and prv.upper >= pld.estimate * 0.999:
-        return ""
-    return (
-        f"prv [{prv.lower:.6g}, {prv.upper:.6g}] and pld [{pld.lower:.6g}, {pld.upper:.6g}] (estimate"
-        f" {pld.estimate:.6g}) exclude each other: one of them misses the truth, the larger upper bound is reported"
-    )
+def _agreement(intervals: dict[str, Interval], name: str, events: tuple[Event, ...], delta: float) -> str:
+    """ "prv" where it allows the reported bound, "unwitnessed" where it did not answer or is all there is.
+
+    Raises: AccountingError where prv's lower end exceeds the bound: one of the two misses the truth.
+    """
+    if name == "prv" or "prv" not in intervals:
+        return "unwitnessed"
+    prv, reported = intervals["prv"], intervals[name]
+    if prv.lower > reported.upper * (1 + 1e-9):
+        raise AccountingError(
+            f"two accountants contradict each other for {in_words(events)} at delta {delta:.6g}: {name} says that "
+            f"epsilon is at most {reported.upper:.6g}, prv that it is at least {prv.lower:.6g}. No epsilon is reported:"
+            " take another noise multiplier or number of steps, and report these numbers as a bug"
+        )
+    return "prv"
 
 
 def _raised(interval: Interval, log_ratio: float) -> Interval:
@@ -218,15 +257,20 @@ def _raised(interval: Interval, log_ratio: float) -> Interval:
     return Interval(lower=interval.lower, estimate=estimate, upper=upper)
 
 
-def _cheap_or_inf(events: Sequence[Event], delta: float) -> float:
+def _rough(events: Sequence[Event], delta: float) -> float:
+    """About epsilon, a few percent above it, in a few milliseconds: where a search starts."""
     plain, log_ratio = split(events)
+    merged = canonical(plain)
+    if _full_batches(merged):
+        return _certified_or_inf(events, delta)
     try:
-        delta = smaller_delta(delta, log_ratio)
-        if delta < SMALLEST_DELTA:
-            return raised(accountant_renyi.interval(canonical(plain), delta).upper, log_ratio)
-        return raised(_library("pld").upper_bound(canonical(plain), delta), log_ratio)
+        return raised(_library("pld").chernoff(merged, smaller_delta(delta, log_ratio)), log_ratio)
     except AccountingError:
         return math.inf
+
+
+def _certified_or_inf(events: Sequence[Event], delta: float) -> float:
+    return upper_or_inf(events, delta, ("pld",))
 
 
 def upper_or_inf(events: Sequence[Event], delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> float:

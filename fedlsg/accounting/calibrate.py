@@ -1,8 +1,8 @@
 """Inverting an epsilon bound: the smallest noise multiplier, the largest number of steps.
 
-Both searches take two functions: ``cheap`` finds the neighbourhood, ``reported`` (both accountants, seconds a
-call) has the last word. They differ by a fraction of a percent whose size hardly changes nearby, so one or two
-corrections settle it. Both return infinity where nothing certifies an epsilon, which counts as beyond any target.
+Both searches take two functions: ``cheap`` finds the neighbourhood in milliseconds, ``reported`` has the last word.
+They differ by a few percent whose size hardly changes nearby. Both return infinity where nothing certifies an
+epsilon, which counts as beyond any target.
 """
 
 import math
@@ -14,6 +14,10 @@ MAX_STEPS = 10**8
 
 Bound = Callable[[float], float]
 StepsBound = Callable[[int], float]
+
+
+OUT_OF_RANGE = "no noise multiplier up to 1e6 meets it: raise epsilon or delta"
+ALMOST_WITHOUT_NOISE = "it is met almost without noise: lower epsilon or delta"
 
 
 class OutOfReachError(ValueError):
@@ -28,28 +32,37 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
     Raises: OutOfReachError.
     """
     sigma = crossing(cheap, target, *_bracket(cheap, target))
-    near, further = cheap(sigma), cheap(sigma * 1.02)
-    if not 0 < further <= near < math.inf:
-        raise OutOfReachError("epsilon falls to 0 here, within delta alone: raise epsilon, or lower delta")
-    slope = min(math.log(further / near) / math.log(1.02), -0.05)
-    too_small, enough = 0.0, math.inf
-    for _ in range(30):
+    slope = -1.0  # d log epsilon / d log sigma, from the last two answers
+    too_small, enough, before = 0.0, math.inf, (0.0, 0.0)
+    for _ in range(100):
         found = reported(sigma)
+        if 0 < found < math.inf:
+            if before[0] and before[0] != sigma:
+                steeper = math.log(found / before[1]) / math.log(sigma / before[0])
+                slope = min(max(steeper, -50.0), -0.05)
+            before = (sigma, found)
         if found <= target:
             enough = min(enough, sigma)
-            if found >= target * (1 + 0.8 * SIGMA_TOLERANCE * slope):
+            if found >= target * (1 + 0.3 * SIGMA_TOLERANCE * slope):
                 return sigma
+            if sigma <= SMALLEST_SIGMA:
+                raise OutOfReachError(ALMOST_WITHOUT_NOISE)
         else:
             too_small = max(too_small, sigma)
-        if enough <= too_small * (1 + SIGMA_TOLERANCE):
+            if sigma >= LARGEST_SIGMA:
+                raise OutOfReachError(OUT_OF_RANGE)
+        if enough <= too_small * (1 + 0.5 * SIGMA_TOLERANCE):
             return enough
-        # Aim a third of the tolerance inside the target: one correction then usually ends the search.
-        step = (found / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 3) if 0 < found < math.inf else 1.01
-        if too_small < sigma * step < enough:
+        # Aim a tenth of the tolerance inside the target: one or two corrections then end the search.
+        step = (found / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10) if 0 < found < math.inf else 0.0
+        low, high = too_small or min(SMALLEST_SIGMA, sigma), min(enough, LARGEST_SIGMA)
+        if low < sigma * step < high:
             sigma *= step
+        elif too_small and enough < math.inf:
+            sigma = math.sqrt(low * high)
         else:
-            sigma = math.sqrt(too_small * enough) if too_small > 0 and enough < math.inf else sigma * 1.01
-    raise OutOfReachError("no noise multiplier satisfies both accountants: change the target")
+            sigma = max(sigma / 2, SMALLEST_SIGMA) if found <= target else min(sigma * 2, LARGEST_SIGMA)
+    raise OutOfReachError("the search for a noise multiplier does not end: change the target")
 
 
 def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int:
@@ -85,7 +98,7 @@ def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int
 def crossing(function: Bound, target: float, low: float, high: float) -> float:
     """About where a monotone function crosses ``target`` between ``low`` and ``high``, searched in logarithms.
 
-    The accountants' own steps of 1e-4 make a finer root pointless.
+    ``reported`` has the last word, so a finer root is pointless.
     """
 
     from scipy.optimize import brentq  # a quarter of a second, and most processes never search
@@ -96,7 +109,7 @@ def crossing(function: Bound, target: float, low: float, high: float) -> float:
     log_low, log_high = math.log(low), math.log(high)
     if excess(log_low) * excess(log_high) > 0:
         return low
-    return math.exp(brentq(excess, log_low, log_high, xtol=1e-4))
+    return math.exp(brentq(excess, log_low, log_high, xtol=1e-2))
 
 
 def _bracket(cheap: Bound, target: float) -> tuple[float, float]:
@@ -104,10 +117,10 @@ def _bracket(cheap: Bound, target: float) -> tuple[float, float]:
     low = high = 1.0
     while cheap(high) > target:
         if (low := high) >= LARGEST_SIGMA:
-            raise OutOfReachError("no noise multiplier up to 1e6 meets it: raise epsilon or delta")
+            raise OutOfReachError(OUT_OF_RANGE)
         high *= 2
     while cheap(low) <= target:
         if (high := low) <= SMALLEST_SIGMA:
-            raise OutOfReachError("it is met almost without noise: lower epsilon or delta")
+            raise OutOfReachError(ALMOST_WITHOUT_NOISE)
         low = max(low / 2, SMALLEST_SIGMA)
     return low, high

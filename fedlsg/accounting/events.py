@@ -64,16 +64,17 @@ class Interval:
 class EpsilonBound:
     """Epsilon at one delta. ``upper`` is the certified number and the only one to report.
 
-    ``accountant`` names whose interval this is: the one with the larger upper bound among those that
-    answered. ``intervals`` holds every answer, ``failures`` the text of every accountant that failed, was
-    refused or was not called; its key "agreement" is set where two intervals exclude each other. Where events have a
-    Lambda, no ``lower`` is certified of the release: see ``compose``.
+    ``accountant`` names whose bound this is: "gaussian" (closed form), "pld", or "renyi". ``witness`` is "prv" if
+    prv-accountant answered and does not contradict it, else "unwitnessed". ``intervals`` holds every answer,
+    ``failures`` the text of every accountant that failed, was refused or was not asked. Where events have a Lambda, no
+    ``lower`` is certified of the release: see ``compose``.
     """
 
     lower: float
     estimate: float
     upper: float
     accountant: str
+    witness: str = "unwitnessed"
     intervals: dict[str, Interval]
     failures: dict[str, str]
 

@@ -1,107 +1,158 @@
-"""Epsilon from privacy loss distributions (dp-accounting), rounded so that the answer is never below the
-truth.
+"""Epsilon from privacy loss distributions on a grid, composed under an exponential tilt; certified from above.
 
-The upper bound discretises pessimistically by connect-the-dots (Doroshenko et al. 2022), the lower one
-optimistically by privacy buckets (Koskela et al. 2020). The first errs by O(h^2) in the grid width h, the
-second by about T h / 2, so the lower bound is a loose one for many steps; that it costs one more pass, and is
-certified, is its merit.
+Symbols: S is the sum of all steps' losses, K(theta) = log E[e^(theta S)], delta(epsilon) = E[(1 - e^(epsilon - S))+],
+h the grid's width, T the number of steps, u = 2^-53. Removal and addition of an example are two such sums: both are
+bounded, and the larger epsilon counts.
+
+A step's loss is rounded to the grid by connect the dots (`step.rounded`), which lowers no delta. Its masses p are
+tilted, p_theta(l) = p(l) e^(theta l) / E[e^(theta l)], with theta where the tail at epsilon becomes the middle of the
+tilted law. T-fold convolution and tilt commute, so with g = the T-fold convolution of p_theta
+
+    delta(epsilon) = e^(K(theta) - theta epsilon) sum of g(s) e^(-theta (s - epsilon)) (1 - e^(epsilon - s))+.
+
+g comes from one FFT, a power and the inverse. Its errors are absolute, about T u, next to a sum that is of order 1:
+the factor in front, which is the Chernoff bound, carries the size of delta. Without a tilt they would be absolute
+errors of delta, and nothing below 1e-11 could be told. What is added to delta, at every epsilon:
+
+* FFT. |f^ - f| <= e = `curve.ROUNDING` log2(N) u for each coefficient of a law with sum 1, so that of the product is
+  off by at most prod (|f^| + 2 e)^T - prod (|f^| + e)^T. The mean of that over frequencies, and e prod (|f^| + e)^T for
+  the inverse, bound the error of every g(s); the sum of the weights turns it into one of delta. Where it is not small
+  (large losses that are rare: the tilted law has no middle at epsilon), the transforms take extended precision.
+* Aliasing. The transform is periodic: g(s) also has the mass at s + j N h. That only adds. What is above the window is
+  missing there, and is added whole: P(S > top) <= e^(K(theta') - theta' top) for the best theta' (Chernoff).
+* Outputs that are not described (`step.outside`), T times.
+* Rounding of masses, T `step.MASS_ROUNDING` of delta. That of losses, a few u each, is added to epsilon.
+
+h is chosen so that rounding to the grid costs `tilt.TIGHTNESS` of epsilon: by Hoeffding's lemma it adds at most
+theta (1 + theta) h^2 / 8 to a step's K, on average 1 / 12.
 """
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld
 
+from fedlsg.accounting.curve import Curve, tilted
 from fedlsg.accounting.events import AccountingError, Event, Interval
-
-MIN_DELTA = 1e-11  # float64 convolutions carry absolute errors of about 1e-15 a unit of mass
-MAX_CELLS = 1_000_000  # of one step's grid; building it is a Python loop of about a microsecond a cell
-MAX_COMPOSED_CELLS = 30_000_000
-COARSEST, FINEST, RATIO = 1e-2, 1e-6, 3.0
-MAX_WIDTH = 1.0  # a grid that must be coarser than this belongs to an epsilon in the thousands
+from fedlsg.accounting.step import MASS_ROUNDING
+from fedlsg.accounting.tilt import MAX_WINDOW, TIGHTNESS, Plan, Sum, plan, solve
 
 
 @lru_cache(maxsize=4096)
 def upper_bound(events: tuple[Event, ...], delta: float) -> float:
-    """Certified upper bound on epsilon, within about 1e-4 (relative) of the limit of an ever finer grid."""
-    return _refine(events, delta)[0]
+    """Certified upper bound on epsilon, about 1e-4 (relative) above the exact value at most."""
+    return interval(events, delta).upper
 
 
 @lru_cache(maxsize=4096)
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
-    """Bounds on epsilon; ``estimate`` is the upper bound extrapolated to h = 0.
+    """Bounds on epsilon in both directions of add/remove; ``estimate`` is the upper bound less the grid's error.
 
-    Raises: AccountingError where the grid would not fit in memory, or delta is below what float64 resolves.
+    Raises: AccountingError where the grid would not fit in memory, or float64 does not resolve delta.
     """
-    upper, estimate, width = _refine(events, delta)
-    lower = min(_epsilon(events, delta, width, pessimistic=False), upper)
-    return Interval(lower=lower, estimate=min(max(estimate, lower), upper), upper=upper)
+    removal = _bounds(Sum.of(events, delta, removal=True), delta, 0.0)
+    most = largest_addition(events)
+    if most <= removal.upper:
+        return removal
+    addition = _bounds(Sum.of(events, delta, removal=False), delta, removal.upper)
+    return Interval(
+        lower=max(removal.lower, addition.lower),
+        estimate=max(removal.estimate, min(addition.estimate, most)),
+        upper=max(removal.upper, min(addition.upper, most)),
+    )
 
 
-def _refine(events: Sequence[Event], delta: float) -> tuple[float, float, float]:
-    """(upper bound, extrapolated estimate, grid width): refine until the O(h^2) error is below 1e-4 of
-    epsilon.
+def largest_addition(events: Sequence[Event]) -> float:
+    """What addition can lose at most: -log(1 - q) a step, whatever the output."""
+    if any(e.sample_rate == 1.0 for e in events):
+        return math.inf
+    return sum(-e.steps * math.log1p(-e.sample_rate) for e in events) * (1 + 1e-9)
 
-    Every width gives a valid upper bound, so stopping early costs tightness and never validity; the smallest
-    is kept.
-    """
-    if delta < MIN_DELTA:
-        raise AccountingError(f"{delta=} is below {MIN_DELTA}, what float64 convolutions resolve")
-    width = _coarsest_width(events)
-    best, previous = math.inf, math.inf
-    error, best_width = math.inf, width
-    while width >= FINEST and _step_loss_range(events) / width <= MAX_CELLS:
-        bound = _epsilon(events, delta, width, pessimistic=True)
-        if bound < best:
-            best, best_width = bound, width
-        error = abs(previous - bound) / (RATIO**2 - 1)
-        if error <= max(1e-4 * bound, 1e-5) and bound < math.inf:
+
+@lru_cache(maxsize=4096)
+def chernoff(events: tuple[Event, ...], delta: float) -> float:
+    """About epsilon, a few percent above it: the Renyi bound at the best real order, without a grid."""
+    return max(_saddle(Sum.of(events, delta, removal=removal), delta)[1] for removal in (True, False))
+
+
+def _bounds(total: Sum, delta: float, other: float) -> Interval:
+    """Bounds for one direction; ``other``: what the other direction has, below which this one need not be sharp."""
+    theta, chernoff = _saddle(total, delta)
+    if chernoff * (1 + 1e-6) < other:
+        return Interval(lower=0.0, estimate=0.0, upper=max(chernoff * (1 + 1e-6), 0.0))
+    _, _, variance = total.moments(theta)
+    theta = min(max(theta, 0.5 / math.sqrt(variance)), total.steepest / 2)
+    scale = max(chernoff, 0.1 * math.sqrt(variance))
+    best: Interval | None = None
+    before = math.inf
+    for _ in range(12):
+        try:
+            grid = plan(total, delta, theta, scale)
+            found, added = _composed(total, grid, delta)
+        except AccountingError:  # a finer grid does not fit: the coarser one's answer holds
+            if best is None:
+                raise
             break
-        previous, width = bound, width / RATIO
-    if not math.isfinite(best):
-        raise AccountingError(f"no grid up to {MAX_CELLS:,} cells gives a finite epsilon at {delta=}")
-    return best, best - error if math.isfinite(error) else best, best_width
+        best = found if best is None or found.upper < best.upper else best
+        fine = added <= 1.5 * TIGHTNESS * found.upper
+        # `added` supposes a grid that is fine next to epsilon; where it is not, two widths must agree.
+        settled = found.upper >= 200 * grid.width or before - found.upper <= TIGHTNESS * found.upper
+        if found.upper == 0 or (fine and settled) or grid.cells > MAX_WINDOW / 4:
+            break
+        before = found.upper
+        scale *= 0.25 if fine else min(0.5, TIGHTNESS * found.upper / added)
+    assert best is not None
+    return best
 
 
-def _epsilon(events: Sequence[Event], delta: float, width: float, *, pessimistic: bool) -> float:
-    try:
-        parts = [
-            pld.from_gaussian_mechanism(
-                event.noise_multiplier,
-                sampling_prob=event.sample_rate,
-                value_discretization_interval=width,
-                pessimistic_estimate=pessimistic,
-                use_connect_dots=pessimistic,
-            ).self_compose(event.steps)
-            for event in events
-        ]
-        epsilon = float(reduce(lambda one, other: one.compose(other), parts).get_epsilon_for_delta(delta))
-    except OverflowError:  # the library's tail bound overflows where the grid is far coarser than a step's loss
-        epsilon = math.inf if pessimistic else 0.0
-    if np.isnan(epsilon):
-        raise AccountingError(f"the privacy loss distribution is not a number at grid width {width:g}")
-    return epsilon if epsilon > 0 else 0.0
+def _saddle(total: Sum, delta: float) -> tuple[float, float]:
+    """(theta, a bound of epsilon): Canonne, Kamath & Steinke 2020, proposition 12, at the best order 1 + theta.
 
-
-def _step_loss_range(events: Sequence[Event]) -> float:
-    """Largest privacy loss of one step inside the library's truncation at 10 standard deviations (mass e^-50)."""
-    return max(0.5 / e.noise_multiplier**2 + 10 / e.noise_multiplier for e in events)
-
-
-def _coarsest_width(events: Sequence[Event]) -> float:
-    """Where to start: 0.01, or wider where a step's or the composed grid would not fit; refused beyond
-    MAX_WIDTH.
-
-    The composed range is Bernstein's bound on the summed losses: mean at most q / (2 sigma^2) a step,
-    variance at most q range^2, tail e^-35.
+    It holds, too: with what the nodes leave out of K, which grows like theta^12, and of the outputs.
     """
-    largest = _step_loss_range(events)
-    mean = sum(e.steps * e.sample_rate * 0.5 / e.noise_multiplier**2 for e in events)
-    variance = sum(e.steps * e.sample_rate * _step_loss_range([e]) ** 2 for e in events)
-    total = mean + math.sqrt(70 * variance) + 12 * largest
-    width = max(COARSEST, 2 * largest / MAX_CELLS, total / MAX_COMPOSED_CELLS)
-    if width > MAX_WIDTH:
-        raise AccountingError(f"a privacy loss of up to {total:.3g} does not fit the grid: raise the noise multiplier")
-    return width
+    steepest = total.steepest
+    log_delta = math.log(delta - total.outside)
+    theta = solve(lambda t, k, mean: t * mean - k + math.log1p(t) + log_delta, total, steepest)
+    k = total.moments(theta)[0] + 2e-16 * total.steps * (1 + 3 * theta / steepest) ** 12 + 1e-9
+    return theta, (k - log_delta - math.log1p(theta)) / theta + math.log(theta / (1 + theta))
+
+
+def _added(total: Sum, grid: Plan, fall: float) -> float:
+    """About how much rounding to the grid adds to epsilon, where log delta falls by ``fall`` for each unit of it."""
+    steep = max(grid.theta, fall)
+    return total.steps * min(grid.width, (1 + steep) * grid.width**2 / 12) * max(1.0, grid.theta / fall)
+
+
+def _composed(total: Sum, grid: Plan, delta: float) -> tuple[Interval, float]:
+    """Epsilon where the composed delta, with all errors added, is ``delta``; and about how much of it is the grid's."""
+    growth = math.expm1(MASS_ROUNDING * total.steps + 1e-9)
+    target = (delta - total.outside - grid.above) / (1 + growth)
+    curve = tilted(total, grid, np.float64)
+    upper = curve.epsilon(target)
+    # Large losses that are rare: the tilted law has no middle at epsilon. Extended precision takes a GB at the limit.
+    if total.steps > 1 and grid.cells <= MAX_WINDOW // 2 and not curve.noise(upper) <= 1e-4 * delta:
+        curve = tilted(total, grid, np.longdouble)
+        upper = curve.epsilon(target)
+    upper = upper * (1 + 1e-9) + total.rounding if upper > 0 else 0.0
+    if not math.isfinite(upper):
+        raise AccountingError(f"no finite epsilon on a grid of {grid.cells:,} points at {delta=}")
+    lower = _lower(total, grid, curve, delta)
+    added = _added(total, grid, curve.fall(upper)) if upper > 0 else 0.0
+    return Interval(lower=min(lower, upper), estimate=max(upper - added, min(lower, upper)), upper=upper), added
+
+
+def _lower(total: Sum, grid: Plan, curve: Curve, delta: float) -> float:
+    """Certified lower bound: S on the grid exceeds S by more than ``moved`` with a probability of a hundredth of delta.
+
+    Each loss moves within an interval of length h, by at most h^2 / 8 on average (Hoeffding's lemma, since the mean of
+    e^-loss stays); the sum over steps is Hoeffding's inequality.
+    """
+    steps = total.steps
+    moved = min(
+        steps * grid.width, steps * grid.width**2 / 8 + grid.width * math.sqrt(steps * math.log(100 / delta) / 2)
+    )
+    found = curve.epsilon(delta * 1.015, errors=-1.0)
+    if grid.aliased(found) > 0.004 * delta:
+        return 0.0
+    return max(found * (1 - 1e-9) - moved - total.rounding, 0.0)

@@ -25,7 +25,7 @@ from fedlsg.accounting.events import AccountingError, Event, canonical, raised, 
 
 Events = tuple[Event, ...]
 
-EXACT = 16  # up to so many different clients, each is computed by both accountants: half a second each
+EXACT = 16  # up to so many different clients, each is computed and witnessed: half a second each
 FRONT = 32  # up to so many of a front, each is computed by the cheap accountant: 0.05 s each
 QUESTIONS = 80  # after so many calls a cell's bound is accepted
 SAMPLE = 9  # the lower half of the clients is guessed from so many results

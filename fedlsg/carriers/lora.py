@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedlsg.carriers.carrier import Carrier, adapted_parameters, carried_parameters, without_residual
 from fedlsg.carriers.head import find_classifier
 from fedlsg.frame import Block, Keep
-from fedlsg.gradients import trainable
+from fedlsg.gradients import check_initialized, trainable
 from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.randomness import public_generator
@@ -89,6 +89,7 @@ def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None 
     Deterministic in its arguments.
     Raises ValueError if no layer can be adapted, or the model lacks what is to be trained: a classifier, bias terms.
     """
+    check_initialized(model)
     head = find_classifier(model, classifier)
     if carrier.train == "classifier":
         if not head:

@@ -6,7 +6,7 @@ ledger     log_ratio                how far the sum is from the Gaussian mechani
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from jaxtyping import Float, Float64, Int64
@@ -17,6 +17,7 @@ from fedlsg.discrete.event import charge
 from fedlsg.discrete.grid import DiscreteGrid, decode, encode, largest_plain, most_examples, plan_grid
 from fedlsg.discrete.rotation import largest_rotated, random_signs, rotate, unrotate
 from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.privacy.readers import shares_hidden
 from fedlsg.randomness import SecretStream, public_generator
 
 LEAST_STEPS = 4
@@ -40,8 +41,9 @@ class SumTerms:
     """Public constants of the secure sums of a run.
 
     ``clients``: K, selected in a round. ``min_survivors``: m, the fewest in a sum. ``colluders``: t, clients that may
-    show the server all that they know. ``expected_examples``: of a round, over all clients. ``releases``: T, rounds.
-    Raises ValueError without an honest survivor: t < m <= K.
+    read together, or show the server all that they know; at least one, as every client of a sum reads the next weights
+    and knows its own noise. ``expected_examples``: of a round, over all clients. ``releases``: T, rounds.
+    Raises ValueError without a reader among the clients, or without an honest survivor: 1 <= t < m <= K.
     """
 
     clients: int
@@ -52,10 +54,10 @@ class SumTerms:
     delta: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.colluders < self.min_survivors <= self.clients:
+        if not 1 <= self.colluders < self.min_survivors <= self.clients:
             raise ValueError(
-                f"expected 0 <= colluders={self.colluders} < min_survivors={self.min_survivors} <= {self.clients} "
-                "clients: noise of honest survivors is what counts"
+                f"expected 1 <= colluders={self.colluders} < min_survivors={self.min_survivors} <= {self.clients} "
+                "clients: noise of honest survivors is what counts, and every client knows its own"
             )
 
     @property
@@ -68,8 +70,8 @@ class SumTerms:
 class Release:
     """One sum of ``values`` coordinates.
 
-    ``grid``: of the integers. ``log_ratio``: Lambda of this release (docs/discrete-noise.md): its privacy loss is that
-    of the Gaussian mechanism up to this.
+    ``grid``: of the integers. ``log_ratio``: Lambda of this release (docs/discrete-noise.md): against each reader its
+    privacy loss is that of a Gaussian mechanism up to this.
     """
 
     values: int
@@ -102,8 +104,9 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
     """The release of a round in which clients send ``values`` coordinates of ``blocks`` blocks under ``mechanism``.
 
     ``mechanism.noise_share`` is 1 / sqrt(h), so that ``noise_std`` is one client's share of the sum's noise.
-    Guarantee: the noise multiplier of the sum, with the rounding taken off and the error of float64 added to the
-    sensitivity, is at least ``mechanism.effective_noise_multiplier(blocks)``.
+    Guarantee: for every number n of shares that some reader does not know (``readers``; h is the fewest), the noise
+    multiplier of their sum, with the rounding taken off and the error of float64 added to the sensitivity, is at least
+    sqrt(n / h) ``mechanism.effective_noise_multiplier(blocks)``, and its Lambda at most ``log_ratio``.
     Raises ValueError for a mechanism that is not private, or a sum that needs more than 52 bits.
     """
     if not mechanism.private:
@@ -111,8 +114,12 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
     if not math.isclose(mechanism.noise_share**2 * terms.contributors, 1.0, rel_tol=1e-9):
         raise ValueError(f"expected noise_share = 1 / sqrt({terms.contributors}), got {mechanism.noise_share}")
     sensitivity, honest = mechanism.sensitivity(blocks), terms.contributors
-    rounding = rounding_deviation(
-        [float(LEAST_STEPS)] * honest, values=values, steps=terms.releases, epsilon=LARGEST_EPSILON, delta=terms.delta
+    hidden = shares_hidden(terms.min_survivors, terms.colluders)
+    rounding = max(
+        rounding_deviation(
+            [float(LEAST_STEPS)] * n, values=values, steps=terms.releases, epsilon=LARGEST_EPSILON, delta=terms.delta
+        )
+        for n in hidden
     )
     examples = most_examples(terms.expected_examples, MOST_EXAMPLES * terms.clients, WRAPS)
     grid = plan_grid(
@@ -124,14 +131,18 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
         rounding=rounding,
         least_bits=LEAST_BITS,
     )
-    charged = charge(
-        grid=grid, rounding=rounding, sensitivity=sensitivity, largest_batch=MOST_EXAMPLES, sample_rate=1.0, steps=1,
-        values=values,
-    )  # fmt: skip
-    if charged.event.noise_multiplier < mechanism.effective_noise_multiplier(blocks) * (1 + SUM_ROUNDING):
-        raise ValueError(f"{values} values: float64 rounds more than the margin of {MARGIN} covers")
+    log_ratio = 0.0
+    for n in hidden:
+        charged = charge(
+            grid=replace(grid, contributors=n), rounding=rounding, sensitivity=sensitivity,
+            largest_batch=MOST_EXAMPLES, sample_rate=1.0, steps=1, values=values,
+        )  # fmt: skip
+        promised = mechanism.effective_noise_multiplier(blocks) * math.sqrt(n / honest)
+        if charged.event.noise_multiplier < promised * (1 + SUM_ROUNDING):
+            raise ValueError(f"{values} values: float64 rounds more than the margin of {MARGIN} covers")
+        log_ratio = max(log_ratio, charged.log_ratio)
     # Up to a power of two: servers and clients compare ledger entries, and exp and log differ in their last bits.
-    return Release(values=values, grid=grid, log_ratio=2.0 ** math.ceil(math.log2(charged.log_ratio)))
+    return Release(values=values, grid=grid, log_ratio=2.0 ** math.ceil(math.log2(log_ratio)))
 
 
 def most_log_ratio(terms: SumTerms) -> float:

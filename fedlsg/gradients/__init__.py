@@ -20,11 +20,11 @@ from fedlsg.gradients.per_example import (
     summed_gradients,
 )
 from fedlsg.gradients.precision import FLOAT32, Precision, without_autocast
-from fedlsg.gradients.supported import Checked, check, check_supported, trainable
+from fedlsg.gradients.supported import Checked, check, check_initialized, check_supported, trainable
 
 __all__ = [
     "FLOAT32", "LAYERS", "Batch", "Checked", "Factors", "GhostGradients", "LossFunction", "NormGradients", "Precision",
-    "StandardizedConv2d", "batch_size", "block_gradients", "call", "check", "check_supported", "factored_gradients",
-    "keeps_float32_digits", "kept_values", "per_example_gradients", "per_example_loss", "registered_layers", "summable",
-    "summed_gradient", "summed_gradients", "trainable", "without_autocast",
+    "StandardizedConv2d", "batch_size", "block_gradients", "call", "check", "check_initialized", "check_supported",
+    "factored_gradients", "keeps_float32_digits", "kept_values", "per_example_gradients", "per_example_loss",
+    "registered_layers", "summable", "summed_gradient", "summed_gradients", "trainable", "without_autocast",
 ]  # fmt: skip

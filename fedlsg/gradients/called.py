@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from fedlsg.failure import describe
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
@@ -187,7 +188,10 @@ def set_blocks(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gr
     try:
         found = layer.kind.gradients(layer.module, inputs, output_gradient)
     except (RuntimeError, ValueError) as error:
-        reason = f"no per-example gradients from this call ({error}); give them by fedlsg.register_layer, or freeze it"
+        reason = (
+            f"no per-example gradients: {describe(error)}; give a function that computes them, "
+            "fedlsg.register_layer(type, gradients), or freeze it"
+        )
         raise unsupported(layer.path, layer.module, reason) from error
     if not isinstance(found, Mapping):
         raise unsupported(layer.path, layer.module, f"expected a dict of gradients by parameter, got {type(found)}")

@@ -37,8 +37,9 @@ from fedlsg.gradients.formulas.layers import CarriedGradients
 from fedlsg.gradients.plan import Layer, Slot, plan
 from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
+from fedlsg.gradients.sources import replace_parameters, table
 from fedlsg.gradients.supported import Checked
-from fedlsg.gradients.uses import Uses, replace_parameters, table
+from fedlsg.gradients.uses import Uses
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
 TWICE = (
@@ -148,7 +149,7 @@ class Pass:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Forward pre-hook: a parameter that was expanded to the batch enters the layer as copies."""
         assert self.uses is not None
-        return self.uses.into_layer(path, args, kwargs)
+        return self.uses.into_layer(path, module, args, kwargs)
 
     def on_call(
         self, layer: CallLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -1,20 +1,27 @@
 """One loss for each example, from a loss in the form in which torch's users have it.
 
 A private step clips the gradient of each example, so it needs the loss of each example: a mean over the batch would
-divide every gradient by the size of the batch, which is secret.
+divide every gradient by the size of the batch, which is secret. What a loss does with the other values of one example,
+its labels or tokens, is what was asked for:
+    "mean", "none"       their mean; of classes, over those that are not ``ignore_index``
+    "sum", "batchmean"   their sum
+Class weights multiply the losses, and no sum of weights divides them: that of a batch mixes examples, and that of one
+example alone would cancel its weight.
 """
 
 import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import _reduction
 from torch.nn.modules.loss import _Loss
 
+from fedlsg.gradients.loss_contents import first_numbers, fits, follow, held_tensors, refuse_parameters
 from fedlsg.gradients.per_example import LossFunction, batch_size
 
 CLASSES = ("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss")
@@ -23,47 +30,94 @@ OTHER_SHAPES = ("MultiMarginLoss", "multi_margin_loss")
 """Other losses of torch whose targets have another shape than their outputs."""
 CLASS_LISTS = ("MultiLabelMarginLoss", "multilabel_margin_loss")
 """Losses of torch whose targets are integers of the shape of the outputs."""
+BATCHMEAN = ("KLDivLoss", "kl_div")
+"""Losses of torch with the reduction "batchmean"."""
 IGNORED = -100
 """The class number that torch's cross-entropy leaves out by default."""
 
 
-def per_example_loss(loss: Callable[..., Any]) -> LossFunction:
+def per_example_loss(loss: Callable[..., Any], model: nn.Module | None = None) -> LossFunction:
     """``loss(outputs, targets)`` in the form that gives one loss for each example, shape (B,).
 
     A loss of torch in its usual form (``nn.CrossEntropyLoss()``, ``F.mse_loss``), and any function with a parameter
     ``reduction``, is called with ``reduction="none"``; the module itself is not changed. Other functions are called as
-    they are. The dimensions of a result (B, ...) after the first are averaged. For torch's losses, outputs that have
-    ``.logits`` are replaced by these; cross-entropy takes outputs (B, T, V) with targets (B, T), too, and averages over
-    the targets of an example that are not ``ignore_index``.
+    they are. The dimensions of a result (B, ...) after the first are added if the reduction is "sum" or "batchmean",
+    else averaged. For torch's losses, outputs that have ``.logits`` are replaced by these; cross-entropy takes outputs
+    (B, T, V) with targets (B, T), too, and averages over the targets of an example that are not ``ignore_index``.
     Integer or boolean targets of a loss that compares them with outputs (``BCEWithLogitsLoss``) become floats.
+    Tensors that the loss holds (class weights) follow the type and device of the outputs, in a copy.
     The result can be pickled if ``loss`` can. It raises ValueError for a result without the batch as first dimension,
     and where torch would broadcast targets against outputs, which mixes examples.
+    Raises ValueError for what is no function of (outputs, targets), for an unknown reduction, and for trainable
+    parameters of the loss that are not of ``model``.
     """
     if isinstance(loss, PerExampleLoss):
         return loss
     if not callable(loss) or isinstance(loss, type):
         hint = f": write {loss.__name__}()" if isinstance(loss, type) else ""
         raise ValueError(f"expected loss(outputs, targets), a function or a module of torch, got {loss!r}{hint}")
+    check_arguments(loss)
+    refuse_parameters(loss, model)
     if isinstance(loss, nn.Module):
-        if isinstance(loss, _Loss) or isinstance(getattr(loss, "reduction", None), str):
+        asked = getattr(loss, "reduction", None)
+        name = name_in_torch(type(loss))
+        if isinstance(loss, _Loss) or isinstance(asked, str):
             loss = copy.copy(loss)
             vars(loss)["reduction"] = "none"
-        return PerExampleLoss(loss, name_in_torch(type(loss)), getattr(loss, "ignore_index", IGNORED))
+        return PerExampleLoss(loss, name, getattr(loss, "ignore_index", IGNORED), adds(asked, name, loss))
     base: Any = loss
     given: dict[str, Any] = {}
     while isinstance(base, partial):
         base, given = base.func, base.keywords | given
-    if has_reduction(loss):
-        loss = partial(loss, reduction="none")
-    return PerExampleLoss(loss, name_in_torch(base), given.get("ignore_index", IGNORED))
+    name, defaults = name_in_torch(base), defaults_of(loss)
+    asked = defaults.get("reduction")
+    if "reduction" in defaults:
+        legacy = {key: None for key in ("size_average", "reduce") if name and defaults.get(key) is not None}
+        if legacy:
+            asked = _reduction.legacy_get_string(defaults["size_average"], defaults["reduce"], emit_warning=False)
+        loss = partial(loss, reduction="none", **legacy)
+    return PerExampleLoss(loss, name, given.get("ignore_index", IGNORED), adds(asked, name, base))
 
 
-def has_reduction(loss: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter ``reduction``."""
+def adds(asked: object, name: str, loss: Any) -> bool:
+    """Whether a reduction adds the values of an example. Raises ValueError for an unknown one."""
+    known = ("none", "mean", "sum", *(("batchmean",) if not name or name in BATCHMEAN else ()))
+    if isinstance(asked, str) and asked not in known:
+        raise ValueError(f"{shown(loss)}: expected a reduction in {known}, got {asked!r}: choose one of these")
+    return asked in ("sum", "batchmean")
+
+
+def defaults_of(loss: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters of a function with their values where a call does not give them."""
     try:
-        return "reduction" in inspect.signature(loss).parameters
+        return {p.name: p.default for p in inspect.signature(loss).parameters.values()}
     except (TypeError, ValueError):  # a builtin without a signature
-        return False
+        return {}
+
+
+def check_arguments(loss: Callable[..., Any]) -> None:
+    """Raise ValueError unless a loss can be called with (outputs, targets)."""
+    try:
+        signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        named = [
+            p.name
+            for p in signature.parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        raise ValueError(
+            f"{shown(loss)} needs {len(named)} arguments ({', '.join(named)}), and a loss gets two: give a function of "
+            "(outputs, targets) that calls it with reduction='none', and returns one loss an example, shape (B,)"
+        ) from None
+
+
+def shown(loss: Any) -> str:
+    """The name of a loss for messages."""
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def name_in_torch(loss: Any) -> str:
@@ -74,31 +128,66 @@ def name_in_torch(loss: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PerExampleLoss:
-    """See ``per_example_loss``. ``name``: torch's own, or empty; ``ignored``: the class that does not count."""
+    """See ``per_example_loss``.
+
+    ``name``: torch's own, or empty; ``ignored``: the class that does not count; ``added``: whether the values of an
+    example are added, not averaged. ``tensors``: what the loss holds.
+    """
 
     loss: Callable[..., Any]
     name: str
     ignored: int
+    added: bool = False
+    tensors: tuple[Tensor, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", tuple(t for _, t in held_tensors(self.loss)))
+
+    def __reduce__(self) -> Any:
+        """Without the tensors, which the loss has."""
+        return type(self), (self.loss, self.name, self.ignored, self.added)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """The loss of each example, shape (B,)."""
         if self.name:
             outputs = self._arranged(outputs, targets)
             targets = self._numbers(outputs, targets)
-        losses: Any = self.loss(outputs, targets)
+        losses: Any = self._fitting(outputs)(outputs, targets)
         size = batch_size(targets, targets)
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != size:
-            found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(
-                f"expected one loss an example, shape ({size},), got {found}: the loss averages over the batch; return "
-                "the loss of each example, without a mean or sum over dimension 0 (reduction='none' in torch's losses)"
-            )
+            raise ValueError(f"expected one loss an example, shape ({size},), got {self._cause(losses, size)}")
         if losses.ndim == 1:
             return losses
+        if self.added:
+            return losses.flatten(1).sum(1)
         if self.name in CLASSES and losses.shape == targets.shape:
             counted: Tensor = (targets != self.ignored).flatten(1)
             return losses.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
         return losses.flatten(1).mean(1)
+
+    def _cause(self, losses: Any, size: int) -> str:
+        """What is wrong with a result, and the fix."""
+        if isinstance(losses, Tensor) and losses.ndim and size and losses.shape[0] % size == 0:
+            return (
+                f"shape {tuple(losses.shape)}: examples and their positions are on one dimension; end the loss with "
+                ".unflatten(0, (len(targets), -1))"
+            )
+        found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        return (
+            f"{found}: the loss averages over the batch; return the loss of each example, without a mean or sum over "
+            "dimension 0 (reduction='none' in torch's losses)"
+        )
+
+    def _fitting(self, outputs: Any) -> Callable[..., Any]:
+        """The loss, or a copy whose tensors fit the outputs; made anew, for its owner may have changed the loss."""
+        like = first_numbers(outputs) if self.tensors else None
+        if like is None or all(fits(t, like, strict=bool(self.name)) for t in self.tensors):
+            return self.loss
+        return follow(self.loss, like)
+
+    def copy_like(self, like: Tensor) -> "PerExampleLoss":
+        """The same on a copy of the loss with a state of its own, and tensors of the type and device of ``like``."""
+        return PerExampleLoss(follow(self.loss, like), self.name, self.ignored, self.added)
 
     def _numbers(self, outputs: Any, targets: Any) -> Any:
         """Targets such as 0 and 1 or True and False as floats, where the loss compares them with the outputs."""
@@ -110,9 +199,17 @@ class PerExampleLoss:
         """The outputs as torch's loss takes them."""
         classes_last = hasattr(outputs, "logits")
         outputs = outputs.logits if classes_last else outputs
+        if isinstance(outputs, Mapping) and "logits" in outputs:
+            outputs = outputs["logits"]
         if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
             outputs = outputs.float()  # of a pass in mixed precision
-        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"{self.name}: expected outputs that are a tensor or have .logits, got {type(outputs).__name__}: give "
+                "a function that calls it with a part of them, such as lambda outputs, targets: "
+                "F.cross_entropy(outputs[0], targets, reduction='none')"
+            )
+        if not isinstance(targets, Tensor):
             return outputs
         if self.name not in CLASSES:
             if outputs.shape != targets.shape and self.name not in OTHER_SHAPES:

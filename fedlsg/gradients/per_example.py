@@ -8,7 +8,8 @@ How data flows through this package:
                 the gradient at its output
     formulas    the products that these call, one class for each type of layer
     called      layers whose gradients are a function of one call: built in, by torch.func, or registered (``calls``)
-    uses        parameters without a layer, and shared ones: copied for each example where they meet the batch
+    uses        parameters without a layer, and shared ones: copied for each example where they meet the batch;
+                ``sources`` puts them in place, and their gradients in the frame's blocks
 ``check`` refuses what has no such gradient, before anything is computed.
 
 Reads private data, and what it returns is not private: clip it and add noise before anything is released.

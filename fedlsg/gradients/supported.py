@@ -4,15 +4,21 @@ A refusal protects the privacy claim: a layer that mixes examples, or a trainabl
 clipped, would void it silently. Draws no noise and reads no private data.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN, known_layers
+from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, registered_layers, unsupported
+from fedlsg.gradients.calls.registry import BUILT_IN, conv_refusal, known_layers, shown
 from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import CARRIED, LAYERS
 
@@ -21,6 +27,13 @@ USED_ALONE = (nn.ParameterList, nn.ParameterDict)
 SHARED = (nn.Linear, nn.Embedding)
 """Layers that may share a weight: the sum over its uses is clipped."""
 
+
+HOOKS: Sequence[tuple[type[Any], str, str]] = (
+    (WeightNorm, "weight_norm", "remove_weight_norm(layer, {!r})"),
+    (SpectralNorm, "spectral_norm", "remove_spectral_norm(layer, {!r})"),
+    (BasePruningMethod, "prune", "prune.remove(layer, {!r})"),
+)
+"""Hooks of torch that compute a weight before each call, and what removes them."""
 
 Checked = Mapping[str, nn.Parameter]
 """Trainable parameters by name of a model that ``check`` accepted: it need not be checked again."""
@@ -63,6 +76,7 @@ def check_supported(model: nn.Module) -> None:
     ``SHARED``, and a model without a trainable parameter. Parameters that a module of a user owns are accepted here;
     what the module does with them is checked in the pass (``uses``). Frozen parameters are fine anywhere.
     """
+    check_initialized(model)
     if not trainable(model):
         raise UnsupportedLayerError("nothing to train: every parameter of the model has requires_grad=False")
     check_sharing(model)
@@ -92,6 +106,8 @@ def refusal(module: nn.Module) -> str | None:
         return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         return "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
+    if (reason := refusal_of_parametrization(module)) is not None and type(module) not in registered_layers():
+        return reason
     kind = kind_of(type(module))
     own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
     if kind is not None:
@@ -115,19 +131,59 @@ def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | N
         of_torch = type(module).__module__.startswith("torch.nn.") and not isinstance(module, USED_ALONE)
         if of_torch or (isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)):
             return (
-                f"no per-example gradients for {names}; freeze it with requires_grad_(False), use {known_layers()}, or "
-                "register a subclass of it by fedlsg.register_layer"
+                f"no per-example gradients for {names}; {way_of(module)}, use {known_layers()}, or freeze it with "
+                "requires_grad_(False)"
             )
         return refusal_of_type(own)
     if not own.keys() <= {"weight", "bias"}:
-        return f"no per-example gradients for {names}; remove the reparametrisation (weight norm, spectral norm)"
+        return f"no per-example gradients for {names}; remove what computes its weight from them, or freeze it"
     if (complex_numbers := refusal_of_type(own)) is not None:
         return complex_numbers
-    if isinstance(module, nn.Conv2d) and module.groups != 1:
-        return f"groups={module.groups} is not supported; set groups=1, or freeze it"
-    if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
-        return f"padding_mode={module.padding_mode!r} is not supported; pad with F.pad before it, or freeze it"
+    return conv_refusal(module) if isinstance(module, nn.Conv2d) else None
+
+
+def way_of(module: nn.Module) -> str:
+    """How to train a layer that has no gradients of its own."""
+    kind = type(module)
+    if isinstance(module, nn.RNNCellBase):
+        return (
+            f"replace the cell by nn.{kind.__name__.removesuffix('Cell')}, which reads the whole sequence in one call"
+        )
+    if isinstance(module, nn.RNNBase):
+        return f"use nn.{module.mode.partition('_')[0]} itself, for torch.func cannot follow a subclass of it"
+    return f"let torch.func compute them by fedlsg.register_layer({shown(kind)})"
+
+
+def refusal_of_parametrization(module: nn.Module) -> str | None:
+    """Why a layer is refused whose trainable weight is computed from others: weight norm, spectral norm, and so on."""
+    if not trainable(module):
+        return None
+    if parametrize.is_parametrized(module):
+        given: Any = module.parametrizations
+        kinds = {name: [type(p).__name__.strip("_") for p in chain] for name, chain in given.items()}
+        found = ", ".join(f"{name} by {' and '.join(chain)}" for name, chain in kinds.items())
+        remove = "; ".join(f"torch.nn.utils.parametrize.remove_parametrizations(layer, {name!r})" for name in kinds)
+        memory = any("SpectralNorm" in chain for chain in kinds.values())  # it changes its buffers in every pass
+        if not memory and not isinstance(module, nn.RNNBase):
+            remove += ", or fedlsg.register_layer(type(layer)) where the model is built, for torch.func to compute them"
+        return f"no per-example gradients of parametrizations ({found}); use {remove}; or freeze it"
+    for hook in module._forward_pre_hooks.values():
+        for kind, named, remove in HOOKS:
+            if isinstance(hook, kind):
+                own: str = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
+                fix = f"use torch.nn.utils.{remove.format(own)}, or freeze it"
+                return f"no per-example gradients of a layer whose {own} is computed by {named}; {fix}"
     return None
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Raise UnsupportedLayerError for a lazy module whose parameters have no shapes yet."""
+    for path, module in model.named_modules():
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
+            raise unsupported(
+                path, module, "its parameters have no shapes before its first call: run model(x) once on a row or on "
+                "zeros of its shape, where the model is built",
+            )  # fmt: skip
 
 
 def check_sharing(model: nn.Module) -> None:

@@ -14,9 +14,9 @@ A gradient that arrives at p on another way (compiled code, a custom autograd fu
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.frame import Frame
-from fedlsg.gradients.called import Graph, producer, settle
+from fedlsg.gradients.called import Graph, producer
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
-from fedlsg.gradients.calls.ways import Place
-from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, product
-from fedlsg.gradients.formulas.tied import TiedGradients, tied
-from fedlsg.gradients.plan import Slot, make_slot
+from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
 
 ELEMENTWISE = {
     "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "multiply", "div", "div_", "true_divide", "divide",
@@ -47,6 +43,21 @@ FIX = (
     "use it by +, -, *, /, torch.cat, F.linear, x @ p or F.embedding, put it in a layer of torch.nn, give the module's "
     "gradients by fedlsg.register_layer, or freeze it"
 )
+STATE_FIX = "expand one value (layers, 1, units) last, as start.expand(-1, B, -1) or start.repeat(1, B, 1)"
+
+
+def rows_message(shape: tuple[int, ...], batch: int) -> tuple[str, str]:
+    """What is wrong with row numbers of a shape, and the fix."""
+    if shape[0] == batch:
+        return (
+            f"its rows are read by computed numbers of shape {shape}, which may be the batch's or positions, and it is "
+            "a shared weight",
+            "give the computed ids as an input of the model, or let the embedding share its weight with no other layer",
+        )
+    return (
+        f"its rows are read by numbers of shape {shape}, whose first dimension is not the batch of {batch}",
+        "embed the ids batch first and turn the result, as words(ids).transpose(0, 1)",
+    )
 
 
 class Unbatched(Tensor):
@@ -78,8 +89,8 @@ class Uses:
     """All uses in one pass.
 
     ``constant``: memory of buffers and frozen weights, which belong to no example; ``inputs``: that of the batch.
-    ``copies`` are the values that were copied, each with its place in the pass' list of leaves; ``found`` values with
-    their gradients.
+    ``copies`` are the values that were copied, each with its place in the pass' list of leaves and the axis of the
+    copies; ``found`` values with their gradients. ``read``: shapes of row numbers by the table that they read.
     """
 
     step: Graph
@@ -87,7 +98,8 @@ class Uses:
     inputs: set[int] = field(default_factory=set)
     constant: set[int] = field(default_factory=set)
     sources: list[Source] = field(default_factory=list)
-    copies: list[tuple[Tensor, int]] = field(default_factory=list)
+    copies: list[tuple[Tensor, int, int]] = field(default_factory=list)
+    read: dict[str, tuple[int, ...]] = field(default_factory=dict)
     found: list[tuple[Tensor, Tensor | Lazy]] = field(default_factory=list)
 
     def source(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Unbatched:
@@ -103,10 +115,17 @@ class Uses:
         marked.uses, marked.names = self, names
         return marked
 
-    def refuse(self, given: Sequence[Tensor], reason: str) -> UnsupportedLayerError:
+    def refuse(self, given: Sequence[Tensor], reason: str, fix: str = FIX) -> UnsupportedLayerError:
         """The error for parameters in an operation."""
         names = dict.fromkeys(name for t in given if isinstance(t, Unbatched) for name in t.names)
-        return UnsupportedLayerError(f"{', '.join(names)}: {reason}; {FIX}")
+        for name in names.keys() & self.read.keys():
+            reason, fix = rows_message(self.read[name], self.step.batch)
+        return UnsupportedLayerError(f"{', '.join(names)}: {reason}; {fix}")
+
+    def note_rows(self, names: Sequence[str], ids: Tensor) -> None:
+        """Remember the row numbers that read a table, if they may be those of the batch: for the message alone."""
+        if self.step.batch in ids.shape or ids.untyped_storage().data_ptr() in self.inputs:
+            self.read.update(dict.fromkeys(names, tuple(ids.shape)))
 
     def apply(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operation on Unbatched values, and perhaps others."""
@@ -118,7 +137,10 @@ class Uses:
         if name in LIKE:
             return self._wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
         others = [t for t in given if not isinstance(t, Unbatched) and not self._is_constant(t)]
-        if not others or (name == "embedding" and not self._reads_batch(args[0] if args else kwargs["input"])):
+        ids = (args[0] if args else kwargs["input"]) if name == "embedding" else None
+        if not others or (ids is not None and not self._reads_batch(ids)):
+            if ids is not None:
+                self.note_rows(mine[0].names, ids)
             return self._alone(func, name, args, kwargs, mine)
         in_place = name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__"))
         if in_place and isinstance(args[0], Unbatched):
@@ -142,14 +164,14 @@ class Uses:
         return self._has_batch(ids) and ids.untyped_storage().data_ptr() in self.inputs
 
     def _alone(self, func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]) -> Any:
-        """An operation without the batch. Copies along the first dimension stay one memory, so that they are known."""
+        """An operation without the batch. Copies along a dimension stay one memory, so that they are known."""
         first = args[0]
         if name == "repeat" and first is mine[0]:
             sizes = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
-            if len(sizes) > first.ndim or first.shape[0] == 1:
-                once = first.repeat(1, *sizes[1:])
-                return self._wrap(once.expand(sizes[0], *once.shape[1:]), mine)
-        if name in ("clone", "contiguous") and first.ndim and first.stride(0) == 0:
+            shape = (*(1,) * (len(sizes) - first.ndim), *first.shape)
+            once = first.reshape(shape).repeat([1 if n == 1 else k for n, k in zip(shape, sizes, strict=True)])
+            return self._wrap(once.expand([k if n == 1 else -1 for n, k in zip(shape, sizes, strict=True)]), mine)
+        if name in ("clone", "contiguous") and 0 in first.stride()[: 2 if first.ndim == 3 else 1]:
             return first
         return self._wrap(func(*args, **kwargs), mine)
 
@@ -178,14 +200,31 @@ class Uses:
                 raise self.refuse([value], "has a row for each place in the batch, where every example needs its own "
                                   "copy of one value; expand(B, ...) the parameter last")  # fmt: skip
             one = value[:1]
-        self.copies.append((one, len(self.starts)))
+        self.copies.append((one, len(self.starts), 0))
         leaf = one.detach().as_subclass(Tensor).expand(self.step.batch, *one.shape[1:]).requires_grad_()
         self.starts.append(leaf)
         return leaf
 
-    def into_layer(self, path: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _copy_state(self, path: str, value: Tensor) -> Tensor:
+        """B copies of a learned first state (layers, B, units) of a recurrent layer, along its dimension 1."""
+        if not isinstance(value, Unbatched) or not value.requires_grad:
+            return plain(value)
+        batch = self.step.batch
+        if value.ndim != 3 or value.shape[1] != batch or (value.stride(1) != 0 and batch > 1):
+            raise self.refuse([value], f"goes into the layer {path} as a first state (hidden state) of shape "
+                              f"{tuple(value.shape)}, which is no copy for each example", STATE_FIX)  # fmt: skip
+        one = value[:, :1]
+        self.copies.append((one, len(self.starts), 1))
+        leaf = one.detach().as_subclass(Tensor).expand(-1, batch, -1).requires_grad_()
+        self.starts.append(leaf)
+        return leaf.contiguous()
+
+    def into_layer(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of a hooked layer: copies of a value that was expanded to the batch."""
         with torch._C.DisableTorchFunctionSubclass():
+            if isinstance(module, nn.RNNBase):
+                copied = map_tensors(partial(self._copy_state, path), (args[1:], {"hx": kwargs.get("hx")}))
+                args, kwargs = (*args[:1], *copied[0]), kwargs | (copied[1] if "hx" in kwargs else {})
             for t in tensors_in((args, kwargs)):
                 copies = self._has_batch(t) and (t.stride(0) == 0 or self.step.batch == 1)
                 if isinstance(t, Unbatched) and t.requires_grad and not copies:
@@ -267,7 +306,7 @@ class Uses:
     def finish(self, gradients: Sequence[Tensor | None]) -> None:
         """Pull all gradients back to the sources. ``gradients`` are those of the pass' leaves."""
         with torch._C.DisableTorchFunctionSubclass():
-            self.found += [(one, g) for one, i in self.copies if (g := gradients[i]) is not None]
+            self.found += [(one, g.movedim(axis, 0)) for one, i, axis in self.copies if (g := gradients[i]) is not None]
             for source in self.sources:
                 source.receive([part for value, g in self.found for part in self._pull_back(value, g, source)])
 
@@ -281,64 +320,6 @@ class Uses:
         )
         if found is not None:
             yield found
-
-
-@contextmanager
-def replace_parameters(model: nn.Module, frame: Frame, places: Mapping[str, list[Place]], uses: Uses) -> Iterator[None]:
-    """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the frame's blocks."""
-    slots = {block.parameter: make_slot(i, block) for i, block in enumerate(frame.blocks)}
-    saved = [(module, own, module._parameters[own]) for found in places.values() for module, own in found]
-    frozen = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
-    uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
-    try:
-        for name, found in places.items():
-            p = found[0][0]._parameters[found[0][1]]
-            assert p is not None
-            leaf = uses.source(p, name, to_slot(uses.step, slots[name]))
-            for module, own in found:
-                module._parameters[own] = leaf  # type: ignore[assignment]
-        yield
-    finally:
-        for module, own, p in saved:
-            module._parameters[own] = p
-        uses.forget()
-
-
-def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Tensor) -> Tensor:
-    """The output of an embedding that was read without the batch, as an Unbatched value."""
-
-    def receive(parts: Sequence[Tensor | Lazy]) -> None:
-        dense = [part for part in parts if isinstance(part, Tensor)]
-        if dense:
-            g = torch.stack(dense).sum(0).reshape(uses.step.batch, -1, output.shape[-1])
-            rows = RowGradients(module, g, ids.reshape(1, -1).expand(len(g), -1), g._version, module.padding_idx)  # type: ignore[arg-type]
-            uses.step.values[slot.position] = settle(rows, slot, ghost=uses.step.ghost)
-
-    return uses.source(output, slot.block.parameter, receive)
-
-
-def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None]:
-    """Put the sum of a parameter's gradients in its block."""
-
-    def receive(parts: Sequence[Tensor | Lazy]) -> None:
-        if len(parts) == 1:
-            step.values[slot.position] = settle(parts[0], slot, ghost=step.ghost)
-        elif step.ghost and slot.block.kept == slot.block.size and slot.block.weight == 1 and (both := tie(parts)):
-            step.values[slot.position] = both
-        elif parts:
-            settled = [settle(part, slot, ghost=False) for part in parts]
-            step.values[slot.position] = torch.stack(settled).sum(0) if len(settled) > 2 else settled[0] + settled[1]
-
-    return receive
-
-
-def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
-    """The gradients of a linear and an embedding use as factors, if there is no other and ghost clipping is cheaper."""
-    tables = [part for part in parts if isinstance(part, RowGradients)]
-    linear = [part for part in parts if isinstance(part, ProductGradients)]
-    if len(parts) != 2 or len(tables) != 1 or len(linear) != 1 or not linear[0].cheaper:
-        return None
-    return tied(linear[0], tables[0])
 
 
 def plain(t: Tensor) -> Tensor:

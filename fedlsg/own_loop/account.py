@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.accounting import Event, compose
-from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, check_extends
+from fedlsg.privacy import GENESIS, BudgetError, Entry, Ledger, LedgerError, check_extends
 from fedlsg.state import RoundPlan
 
 CLIENT = 0
@@ -52,6 +52,14 @@ class Account:
     def charge(self, entry: Entry, within: tuple[float, float] | None) -> None:
         """Charge an entry; when this returns, it is on disk. Raises BudgetError or LedgerError; nothing is charged."""
         self.ledger.charge(entry, within=within if entry.mechanism == "dp" else None)
+
+    def check(self, entry: Entry, within: tuple[float, float] | None) -> None:
+        """Raise BudgetError, as ``charge`` would, before a batch function is called at all. Nothing is charged."""
+        if within is not None and entry.mechanism == "dp" and self.ledger.would_exceed(entry, *within):
+            raise BudgetError(
+                f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with the "
+                f"{len(self.ledger.entries)} entries of {self.ledger.path}: no batch was drawn"
+            )
 
     def epsilon(self, delta: float | None) -> float:
         """Epsilon at ``delta`` of all entries of the ledger together, of all runs; 0 without any.

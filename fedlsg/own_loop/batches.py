@@ -1,9 +1,10 @@
 """From the positions of a Poisson batch to inputs and targets: of tensors, of a torch Dataset, of an own function."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
@@ -12,15 +13,25 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import batch_size
 from fedlsg.training import Batch, Positions
 
+SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
+Check = Callable[[Inputs, Inputs], None]
 Data = Dataset[Any] | tuple[Any, Any]
 """A map-style dataset of (inputs, targets), or inputs and targets whose first dimension is the examples."""
 
 
-def batches_of(data: Data, *, num_examples: int, device: torch.device) -> Batch:
+def unchecked(inputs: Inputs, targets: Inputs) -> None:
+    """Any rows will do."""
+
+
+def batches_of(
+    data: Data, *, num_examples: int, device: torch.device, dtype: torch.dtype = torch.float32, check: Check = unchecked
+) -> Batch:
     """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
 
     ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them), or a map-style torch Dataset
-    whose items are (inputs, targets) and are put together by ``default_collate``.
+    whose items are (inputs, targets) and are put together by ``default_collate``. Arrays and numbers of python in
+    float64, which numpy and python make of everything, get ``dtype``; tensors stay as they are, but targets of a pair
+    in small integers become int64. ``check`` gets the tensors of a pair.
     Raises ValueError for a dataset without a length or of another length than ``num_examples``.
     """
     if isinstance(data, TensorDataset):
@@ -28,24 +39,68 @@ def batches_of(data: Data, *, num_examples: int, device: torch.device) -> Batch:
             raise ValueError(f"expected a TensorDataset of inputs and targets, got one of {len(data.tensors)} tensors")
         data = (data.tensors[0], data.tensors[1])
     if isinstance(data, tuple):
-        inputs, targets = (_tensors(part) for part in data)
+        if len(data) != 2:
+            raise ValueError(f"expected a pair (inputs, targets), got a tuple of {len(data)}")
+        inputs, targets = _tensors(data[0], dtype, "inputs"), _classes(_tensors(data[1], dtype, "targets"))
         size = batch_size(inputs, targets)
-        take: Batch = partial(_pair, inputs, targets)
+        batch: Batch = Stored(inputs, targets, device)
     else:
-        size, take = _length(data), partial(collate, data)
+        size, batch = _length(data), Items(data, device, dtype, at_once=hasattr(data, "__getitems__"))
     if size != num_examples:
         raise ValueError(f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend on it")
-    return lambda rows: _on(take(rows), device)
+    if isinstance(data, tuple):
+        check(inputs, targets)
+    return batch
 
 
-def _tensors(part: Any) -> Inputs:
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The batch function of tensors: it only moves rows."""
+
+    inputs: Inputs
+    targets: Inputs
+    device: torch.device
+
+    def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
+        """Inputs and targets of the positions."""
+        return _on((_rows(self.inputs, rows), _rows(self.targets, rows)), self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The batch function of a Dataset. Without ``at_once`` it makes one item at a time, which sees no other."""
+
+    data: Any
+    device: torch.device
+    dtype: torch.dtype
+    at_once: bool
+
+    def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
+        """Inputs and targets of the positions."""
+        return _on(collate(self.data, rows, dtype=self.dtype), self.device)
+
+
+def _tensors(part: Any, dtype: torch.dtype, what: str) -> Inputs:
     if isinstance(part, Mapping):
-        return {name: torch.as_tensor(value) for name, value in part.items()}
-    return torch.as_tensor(part)
+        return {name: _tensor(value, dtype, f"{what} {name}") for name, value in part.items()}
+    return _tensor(part, dtype, what)
 
 
-def _pair(inputs: Inputs, targets: Inputs, rows: Positions) -> tuple[Inputs, Inputs]:
-    return _rows(inputs, rows), _rows(targets, rows)
+def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        found = torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{what}: expected numbers, got {type(value).__name__} ({error})") from None
+    return found.to(dtype) if found.dtype == torch.float64 else found
+
+
+def _classes(targets: Inputs) -> Inputs:
+    """Small integers as int64, which losses take as the numbers of classes."""
+    if not isinstance(targets, Tensor):
+        return {name: value.long() if value.dtype in SMALL else value for name, value in targets.items()}
+    return targets.long() if targets.dtype in SMALL else targets
 
 
 def _rows(part: Inputs, rows: Positions) -> Inputs:
@@ -63,7 +118,7 @@ def _length(data: Any) -> int:
     return len(data)
 
 
-def collate(data: Any, rows: Positions) -> tuple[Inputs, Inputs]:
+def collate(data: Any, rows: Positions, *, dtype: torch.dtype = torch.float32) -> tuple[Inputs, Inputs]:
     """The items at ``rows`` as one batch. Raises ValueError for items that are no pairs."""
     places = rows.tolist()
     items = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[place] for place in places]
@@ -72,8 +127,16 @@ def collate(data: Any, rows: Positions) -> tuple[Inputs, Inputs]:
             f"expected items (inputs, targets) from {type(data).__name__}, got {type(items[0]).__name__}; give an own "
             "function of positions that returns (inputs, targets)"
         )
-    inputs, targets = default_collate(items)
+    inputs, targets = (_as(part, first, dtype) for part, first in zip(default_collate(items), items[0], strict=True))
     return inputs, targets
+
+
+def _as(part: Any, first: Any, dtype: torch.dtype) -> Any:
+    """What was collated, in ``dtype`` where it was no tensor and became float64; ``first``: of the first item."""
+    if isinstance(part, Mapping) and isinstance(first, Mapping):
+        return {name: _as(value, first[name], dtype) for name, value in part.items()}
+    made = isinstance(part, Tensor) and part.dtype == torch.float64 and not isinstance(first, Tensor)
+    return part.to(dtype) if made else part
 
 
 def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:

@@ -1,16 +1,23 @@
 """Public examples, for what reads shapes, and made-up ones, to check that a model treats examples independently."""
 
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers import Adapted
+from fedlsg.failure import depends_on_values, describe
 from fedlsg.gradients import Batch, LossFunction
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.independence import check_cast, check_independent
+from fedlsg.gradients.independence.cast import joined
+from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
+from fedlsg.own_loop.made_up import IGNORED, Maker, fields_of, of_fields
 from fedlsg.randomness import public_generator
+from fedlsg.restored import restored
 
 ROWS = 7
 """Examples that are made."""
@@ -54,21 +61,104 @@ def first_rows(part: Batch) -> Any:
 
 
 def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
-    """``check_independent`` on made-up examples of these shapes and types: the values of ``inputs`` are not read.
+    """Check on made-up examples of these shapes and types that model and loss mix none; no value of ``inputs`` is read.
 
+    ``check_independent`` on one family, and all families of ``made_up`` that the model and the loss take together.
     Raises UnsupportedLayerError for a model that mixes examples; ValueError, asking for public examples, where the
-    model cannot be run on made-up ones.
+    model cannot be run on made-up ones, or on equal ones only.
     """
-    made, wanted = synthetic(inputs), synthetic(targets)
-    if isinstance(wanted, Tensor) and wanted.is_floating_point():
-        wanted = wanted.sigmoid()  # a share, which every loss takes
+    made, wanted = made_up(inputs, targets)
+    failed: Exception | None = None
     try:
-        check_independent(model, loss, made, wanted)
+        with restored(loss):
+            check_independent(model, loss, made, wanted)
     except Exception as error:
-        if isinstance(error, UnsupportedLayerError) and error.__cause__ is None:
+        if (isinstance(error, UnsupportedLayerError) and error.__cause__ is None) or not depends_on_values(error):
             raise
-        reason = str(error).split("\n")[0]
+        failed = error
+    several = check_families(model, loss, inputs, targets)
+    if several or (failed is None and _differ(made)):
+        return
+    advice = "give example=(inputs, targets), some public rows"
+    if failed is None:
         raise ValueError(
-            "the model or the loss cannot be run on made-up examples of the data's shape, by which it is checked that "
-            f"examples do not mix: give example=(inputs, targets), some public rows ({reason})"
-        ) from error
+            "it cannot be checked whether examples mix: the model takes no made-up examples of the data's shape and "
+            f"types that differ from each other; {advice}"
+        )
+    raise ValueError(
+        f"{describe(failed)}; this was on made-up examples of the data's shape: if real ones would not fail, {advice}"
+    ) from failed
+
+
+def check_example(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
+    """Check on public rows of the owner, and on the made-up families that the model takes, that no examples mix.
+
+    Raises UnsupportedLayerError for a model that mixes examples, ValueError for rows that cannot show it.
+    """
+    with restored(loss):
+        check_independent(model, loss, inputs, targets)
+    if not check_families(model, loss, inputs, targets) and not _differ(inputs):
+        raise ValueError(
+            "expected rows in example=(inputs, targets) that differ from each other: equal ones hide mixing"
+        )
+
+
+def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> bool:
+    """``check_cast`` on the families that the model and the loss take; whether different rows ran.
+
+    Raises UnsupportedLayerError for a model that mixes examples.
+    """
+    trial = Trial.of(model, loss)
+    sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
+    sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
+    ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
+    with restored(loss):
+        maker = Maker(inputs=inputs, targets=targets, takes=trial.takes, sizes=frozenset(sizes), ignored=tuple(ignored))
+        families = maker.families()
+        if not families:
+            return False
+        rows = check_cast(model, loss, families)
+    made = joined([family[0] for family in families])
+    return len(rows) > 1 and _differ(of_fields({name: t[rows] for name, t in fields_of(made).items()}))
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Tries on the CPU whether the model and the loss take a row: in float64, or in the model's own type."""
+
+    models: tuple[nn.Module, nn.Module]
+    loss: LossFunction
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: LossFunction) -> "Trial":
+        """Of copies of a model."""
+        own = copy.deepcopy(model).cpu()
+        return cls((copy.deepcopy(own).double(), own), loss)
+
+    def takes(self, inputs: Batch, targets: Batch) -> bool:
+        """Whether a batch runs, with finite losses."""
+        double, own = self.models
+        return self._runs(double, True, inputs, targets) or self._runs(own, False, inputs, targets)
+
+    def _runs(self, model: nn.Module, double: bool, inputs: Batch, targets: Batch) -> bool:
+        given, wanted = (
+            of_fields({name: t.double() if double and t.is_floating_point() else t for name, t in fields_of(p).items()})
+            for p in (inputs, targets)
+        )
+        try:
+            with torch.no_grad():
+                losses = self.loss(call(model, given), wanted)
+        except Exception:  # whatever a user's code raises on such values
+            return False
+        return bool(losses.isfinite().all())
+
+
+def _differ(rows: Batch) -> bool:
+    """Whether some rows differ from others in some input."""
+    return any(not bool(((t == t[:1]) | (t != t)).all()) for t in fields_of(rows).values() if len(t))
+
+
+def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
+    """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
+    wanted = synthetic(targets)
+    return synthetic(inputs), wanted.sigmoid() if isinstance(wanted, Tensor) and wanted.is_floating_point() else wanted

@@ -49,8 +49,9 @@ def check_spending(method: Method, s: Spending) -> None:
         raise ValueError(
             f"method {method.name!r} keeps back what a message leaves out, and an own loop sends no messages: use 'sgd'"
         )
-    if method.mechanism.noise_share != 1:
-        raise ValueError(f"noise_share={method.mechanism.noise_share} shares noise with other clients: there are none")
+    for name, alone in (("noise_share", 1), ("colluders", 0)):
+        if (given := getattr(method.mechanism, name)) != alone:
+            raise ValueError(f"{name}={given} shares noise with other clients: there are none")
     kind = method.mechanism.kind
     if kind != "dp" and s.epsilon is not None:
         raise ValueError(f"mechanism {kind!r} of method {method.name!r} has no epsilon: leave out epsilon={s.epsilon}")

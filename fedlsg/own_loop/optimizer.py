@@ -1,10 +1,13 @@
 """A user's own optimizer: it must hold exactly what is trained, so that nothing moves by a gradient without noise."""
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from typing import Any
 
-from torch import nn
-from torch.optim import LBFGS, Optimizer
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedlsg.gradients import trainable
 
@@ -13,14 +16,23 @@ Optimizers = Optimizer | Callable[[Any], Optimizer]
 
 
 def make_own(given: Optimizers, model: nn.Module) -> Optimizer:
-    """The optimizer. Raises ValueError if it lacks a trained parameter, has foreign ones, or calls the loss itself."""
+    """The optimizer.
+
+    Raises ValueError if it lacks a trained parameter, has foreign ones, calls the loss itself, or remembers earlier
+    steps.
+    """
     parameters = trainable(model)
     optimizer = given if isinstance(given, Optimizer) else given(list(parameters.values()))
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"expected a torch optimizer, or a function from parameters to one, got {optimizer!r}")
-    if isinstance(optimizer, LBFGS):
-        raise ValueError("LBFGS evaluates the loss several times in a step: take an optimizer that needs one gradient")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} evaluates the loss several times in a step: take an optimizer that needs one "
+            "gradient"
+        )
     check_covers(optimizer, parameters, model)
+    check_new(optimizer, parameters)
     return optimizer
 
 
@@ -34,3 +46,65 @@ def check_covers(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], m
         )
     if held - {id(p) for p in model.parameters()}:
         raise ValueError("the optimizer has parameters that the model has not: they would have no gradient")
+
+
+def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ValueError if the optimizer has a state of earlier steps: their gradients had no noise, or other noise.
+
+    Momentum of raw gradients would move the weights by them, and no ledger counts that. State that a new optimizer of
+    the class has as well (Adagrad's sums) is none.
+    """
+    names = {id(p): name for name, p in parameters.items()}
+    new = _as_new(optimizer)
+    for p, state in optimizer.state.items():
+        kept = [key for key, value in state.items() if not _same(value, new.get(p, {}).get(key))]
+        if kept:
+            raise ValueError(
+                f"the optimizer has a state of earlier steps ({', '.join(map(str, kept))} of {names.get(id(p), '?')}): "
+                "averages of gradients that no ledger counts would move the weights; give a new optimizer, and to "
+                "resume load PrivateStep's own state_dict"
+            )
+    for name, value in vars(optimizer).items():
+        if name in ("state", "param_groups", "defaults"):
+            continue
+        if isinstance(value, Optimizer):
+            check_new(value, parameters)
+        elif any(_remembers(t, parameters) for t in _tensors(value)):
+            raise ValueError(
+                f"the optimizer's {name} has numbers of earlier steps that no ledger counts: give a new optimizer"
+            )
+
+
+def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
+    """The state that a new optimizer of this class and these groups has; empty where it cannot be made."""
+    if not optimizer.state:
+        return {}
+    try:
+        make: Any = type(optimizer)
+        with torch.no_grad():
+            made: Optimizer = make([copy(group) for group in optimizer.param_groups], **optimizer.defaults)
+        return made.state
+    except Exception:  # a class with arguments of its own
+        return {}
+
+
+def _same(value: Any, new: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(new, Tensor):
+        return value.shape == new.shape and torch.equal(value, new)
+    return type(value) is type(new) and bool(value == new)
+
+
+def _remembers(t: Tensor, parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Whether a tensor has numbers that are neither zeros nor a copy of weights, as slow weights are."""
+    if not t.is_floating_point() or not t.count_nonzero():
+        return False
+    return not any(t.shape == p.shape and torch.equal(t.to(p), p.detach()) for p in parameters.values())
+
+
+def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
+    """Tensors in an attribute and its containers."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        yield value.detach()
+    elif depth and isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(part, depth - 1)

@@ -1,18 +1,25 @@
 """One round of a federation of one: charge the ledger, draw the batch, clip, add noise, update the model."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
-from fedlsg.method import Batch, LocalTraining, client_step
+from fedlsg.method import Batch, LocalTraining, Positions, client_step
 from fedlsg.own_loop.account import CLIENT, Account
+from fedlsg.own_loop.batches import guarded
+from fedlsg.own_loop.examples import made_up
 from fedlsg.own_loop.noise import Spending
+from fedlsg.own_loop.rehearsal import check_moved, form_of, in_words, repeated, sizes_of
+from fedlsg.privacy import Entry
 from fedlsg.randomness import (
     SecretStream,
     own_draws,
@@ -21,8 +28,14 @@ from fedlsg.randomness import (
     secret_stream,
     seed_draws,
 )
+from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
-from fedlsg.training import Groups
+from fedlsg.training import Groups, together
+from fedlsg.training.microbatches import Shape, runs_of, shape_of
+
+
+def nothing() -> None:
+    """The charge of a rehearsal."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,29 +57,75 @@ class Release:
 
         Raises BudgetError or LedgerError before a batch is drawn. An error after that leaves the round charged.
         """
-        state, s = self.state, self.spending
-        common = state.plan(self.local)
-        plan = common.for_client(terms.of(common.phase))
-        entry = self.account.entry(plan, s.num_examples, reproducible=self.reproducible)
+        plan = self._plan(terms)
+        entry = self._entry(plan)
+        charge = partial(self.account.charge, entry, self.spending.budget)
         with self.draws():
-            # Dropout draws from torch's own generators, by place in the batch: as in a client, these draws are secret.
-            known = public_generator(state.seed, "dropout", CLIENT, plan.round).initial_seed()
-            seed_draws(known if self.reproducible else secrets.randbits(63), self.device.type)
-            values = client_step(
-                state.model,
-                batch,
-                self.loss,
-                frame=plan.frame,
-                mechanism=plan.mechanism,
-                local=plan.local,
-                num_examples=s.num_examples,
-                sampler=self._stream("sampler", plan.round),
-                noise=self._stream("noise", plan.round),
-                charge=lambda: self.account.charge(entry, s.budget),
-                groups=groups,
-                scale=plan.scale(state.public.parameters),
-            )
+            values = self._values(plan, batch, groups, self.spending.num_examples, "", charge)
         self._apply(values, plan)
+
+    def rehearse(self, inputs: Inputs, targets: Inputs, terms: ClientTerms) -> None:
+        """The rounds that come next, on made-up rows: whatever fails in them fails here, before anything is charged.
+
+        It is the code of ``run``, but the ledger, at the sizes of ``sizes_of``. All is as before afterwards: model,
+        optimizer, loss, state, generators. Raises ValueError, with the cause.
+        """
+        batch = guarded(repeated(inputs, targets))
+        try:
+            self._plan(terms)  # carriers of a probe stay: the round takes them as well
+            with restored(self.state, self.loss), self.draws():
+                while True:
+                    plan = self._plan(terms)
+                    shape = shape_of(plan.local, self.state.public.parameters.values(), one_shape=plan.frame.one_shape)
+                    dry = replace(plan, local=plan.local.at_rate(1.0))
+                    for size in sizes_of(plan.local, shape, self.spending.num_examples):
+                        values = self._values(dry, batch, together, size, "rehearsal", nothing)
+                    self._apply(values, plan)
+                    if plan.phase is Phase.TRAINING:
+                        break
+                with self.state.evaluated() as model:
+                    check_moved(model)
+        except Exception as error:
+            raise in_words(error, self.state.model, inputs, targets) from error
+
+    def check_budget(self, terms: ClientTerms) -> None:
+        """Raise BudgetError if the next round would pass the budget."""
+        self.account.check(self._entry(self._plan(terms)), self.spending.budget)
+
+    def _entry(self, plan: RoundPlan) -> Entry:
+        return self.account.entry(plan, self.spending.num_examples, reproducible=self.reproducible)
+
+    def _plan(self, terms: ClientTerms) -> RoundPlan:
+        common = self.state.plan(self.local)
+        return common.for_client(terms.of(common.phase))
+
+    def _values(
+        self,
+        plan: RoundPlan,
+        batch: Batch,
+        groups: Groups,
+        num_examples: int,
+        label: str,
+        charge: Callable[[], None],
+    ) -> Tensor:
+        state = self.state
+        # Dropout draws from torch's own generators, by place in the batch: as in a client, these draws are secret.
+        known = public_generator(state.seed, f"{label}dropout", CLIENT, plan.round).initial_seed()
+        seed_draws(known if self.reproducible else secrets.randbits(63), self.device.type)
+        return client_step(
+            state.model,
+            batch,
+            self.loss,
+            frame=plan.frame,
+            mechanism=plan.mechanism,
+            local=plan.local,
+            num_examples=num_examples,
+            sampler=self._stream(f"{label}sampler", plan.round),
+            noise=self._stream(f"{label}noise", plan.round),
+            charge=charge,
+            groups=groups,
+            scale=plan.scale(state.public.parameters),
+        )
 
     def _apply(self, values: Tensor, plan: RoundPlan) -> None:
         if plan.phase is Phase.PRUNING:
@@ -90,3 +149,46 @@ class Release:
     def _stream(self, purpose: str, round: int) -> SecretStream:
         seed = self.state.seed
         return reproducible_stream(seed, purpose, CLIENT, round) if self.reproducible else secret_stream()
+
+
+class Rehearsals:
+    """Which steps were rehearsed: each form of the data, and mode (train, eval) of the model's modules, once.
+
+    ``example``: public rows of the owner; without them rows are made up.
+    """
+
+    def __init__(self, release: Release, example: tuple[Inputs, Inputs] | None) -> None:
+        self._release, self._example = release, example
+        self._done: set[object] = set()
+        self._last: object = None
+
+    @property
+    def _modes(self) -> tuple[bool, ...]:
+        return tuple(module.training for module in self._release.state.model.modules())
+
+    def is_due(self, batch: object, groups: object) -> bool:
+        """Whether a function, or a mode, is another one than in the last step."""
+        return self._last != (batch, groups, self._modes)
+
+    def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
+        """Rehearse a step of a batch function, unless one of its form was; nothing is charged.
+
+        Of the two rows of ``batch`` that are read only shapes and types are used. Raises as ``Release.rehearse``, and
+        whatever ``batch`` and ``groups`` raise.
+        """
+        first = torch.arange(min(2, self._release.spending.num_examples))
+        rows = guarded(batch)(first)
+        runs_of(first, groups, Shape(size=len(first)))
+        form = (self._modes, *map(form_of, rows))
+        if form not in self._done:
+            self._release.rehearse(*self._like(rows), terms)
+            self._done.add(form)
+        self._last = batch, groups, self._modes
+
+    def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
+        """The owner's example, where it has the names and types of the data; else made-up rows."""
+        if self._example is not None:
+            own, given = ([[part[:2] for part in form_of(one)] for one in pair] for pair in (self._example, rows))
+            if own == given:
+                return self._example
+        return made_up(*rows)

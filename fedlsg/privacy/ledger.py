@@ -25,6 +25,7 @@ from fedlsg.privacy.ledger_entry import (
     sha256,
 )
 from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
+from fedlsg.privacy.readers import STRONGEST, Reader
 from fedlsg.privacy.totals import Totals, order_of
 
 __all__ = ["Entry", "Ledger", "LedgerError"]
@@ -100,15 +101,15 @@ class Ledger:
         first = earlier[0].first_batch if repeat and earlier else self._totals().taken.get(order_of(entry), 0)
         return replace(entry, first_batch=first)
 
-    def events(self) -> tuple[Event, ...]:
-        """The entries of mechanism "dp", merged by (q, sigma), with the sum of their Lambdas; see ``Totals.events``.
+    def events(self, reader: Reader = STRONGEST) -> tuple[Event, ...]:
+        """The entries of mechanism "dp" as a reader sees them, merged by (q, sigma), with the sum of their Lambdas.
 
-        ``epsilon`` says what the others mean.
+        See ``Totals.events``. ``epsilon`` says what the other entries mean.
         """
-        return self._totals().events()
+        return self._totals().events(reader)
 
     def epsilon(self, delta: float, accountants: Sequence[str] = ("prv", "pld")) -> EpsilonBound | float:
-        """Epsilon spent so far; ``math.inf`` if any entry's mechanism is not "dp".
+        """Epsilon spent so far, against the strongest reader; ``math.inf`` if any entry's mechanism is not "dp".
 
         Reproducible noise is accounted as if it were secret: if ``reproducible``, the caller must print NOT PRIVATE.
         """

@@ -27,6 +27,9 @@ UNITS = ("example", "client")
 SERVER = -1
 """The client of entries that the server makes for all of its clients, at client level with its own noise."""
 LONGEST_RUN = 64
+COUNTS = (
+    "client", "round", "attempt", "num_examples", "batches", "first_batch", "min_survivors", "colluders",
+)  # fmt: skip
 
 
 class LedgerError(ValueError):
@@ -59,6 +62,9 @@ class Entry:
     ``first_batch``, ``first_batch`` + 1, ... that the client took in this run, and what they cost follows from the
     epochs that they touch. ``sample_rate`` is 1.0 then: who reads the entry as ``steps`` releases of all examples
     counts too much, and never too little.
+
+    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``readers``); 0 where each payload
+    has all of it. ``noise_multiplier`` is then that of m - t shares, which protects against t of the sum's clients.
     """
 
     client: int
@@ -76,9 +82,11 @@ class Entry:
     unit: str = "example"
     batches: int = 0
     first_batch: int = 0
+    min_survivors: int = 0
+    colluders: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("client", "round", "attempt", "num_examples", "batches", "first_batch"):
+        for name in COUNTS:
             value = getattr(self, name)
             if type(value) is not int or value < self._least(name):
                 raise ValueError(f"expected a non-negative integer {name}, got {value!r} (num_examples at least 1)")
@@ -110,6 +118,12 @@ class Entry:
                 f"expected {self.batches=} <= {self.num_examples=}, and first_batch={self.first_batch} with batches"
             )
         bounded = self.mechanism in ("dp", "clip-only")
+        shares = self.mechanism == "dp" and 1 <= self.colluders < self.min_survivors
+        if (self.min_survivors or self.colluders) and not shares:
+            raise ValueError(
+                f"expected 1 <= {self.colluders=} < {self.min_survivors=} under mechanism='dp', got "
+                f"mechanism={self.mechanism!r}: every client of a sum knows its own share of the noise"
+            )
         if not self.clip_norm > 0 or (bounded and not math.isfinite(self.clip_norm)):
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
 
@@ -128,7 +142,9 @@ class Entry:
 
 
 FIELDS = tuple(field.name for field in fields(Entry))
-OPTIONAL = {"run": "", "log_ratio": 0.0, "unit": "example", "batches": 0, "first_batch": 0}
+OPTIONAL = {
+    "run": "", "log_ratio": 0.0, "unit": "example", "batches": 0, "first_batch": 0, "min_survivors": 0, "colluders": 0,
+}  # fmt: skip
 """Fields that a line leaves out at these values: lines from before these fields are still written the same."""
 
 

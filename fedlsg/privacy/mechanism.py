@@ -54,7 +54,8 @@ class Mechanism:
     ``effective_noise_multiplier`` uses that.
     ``norms_clip_weight`` and ``classifier_clip_weight`` multiply the gradients of those groups before the joint clip,
     and divide the noisy result: the sensitivity stays C, and the noise on the group is smaller.
-    ``noise_share`` scales the noise of one client if an ideal secure sum is assumed; otherwise it is 1.
+    ``noise_share`` scales the noise of one client where only a sum is seen; otherwise it is 1. ``colluders``: t, the
+    clients of that sum whose own shares are not counted. A sum has m = noise_share^-2 + t shares (``readers``).
     """
 
     kind: Annotated[
@@ -72,6 +73,7 @@ class Mechanism:
     noise_share: Annotated[float, Setting("Share of the noise that one client adds.", "share", above=0, at_most=1)] = (
         1.0
     )
+    colluders: int = 0
 
     def __post_init__(self) -> None:
         check_declared(self, without=("clip_norm", "noise_multiplier"))  # a mechanism that uses neither may have any
@@ -82,6 +84,8 @@ class Mechanism:
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "
                 "for training without noise choose mechanism 'none' or 'clip-only'"
             )
+        if type(self.colluders) is not int or self.colluders < 0:
+            raise ValueError(f"expected colluders={self.colluders!r} to be an integer >= 0")
 
     def weight_of(self, group: Group) -> float:
         """Weight of a group of parameters in the clip."""
@@ -107,6 +111,11 @@ class Mechanism:
         """Standard deviation of the noise on every kept coordinate of one client's sum: sigma C (times the share)."""
         return self.noise_multiplier * self.clip_norm * self.noise_share if self.adds_noise else 0.0
 
+    @property
+    def min_survivors(self) -> int:
+        """m: shares of the noise that a sum has at least."""
+        return round(self.noise_share**-2) + self.colluders
+
     def sensitivity(self, blocks: int) -> float:
         """L2 distance by which adding or removing one example moves the sum: C, or C sqrt(G) per block."""
         if not self.clips:
@@ -116,7 +125,7 @@ class Mechanism:
     def effective_noise_multiplier(self, blocks: int) -> float:
         """sigma_eff = (sum_g C_g^2 / s_g^2)^(-1/2), noise over joint sensitivity: what the ledger is charged with.
 
-        0 unless the mechanism is ``dp``. Under ``noise_share`` it is that of the assumed secure sum.
+        0 unless the mechanism is ``dp``. Under ``noise_share`` it is that of a sum without the shares of ``colluders``.
         """
         if not self.private:
             return 0.0

@@ -28,8 +28,9 @@ def rho(
     - One client, joint clip: sigma sqrt(d) / B.
     - K clients, ``trust="client"``: their noise adds up to sigma sqrt(K) C in every coordinate. At equal batches of a
       step (B) rho is sqrt(K) times that of one client; at equal batches of a client (q N), 1 / sqrt(K) times.
-    - ``trust="aggregate"``: each of the K clients adds 1 / sqrt(K_min) of the noise. If the sum needs all K, rho is
-      that of one client with the batch B. ``trust="secure"`` likewise, 1 / sqrt(m - t) of it.
+    - ``trust="aggregate"``: each of the K clients adds 1 / sqrt(m - 1) of the noise, m the fewest in the sum. If it
+      needs all K, rho is sqrt(K / (K - 1)) times that of one client with the batch B. ``trust="secure"`` likewise,
+      1 / sqrt(m - t) of it.
     - Several local steps: rho of each of them. Over a round the noise adds up as the root of the steps, gradients as
       the steps at most.
     - Clip of each block: S = C sqrt(G), so that rho has the noise multiplier that the ledger is charged with.

@@ -1,14 +1,18 @@
 """What the entries of a ledger amount to: the events that an accountant composes, and what the next entry needs."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedlsg.accounting import Event
 from fedlsg.accounting.events import sum_up
 from fedlsg.privacy.ledger_entry import Entry, Key
+from fedlsg.privacy.readers import FEWEST, STRONGEST, Reader, multiplier_against
 
-Setting = tuple[float, float]
-"""(q, sigma)"""
+Noise = tuple[float, int, int]
+"""sigma of m - t shares, m and t; (sigma, 0, 0) where the noise is not shared."""
+Setting = tuple[float, Noise]
+"""q, and the noise."""
 Sum = tuple[int, float]
 """Steps, and their Lambda."""
 Order = tuple[str, int, int]
@@ -22,8 +26,8 @@ class Totals:
     """What the first ``count`` entries amount to. In a long run it is extended, and not made again in every step.
 
     ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``spent``: steps and Lambda of
-    mechanism "dp", by (q, sigma); ``private``: whether every entry is of mechanism "dp".
-    Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least sigma in each epoch that
+    mechanism "dp", by q and noise; ``private``: whether every entry is of mechanism "dp".
+    Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least noise in each epoch that
     was begun. An example is in one batch of an epoch, so an epoch counts as one release.
     """
 
@@ -33,7 +37,7 @@ class Totals:
     spent: Mapping[Setting, Sum] = field(default_factory=dict)
     private: bool = True
     taken: Mapping[Order, int] = field(default_factory=dict)
-    epochs: Mapping[Epoch, float] = field(default_factory=dict)
+    epochs: Mapping[Epoch, Noise] = field(default_factory=dict)
 
     def extended(self, entries: Sequence[Entry]) -> "Totals":
         """The totals of ``entries``, which begin with those that are counted: a ledger is append-only."""
@@ -49,11 +53,11 @@ class Totals:
                 touched = list(_touched(entry, taken, number))
                 if entry.mechanism == "dp":
                     for epoch in touched:
-                        epochs[epoch] = min(epochs.get(epoch, entry.noise_multiplier), entry.noise_multiplier)
+                        epochs[epoch] = min(epochs.get(epoch, noise_of(entry)), noise_of(entry))
                 order = order_of(entry)
                 taken[order] = max(taken.get(order, 0), entry.first_batch + entry.steps)
             elif entry.mechanism == "dp":
-                setting = (entry.sample_rate, entry.noise_multiplier)
+                setting = (entry.sample_rate, noise_of(entry))
                 spent[setting] = _together(spent.get(setting), entry)
         private = self.private and all(entry.mechanism == "dp" for entry in new)
         keys = self.keys.union(entry.key for entry in new)
@@ -63,12 +67,17 @@ class Totals:
         """The totals with one more entry, of mechanism "dp"."""
         return self._and([entry])
 
-    def events(self) -> tuple[Event, ...]:
-        """Everything of mechanism "dp", merged by (q, sigma); an epoch of shuffled batches is a step at q = 1."""
-        merged = dict(self.spent)
-        for sigma in self.epochs.values():
-            steps, log_ratio = merged.get((1.0, sigma), (0, 0.0))
-            merged[1.0, sigma] = steps + 1, log_ratio
+    def events(self, reader: Reader = STRONGEST) -> tuple[Event, ...]:
+        """Everything of mechanism "dp" as a reader sees it, merged by (q, sigma).
+
+        An epoch of shuffled batches is a step at q = 1.
+        """
+        merged: dict[tuple[float, float], Sum] = {}
+        parts = [*self.spent.items(), *(((1.0, noise), (1, 0.0)) for noise in self.epochs.values())]
+        for (q, (sigma, shares, colluders)), (steps, log_ratio) in parts:
+            own = q, multiplier_against(reader, sigma, min_survivors=shares, colluders=colluders)
+            before = merged.get(own, (0, 0.0))
+            merged[own] = before[0] + steps, sum_up((before[1], log_ratio))
         return _events(merged)
 
 
@@ -78,7 +87,19 @@ def _together(before: Sum | None, entry: Entry) -> Sum:
     return steps + entry.steps, sum_up((log_ratio, entry.log_ratio))
 
 
-def _events(spent: Mapping[Setting, Sum]) -> tuple[Event, ...]:
+def noise_of(entry: Entry) -> Noise:
+    """sigma, m and t of an entry.
+
+    A secure sum that a deployed client was in before entries had m and t may have counted the noise of every client, of
+    two at least: against one of them less was left.
+    """
+    sigma = entry.noise_multiplier
+    if entry.run and entry.log_ratio and not entry.min_survivors:
+        sigma /= math.sqrt(FEWEST)
+    return sigma, entry.min_survivors, entry.colluders
+
+
+def _events(spent: Mapping[tuple[float, float], Sum]) -> tuple[Event, ...]:
     return tuple(
         Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
         for (q, sigma), (steps, log_ratio) in sorted(spent.items())

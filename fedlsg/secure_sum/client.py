@@ -1,14 +1,17 @@
-"""A client in one attempt: keys, shares, masked values, answer. One of each, and never again another.
+"""A client in one attempt: keys, shares, masked values, tags, answer. One of each, and never again another.
 
 Guarantees, whatever the server sends (SecureSumError otherwise, and nothing leaves):
 - a stage is answered once; the same message again gets the stored answer, another one is refused, and so is a stage out
   of order;
 - masks are used for one vector;
-- shares are given for one set of survivors: at least m of those that sent shares, this client among them, and at
-  least h of its own closed neighbourhood. Of each neighbour one secret is given, never both.
+- tags are given for one set of survivors: at least m of those that sent shares, this client among them, and at least h
+  of its own closed neighbourhood;
+- shares are given for that set alone, and only after m survivors, this client among them, have shown by their tags that
+  they were told the same sets. Of each neighbour one secret is given, never both. ``graph`` has what follows from it.
 """
 
 import hashlib
+import hmac
 from collections.abc import Callable
 from typing import NoReturn, Self
 
@@ -20,7 +23,9 @@ from fedlsg.secure_sum import store
 from fedlsg.secure_sum.keys import (
     KEY_BYTES,
     SEALED_BYTES,
+    TAG_BYTES,
     AttemptSecrets,
+    agreement_tags,
     commitment_to,
     open_shares,
     pair_seed,
@@ -33,15 +38,15 @@ from fedlsg.secure_sum.packing import pack_bits
 from fedlsg.secure_sum.shares import SHARE_BYTES, split
 from fedlsg.secure_sum.terms import Terms
 
-STAGES = ("keys", "shares", "masked", "unmask")
+STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
 class Client:
     """One client's side of an attempt under ``terms``.
 
     ``root``: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or ``reproducible_root``, not
-    private). Order of calls: ``keys``, ``shares``, ``accept``, ``masked``, ``unmask``. After ``unmask`` all secrets are
-    forgotten; the answers are kept. Refuses to be pickled; ``export`` writes it for the client's own store.
+    private). Order of calls: ``keys``, ``shares``, ``accept``, ``masked``, ``agree``, ``unmask``. After ``unmask`` all
+    secrets are forgotten; the answers are kept. Refuses to be pickled; ``export`` writes it for the client's own store.
     """
 
     def __init__(self, terms: Terms, client: int, root: bytes) -> None:
@@ -55,17 +60,23 @@ class Client:
         self._roster: bytes | None = None
         self._delivery: bytes | None = None
         self._public: dict[int, tuple[bytes, bytes]] = {}
-        """Share key and mask key of each neighbour in the roster."""
+        """Share key and mask key of each other client in the roster."""
         self._seeds: dict[int, bytes] = {}
         """The pair seed s_ij of each neighbour in the roster."""
         self._announced: frozenset[int] = frozenset()
         self._sharers: frozenset[int] = frozenset()
         self._held: dict[int, bytes] = {}
         """Of each closed neighbour that sent shares: a share of its self-mask seed, and one of its mask key."""
+        self._told: bytes | None = None
+        self._survivors: frozenset[int] = frozenset()
+        self._sets = b""
+        """The digest of announced, sharers and survivors."""
+        self._due: dict[int, bytes] = {}
+        """The tag of each other survivor, if it was told the same sets."""
 
     @property
     def stage(self) -> str:
-        """The next stage: keys, shares, masked, unmask, or done."""
+        """The next stage: keys, shares, masked, agree, unmask, or done."""
         return (*STAGES, "done")[len(self._answers)]
 
     def keys(self) -> bytes:
@@ -75,8 +86,8 @@ class Client:
     def shares(self, roster: bytes) -> bytes:
         """Stage 1: shares of both secrets for each neighbour in the roster, sealed.
 
-        SecureSumError if fewer than m clients announced keys or fewer than h of the closed neighbourhood, for
-        neighbours that are not those of the public graph, and for keys that repeat or are of small order.
+        SecureSumError if fewer than m clients announced keys or fewer than h of the closed neighbourhood, and for keys
+        that repeat or, of a neighbour, are of small order.
         """
         return self._answer("shares", roster, lambda: self._make_shares(roster))
 
@@ -108,11 +119,18 @@ class Client:
             raise ValueError(f"expected {self.terms.length} values, got shape {values.shape}")
         return self._answer("masked", self._delivery, lambda: self._make_masked(values))
 
-    def unmask(self, request: bytes) -> bytes:
-        """Stage 3: shares for the one set of survivors of this attempt; afterwards all secrets are forgotten.
+    def agree(self, told: bytes) -> bytes:
+        """Stage 3: a tag for each other survivor on all sets that this client was told, which are fixed from now on.
 
         SecureSumError for another set than before, survivors that sent no shares, a set without this client or of fewer
         than m, and if fewer than h of the closed neighbourhood survived.
+        """
+        return self._answer("agree", told, lambda: self._make_tags(told))
+
+    def unmask(self, request: bytes) -> bytes:
+        """Stage 4: shares for the one set of survivors of this attempt; afterwards all secrets are forgotten.
+
+        SecureSumError unless m survivors, this client among them, were told the same sets: wrong tags do not count.
         """
         return self._answer("unmask", request, lambda: self._make_answer(request))
 
@@ -125,38 +143,38 @@ class Client:
     def _make_shares(self, roster: bytes) -> bytes:
         self._read_roster(roster)
         secrets, terms = self._secret, self.terms
-        holders = {client: terms.points[client] for client in (self.client, *self._public)}
+        holders = {client: terms.points[client] for client in (self.client, *self._seeds)}
         degree = terms.plan.threshold - 1
         seeds = split(secrets.self_seed, secrets.coefficients(b"self-mask seed", degree), holders.values())
         keys = split(secrets.mask_secret, secrets.coefficients(b"mask key", degree), holders.values())
         both = {client: seeds[point] + keys[point] for client, point in holders.items()}
         self._held = {self.client: both[self.client]}
         sealed = {
-            other: seal_shares(secrets.share_key, self.client, public[0], other, terms.digest, both[other])
-            for other, public in self._public.items()
+            other: seal_shares(secrets.share_key, self.client, self._public[other][0], other, terms.digest, both[other])
+            for other in self._seeds
         }
         self._roster = roster
         return wire.write(wire.SHARES, self.client, terms, wire.write_table(sealed))
 
     def _read_roster(self, roster: bytes) -> None:
-        announced, body = self._read_with_set(wire.ROSTER, roster, 2 * KEY_BYTES)
+        announced, body = wire.read_with_set(roster, wire.ROSTER, self.client, self.terms, 2 * KEY_BYTES)
         neighbours = self._near(announced, "roster")
         public = {
             other: (keys[:KEY_BYTES], keys[KEY_BYTES:])
-            for other, keys in wire.read_table(body, 2 * KEY_BYTES, neighbours, of="roster").items()
+            for other, keys in wire.read_table(body, 2 * KEY_BYTES, announced - {self.client}, of="roster").items()
         }
         keys = [key for pair in public.values() for key in pair]
         own = [public_bytes(self._secret.share_key), public_bytes(self._secret.mask_key)]
         if len({*keys, *own}) != len(keys) + len(own):
             raise SecureSumError("roster: expected public keys that differ, got one twice")
         self._seeds = {
-            other: pair_seed(self._secret.mask_key, self.client, mask_key, other, self.terms.digest)
-            for other, (_, mask_key) in public.items()
+            other: pair_seed(self._secret.mask_key, self.client, public[other][1], other, self.terms.digest)
+            for other in neighbours
         }
         self._announced, self._public = announced, public
 
     def _open(self, delivery: bytes) -> None:
-        sharers, body = self._read_with_set(wire.DELIVERY, delivery, SEALED_BYTES)
+        sharers, body = wire.read_with_set(delivery, wire.DELIVERY, self.client, self.terms, SEALED_BYTES)
         if not sharers <= self._announced:
             raise SecureSumError("delivery: clients sent shares that had announced no keys")
         sealed = wire.read_table(body, SEALED_BYTES, self._near(sharers, "delivery"), of="delivery")
@@ -174,22 +192,42 @@ class Client:
         add_masks(words, ((self._seeds[j], sign(self.client, j)) for j in self._held if j != self.client))
         return wire.write(wire.MASKED, self.client, terms, pack_bits(clear(words, terms.bits), terms.bits))
 
-    def _make_answer(self, request: bytes) -> bytes:
-        size = wire.set_bytes(self.terms) + 32
-        body = wire.read(request, wire.REQUEST, self.client, self.terms, least=size, most=size)
-        survivors = wire.read_set(body[:-32], self.terms, of="survivors")
+    def _make_tags(self, told: bytes) -> bytes:
+        size = wire.set_bytes(self.terms)
+        body = wire.read(told, wire.SURVIVORS, self.client, self.terms, least=size, most=size)
+        survivors = wire.read_set(body, self.terms, of="survivors")
         if not survivors <= self._sharers:
             raise SecureSumError("survivors: expected clients that sent shares, got others")
-        digest = wire.survivors_digest(self._sharers, survivors, self.terms)
-        if body[-32:] != digest:
-            raise SecureSumError("survivors: the digest is that of another set, or of other clients that sent shares")
         self._near(survivors, "survivors")
-        seeds = {other: both[:SHARE_BYTES] for other, both in self._held.items() if other in survivors}
-        keys = {other: both[SHARE_BYTES:] for other, both in self._held.items() if other not in survivors}
-        answer = digest + wire.write_table(seeds) + wire.write_table(keys)
+        sets = wire.sets_digest(self._announced, self._sharers, survivors, self.terms)
+        key, terms = self._secret.share_key, self.terms.digest
+        tags = {
+            other: agreement_tags(key, self.client, self._public[other][0], other, terms, sets)
+            for other in survivors - {self.client}
+        }
+        mine, self._due = ({other: pair[at] for other, pair in tags.items()} for at in (0, 1))
+        self._told, self._survivors, self._sets = told, survivors, sets
+        return wire.write(wire.TAGS, self.client, self.terms, wire.write_table(mine))
+
+    def _make_answer(self, request: bytes) -> bytes:
+        self._check_agreement(request)
+        seeds = {other: both[:SHARE_BYTES] for other, both in self._held.items() if other in self._survivors}
+        keys = {other: both[SHARE_BYTES:] for other, both in self._held.items() if other not in self._survivors}
+        answer = self._sets + wire.write_table(seeds) + wire.write_table(keys)
         message = wire.write(wire.ANSWER, self.client, self.terms, answer)
         self._forget()
         return message
+
+    def _check_agreement(self, request: bytes) -> None:
+        """Raise SecureSumError unless m survivors, this client among them, tagged the sets that it was told."""
+        senders, body = wire.read_with_set(request, wire.REQUEST, self.client, self.terms, TAG_BYTES)
+        if self.client not in senders or not senders <= self._survivors:
+            raise SecureSumError("request: expected tags of survivors, this client among them")
+        tags = wire.read_table(body, TAG_BYTES, senders - {self.client}, of="request")
+        agreed = 1 + sum(hmac.compare_digest(tag, self._due[other]) for other, tag in tags.items())
+        if agreed < self.terms.min_survivors:
+            least = self.terms.min_survivors
+            raise SecureSumError(f"request: expected {least} clients that were told the same sets, got {agreed}")
 
     def _near(self, clients: frozenset[int], of: str) -> list[int]:
         """The neighbours among the clients, which must have this client and h of its closed neighbourhood."""
@@ -202,12 +240,6 @@ class Client:
                 f" {len(near) + 1}"
             )
         return near
-
-    def _read_with_set(self, kind: int, message: bytes, width: int) -> tuple[frozenset[int], bytes]:
-        size, degree = wire.set_bytes(self.terms), self.terms.plan.degree
-        least, most = size + wire.table_bytes(0, width), size + wire.table_bytes(degree, width)
-        body = wire.read(message, kind, self.client, self.terms, least=least, most=most)
-        return wire.read_set(body[:size], self.terms, of=wire.NAMES[kind]), body[size:]
 
     def _answer(self, stage: str, question: bytes, make: Callable[[], bytes]) -> bytes:
         """The stored answer of a stage, or the one that ``make`` returns, which is stored."""
@@ -222,7 +254,7 @@ class Client:
         return answer
 
     def _forget(self) -> None:
-        self._root, self._secrets, self._seeds, self._held = None, None, {}, {}
+        self._root, self._secrets, self._seeds, self._held, self._due = None, None, {}, {}, {}
 
     def export(self) -> bytes:
         """The whole state with its secrets, for the client's own store and nobody else.
@@ -230,20 +262,23 @@ class Client:
         Write it before the last answer is sent: a client that goes back to an earlier state could answer twice.
         """
         questions = [part for pair in self._answers for part in pair]
-        return store.write(self.terms, self.client, [self._root or b"", self._roster, self._delivery, *questions])
+        heard = [self._roster, self._delivery, self._told]
+        return store.write(self.terms, self.client, [self._root or b"", *heard, *questions])
 
     @classmethod
     def restore(cls, terms: Terms, client: int, stored: bytes) -> Self:
         """The client that ``export`` wrote. SecureSumError for damaged bytes, other terms or another client."""
-        root, roster, delivery, *pairs = store.read(terms, client, stored)
+        root, roster, delivery, told, *pairs = store.read(terms, client, stored)
         restored = cls(terms, client, root or bytes(KEY_BYTES))
         if root and roster:
             restored._make_shares(roster)
         if root and delivery:
             restored._open(delivery)
+        if root and told:
+            restored._make_tags(told)
         if not root:
             restored._forget()
-        restored._roster, restored._delivery = roster or None, delivery or None
+        restored._roster, restored._delivery, restored._told = roster or None, delivery or None, told or None
         restored._answers = list(zip(pairs[::2], pairs[1::2], strict=True))
         return restored
 

@@ -1,4 +1,4 @@
-"""Secrets of one client in one attempt, and the keys that two clients agree on.
+"""Secrets of one client in one attempt, and the keys and tags that two clients agree on.
 
 All secrets of an attempt derive from one root of 32 bytes: two X25519 private keys (one for sharing, one for masks),
 the seed b_i of the self-mask, and the polynomials of the shares. So whatever is computed twice is equal: no polynomial
@@ -24,6 +24,8 @@ from fedlsg.secure_sum.shares import PRIME, SHARE_BYTES
 ROOT_BYTES = KEY_BYTES = 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 """Two shares and the tag of AES-GCM."""
+TAG_BYTES = 16
+"""A tag that says which sets a client was told."""
 _NONCE = bytes(12)
 
 
@@ -138,6 +140,19 @@ def open_shares(own: X25519PrivateKey, receiver: int, other: bytes, sender: int,
         raise SecureSumError(
             f"shares of client {sender} for client {receiver}: altered, or made under other terms or keys"
         ) from None
+
+
+def agreement_tags(
+    own: X25519PrivateKey, own_client: int, other: bytes, other_client: int, terms: bytes, sets: bytes
+) -> tuple[bytes, bytes]:
+    """The tag that tells another client which sets this one was told (by their digest), and the tag due from it.
+
+    HMAC-SHA-256 (the second half of HKDF) under a key that only the two ends have: nobody else can make either tag.
+    Sender and receiver are in it, so that a tag sent back is no tag of the other.
+    """
+    secret, ends = _exchange(own, other), [_id(own_client) + public_bytes(own), _id(other_client) + other]
+    mine, due = (_derive(secret, b"agreement", terms, *both, sets)[:TAG_BYTES] for both in (ends, ends[::-1]))
+    return mine, due
 
 
 def _exchange(own: X25519PrivateKey, other: bytes) -> bytes:

@@ -1,13 +1,15 @@
-"""The seven messages of an attempt as bytes, parsed strictly.
+"""The nine messages of an attempt as bytes, parsed strictly.
 
-    up    keys      share key 32, mask key 32, commitment to the self-mask seed 32
-    down  roster    clients that announced keys; of each neighbour among them: share key 32, mask key 32
-    up    shares    for each neighbour in the roster: two sealed shares, 80
-    down  delivery  clients that sent shares; of each neighbour among them: two sealed shares, 80
-    up    masked    ``length`` integers of ``bits`` bits, packed
-    down  request   clients that sent masked values (the survivors), and the digest of that set, 32
-    up    answer    that digest; of each survivor in the closed neighbourhood a share of its self-mask seed, 32; of each
-                    neighbour that sent shares and did not survive a share of its mask key, 32
+    up    keys       share key 32, mask key 32, commitment to the self-mask seed 32
+    down  roster     clients that announced keys; of each other one: share key 32, mask key 32
+    up    shares     for each neighbour in the roster: two sealed shares, 80
+    down  delivery   clients that sent shares; of each neighbour among them: two sealed shares, 80
+    up    masked     ``length`` integers of ``bits`` bits, packed
+    down  survivors  clients that sent masked values
+    up    tags       for each other survivor: a tag on the digest of these three sets, 16
+    down  request    clients that sent tags; of each other one: its tag for the receiver, 16
+    up    answer     that digest; of each survivor in the closed neighbourhood a share of its self-mask seed, 32; of
+                     each neighbour that sent shares and did not survive a share of its mask key, 32
 
 Every message: magic 4, version 1, kind 1, client 4, digest of the terms 16, body, SHA-256 of all that 16. The client is
 the one that sends or receives it. A set of clients is one bit for each client of the terms. A table is a count (2
@@ -22,13 +24,13 @@ from collections.abc import Collection, Mapping
 from fedlsg.secure_sum.outcome import SecureSumError
 from fedlsg.secure_sum.terms import Terms
 
-MAGIC, VERSION = b"FLSS", 1
+MAGIC, VERSION = b"FLSS", 2
 HEADER = struct.Struct("<4sBBI16s")
 CHECKSUM_BYTES = 16
 OVERHEAD = HEADER.size + CHECKSUM_BYTES
-KEYS, ROSTER, SHARES, DELIVERY, MASKED, REQUEST, ANSWER = range(1, 8)
+KEYS, ROSTER, SHARES, DELIVERY, MASKED, SURVIVORS, TAGS, REQUEST, ANSWER = range(1, 10)
 NAMES = {KEYS: "keys", ROSTER: "roster", SHARES: "shares", DELIVERY: "delivery", MASKED: "masked values",
-         REQUEST: "request", ANSWER: "answer"}  # fmt: skip
+         SURVIVORS: "survivors", TAGS: "tags", REQUEST: "request", ANSWER: "answer"}  # fmt: skip
 _COUNT, _CLIENT = struct.Struct("<H"), struct.Struct("<I")
 
 
@@ -83,6 +85,14 @@ def read_set(bits: bytes, terms: Terms, *, of: str) -> frozenset[int]:
     return members
 
 
+def read_with_set(message: bytes, kind: int, client: int, terms: Terms, width: int) -> tuple[frozenset[int], bytes]:
+    """The set at the start of a body (see ``read_set``), and the rest: a table of entries of ``width`` bytes."""
+    size, others = set_bytes(terms), len(terms.clients) - 1
+    least, most = size + table_bytes(0, width), size + table_bytes(others, width)
+    body = read(message, kind, client, terms, least=least, most=most)
+    return read_set(body[:size], terms, of=NAMES[kind]), body[size:]
+
+
 def table_bytes(entries: int, width: int) -> int:
     """Bytes of a table of entries of ``width`` bytes each."""
     return _COUNT.size + entries * (_CLIENT.size + width)
@@ -118,10 +128,12 @@ def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dic
     return entries
 
 
-def survivors_digest(sharers: Collection[int], survivors: Collection[int], terms: Terms) -> bytes:
-    """The commitment to a set of survivors, among those that sent shares: 32 bytes."""
-    label = b"fedlsg secure sum survivors\0"
-    return hashlib.sha256(label + terms.digest + write_set(sharers, terms) + write_set(survivors, terms)).digest()
+def sets_digest(
+    announced: Collection[int], sharers: Collection[int], survivors: Collection[int], terms: Terms
+) -> bytes:
+    """The commitment to the clients that announced keys, sent shares and survived, under these terms: 32 bytes."""
+    sets = b"".join(write_set(members, terms) for members in (announced, sharers, survivors))
+    return hashlib.sha256(b"fedlsg secure sum sets\0" + terms.digest + sets).digest()
 
 
 def _text(value: object) -> str:

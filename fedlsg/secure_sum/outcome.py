@@ -14,7 +14,7 @@ class SecureSumError(ValueError):
 class GivenUp:
     """An attempt that ended without a sum. No input, and no sum of a part of the inputs, was revealed.
 
-    ``stage``: keys, shares, masked or unmask; ``alive``: clients whose message of that stage was accepted.
+    ``stage``: keys, shares, masked, agree or unmask; ``alive``: clients whose message of that stage was accepted.
     """
 
     stage: str

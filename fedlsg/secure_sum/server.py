@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import KEY_BYTES, SEALED_BYTES, check_public
+from fedlsg.secure_sum.keys import KEY_BYTES, SEALED_BYTES, TAG_BYTES, check_public
 from fedlsg.secure_sum.masks import clear, word
 from fedlsg.secure_sum.outcome import GivenUp, SecureSumError
 from fedlsg.secure_sum.packing import packed_bytes, unpack_bits
@@ -20,7 +20,7 @@ from fedlsg.secure_sum.terms import Terms
 from fedlsg.secure_sum.unmasking import Announced, Shares, remove_masks
 
 Pairs = Iterable[tuple[int, bytes]]
-STAGES = ("keys", "shares", "masked", "unmask")
+STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +32,8 @@ class Total:
 
 
 class Server:
-    """The server's side of an attempt under ``terms``. Order of calls: rosters, deliveries, requests, total.
+    """The server's side of an attempt under ``terms``. Order of calls: rosters, deliveries, survivors, requests,
+    total.
 
     Guarantee: honest, it learns the sum of the survivors, their number at least m, or gives up before it asks for any
     share (see the package for what a dishonest one could do). It adds each masked vector as it comes, so its memory
@@ -50,6 +51,10 @@ class Server:
         self._sealed: dict[int, dict[int, bytes]] = {}
         """Sealed shares by sender and receiver; for k receivers each."""
         self._survivors: frozenset[int] = frozenset()
+        self._agreed: frozenset[int] = frozenset()
+        """Survivors that sent tags: those that are asked for shares."""
+        self._sets = b""
+        """The digest of the clients that announced keys, sent shares and survived."""
         self._words = np.zeros(0, word(terms.bits))
 
     def rosters(self, keys: Pairs) -> dict[int, bytes] | GivenUp:
@@ -67,7 +72,7 @@ class Server:
             taken |= {announced.share_key, announced.mask_key}
             self._announced[client] = announced
         tables = {
-            client: {other: self._announced[other].keys for other in self._near(client, self._announced)}
+            client: {other: found.keys for other, found in self._announced.items() if other != client}
             for client in self._announced
         }
         return self._forward("keys", wire.ROSTER, tables)
@@ -89,7 +94,7 @@ class Server:
         }
         return self._forward("shares", wire.DELIVERY, tables)
 
-    def requests(self, masked: Pairs) -> dict[int, bytes] | GivenUp:
+    def survivors(self, masked: Pairs) -> dict[int, bytes] | GivenUp:
         """Stage 2: add the masked vectors; the set of survivors, fixed from now on, to all of them."""
         self._begin("masked")
         length, bits = self.terms.length, self.terms.bits
@@ -106,13 +111,29 @@ class Server:
         self._survivors = frozenset(survivors)
         if reason := self._too_few(self._survivors):
             return self._give_up("masked", reason, len(survivors))
-        digest = wire.survivors_digest(self._sealed, survivors, self.terms)
-        body = wire.write_set(survivors, self.terms) + digest
-        self.sent = {client: wire.write(wire.REQUEST, client, self.terms, body) for client in sorted(survivors)}
+        self._sets = wire.sets_digest(self._announced, self._sealed, survivors, self.terms)
+        body = wire.write_set(survivors, self.terms)
+        self.sent = {client: wire.write(wire.SURVIVORS, client, self.terms, body) for client in sorted(survivors)}
         return self.sent
 
+    def requests(self, tags: Pairs) -> dict[int, bytes] | GivenUp:
+        """Stage 3: each client's tags to their receivers, which give their shares for them. Clients check them."""
+        self._begin("agree")
+        given: dict[int, dict[int, bytes]] = {}
+        size = wire.table_bytes(len(self._survivors) - 1, TAG_BYTES)
+        for client, message in self._each(tags, self._survivors):
+            try:
+                body = wire.read(message, wire.TAGS, client, self.terms, least=size, most=size)
+                due = self._survivors - {client}
+                given[client] = wire.read_table(body, TAG_BYTES, due, of=f"tags of client {client}")
+            except SecureSumError as error:
+                self.refused[client] = str(error)
+        self._agreed = frozenset(given)
+        tables = {client: {other: given[other][client] for other in given if other != client} for client in given}
+        return self._forward("agree", wire.REQUEST, tables)
+
     def total(self, answers: Pairs) -> Total | GivenUp:
-        """Stage 3: the sum of the survivors' vectors modulo 2^b.
+        """Stage 4: the sum of the survivors' vectors modulo 2^b.
 
         Given up if fewer than h answered of a neighbourhood whose secret is missing, or if a secret that was put
         together is not the one that its owner announced.
@@ -121,7 +142,7 @@ class Server:
         seeds: Shares = {client: {} for client in self._survivors}
         keys: Shares = {client: {} for client in self._sealed if client not in self._survivors}
         answered = 0
-        for client, message in self._each(answers, self._survivors):
+        for client, message in self._each(answers, self._agreed):
             try:
                 self._read_answer(client, message, seeds, keys)
             except SecureSumError as error:
@@ -144,8 +165,8 @@ class Server:
         cut = 32 + wire.table_bytes(len(alive), SHARE_BYTES)
         size = cut + wire.table_bytes(len(gone), SHARE_BYTES)
         body = wire.read(message, wire.ANSWER, client, self.terms, least=size, most=size)
-        if body[:32] != wire.survivors_digest(self._sealed, self._survivors, self.terms):
-            raise SecureSumError(f"answer of client {client}: it is for another set of survivors")
+        if body[:32] != self._sets:
+            raise SecureSumError(f"answer of client {client}: it is for other sets of clients")
         of = f"answer of client {client}"
         given_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=of)
         given_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=of)

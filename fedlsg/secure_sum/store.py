@@ -8,7 +8,7 @@ from fedlsg.secure_sum.outcome import SecureSumError
 from fedlsg.secure_sum.terms import Terms
 
 HEADER = struct.Struct("<4sBI32s")
-MAGIC, VERSION = b"FLSC", 1
+MAGIC, VERSION = b"FLSC", 2
 _LENGTH = struct.Struct("<Q")
 
 

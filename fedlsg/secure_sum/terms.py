@@ -10,7 +10,7 @@ from fedlsg.secure_sum.graph import GraphPlan, harary_graph, plan_graph, public_
 LEAST_BITS, MOST_BITS = 8, 64
 MOST_CLIENTS, MOST_VALUES = 10_000, 2**30
 _FIXED = struct.Struct("<32sQQIIIIB")
-_LABEL = b"fedlsg secure sum, version 1\0"
+_LABEL = b"fedlsg secure sum, version 2\0"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,16 @@ class RoundPlan:
             "num_examples": num_examples,
             "mechanism": self.mechanism.kind,
             **({} if self.release is None else {"log_ratio": self.release.log_ratio}),
+            **self._shares,
         }
+
+    @property
+    def _shares(self) -> dict[str, int]:
+        """m and t of a sum whose clients share the noise, as fields of ``Entry``."""
+        how = self.mechanism if self.sums is None else self.sums
+        if not (self.mechanism.private and how.colluders):
+            return {}
+        return {"min_survivors": how.min_survivors, "colluders": how.colluders}
 
 
 def plan_round(

@@ -28,6 +28,7 @@ from fedlsg.randomness import public_generator
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.training import make_optimizer
+from fedlsg.training.server import widest
 
 
 class ServerState:
@@ -128,10 +129,10 @@ class ServerState:
     def step(self, total: Float[Tensor, " kept"], frame: Frame, *, noise_std: float = 0.0) -> None:
         """One server update by the clients' sum.
 
-        Guarantee: it depends on ``total`` only through (total / divisor) in the weights' own type. So a replica that
+        Guarantee: it depends on ``total`` only through (total / divisor) in the weights' widest type. So a replica that
         receives these numbers and ``noise_std`` (``Step``) gets exactly the same state.
         """
-        dtype = next(iter(trainable(self.model).values())).dtype
+        dtype = widest(trainable(self.model).values())
         total = (total / self.divisor).to(dtype).double() * self.divisor
         self._remember(total, frame, noise_std)
         personal = {name: trainable(self.model)[name].detach().clone() for name in frame.personal}

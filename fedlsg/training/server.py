@@ -1,7 +1,8 @@
 """The server's part of a round: sum, divide by a constant, Eq. 3, optimizer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 from jaxtyping import Float
@@ -65,26 +66,35 @@ def server_step(
         raise ValueError(f"expected 0 < {divisor=} < inf")
     parameters = trainable(model)
     example = next(iter(parameters.values()))
-    values = torch.empty(total.shape, dtype=example.dtype, device=example.device)
+    values = torch.empty(total.shape, dtype=widest(parameters.values()), device=example.device)
     for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
         own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
     averaged = server.estimator == "averaged"
-    optimizer.zero_grad(set_to_none=True)  # a stale gradient of the user's, of a frozen parameter too, would move it
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it
     if scheduler is not None and linear_in_the_gradient(optimizer) and not server.sparsify_update:
         rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
         move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
     else:
         for name, gradient in frame.gradients(values, averaged=averaged).items():
-            parameters[name].grad = sparsify(gradient, parameters[name], server.sparsify_update)
+            p = parameters[name]
+            p.grad = sparsify(gradient, p, server.sparsify_update).to(p.dtype)
     if isinstance(optimizer, DPAdamBC):
         found = noise_variances(frame, noise_std / divisor, like=values, averaged=averaged)
         optimizer.variances = {
-            p: sparsify(found[name], p, server.sparsify_update) for name, p in parameters.items() if name in found
+            p: sparsify(found[name], p, server.sparsify_update).to(p.dtype)
+            for name, p in parameters.items()
+            if name in found
         }
     optimizer.step()
     if scheduler is not None:
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def widest(parameters: Iterable[Tensor]) -> torch.dtype:
+    """The type that holds numbers of all parameters: theirs, where they have one."""
+    return reduce(torch.promote_types, (p.dtype for p in parameters))
 
 
 def linear_in_the_gradient(optimizer: Optimizer) -> bool:

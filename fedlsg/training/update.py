@@ -69,6 +69,7 @@ def add_product(
     W: Float[Tensor, "m *rest"], left: Float[Tensor, "m k"], right: Float[Tensor, "k n"], scale: float
 ) -> None:
     """W += scale * left right, in W's own memory where W is a matrix there."""
+    left, right = left.to(W.dtype), right.to(W.dtype)
     matrix = matrix_in_memory_order(W)
     if matrix.data_ptr() == W.data_ptr():
         matrix.addmm_(left, to_memory_order(right, W), alpha=scale)

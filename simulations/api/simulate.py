@@ -9,15 +9,16 @@ from rich.console import Console
 
 import strategies
 from fedlsg import user_code
+from fedlsg.turn import alone
 from simulations import workloads
 from simulations.api.finished import Run
 from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.callbacks.named import named
 from simulations.engines import ahead
 from simulations.plan.places import from_root
-from simulations.plan.plan import make_plan
 from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
+from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
 from simulations.settings.settings import check_names_of, from_mapping, parse, values_of
 from simulations.workloads import Workload
@@ -30,6 +31,7 @@ MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partiti
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
 
 
+@alone()
 def simulate(
     *,
     model: Any = None,
@@ -71,6 +73,7 @@ def simulate(
     settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them.
 
     Guarantee: no example trains before its client is charged for it; ``Run.epsilon`` follows from these ledgers alone.
+    Runs in several threads of one process wait for each other: each gives what it gives alone.
     Raises ValueError for a bad argument (the message names it and the fix), OSError for missing data, RuntimeError for
     a run that diverged.
     """
@@ -111,7 +114,7 @@ def _run(
     else:
         settings = from_mapping(from_root(resolve(given)))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
-        plan = make_plan(settings)
+        plan = ready_plan(settings)
         directory = create(None if out is None else str(out), plan.settings)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
         directory.write_config(plan.settings)

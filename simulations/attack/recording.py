@@ -12,12 +12,13 @@ import strategies
 from simulations.attack.recorded.observations import refuse_client_unit
 from simulations.compare.cells.having import dropped_lines, lacks
 from simulations.engines import local
-from simulations.plan.plan import Plan, make_plan
+from simulations.plan.plan import Plan
 from simulations.report.progress import count_bar
 from simulations.report.terminal import print_line
 from simulations.run import continued
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
+from simulations.server.ready import ready_plan
 from simulations.settings.published import resolve
 from simulations.settings.refusals import all_refused, left_out, refusal
 from simulations.settings.run import Device
@@ -113,6 +114,9 @@ def record_like(
         before.pop("noise_multiplier", None)
     small = {"batch_size": 1, "rounds": rounds, "clients_per_round": asked, "augment": "none"}
     small["min_survivors"] = min(int(before["min_survivors"]), asked)
+    if before.get("colluders"):  # fewer clients tolerate fewer
+        small["colluders"] = min(int(before["colluders"]), max(asked - 1, 1))
+        small["min_survivors"] = asked
     return recorded({**before, **small, **given}, folder, console, device)
 
 
@@ -128,7 +132,7 @@ def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, devic
         return str(directory)
     print_line(f"recording {wanted['rounds']} rounds of {wanted['method']} in {directory}", console)
     with console.status("loading data") as status:
-        plan = make_plan(from_mapping(resolve({**wanted, "device": device})), progress=status.update)
+        plan = ready_plan(from_mapping(resolve({**wanted, "device": device})), progress=status.update)
     run = create(str(directory), plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(run.path)))
     run.write_config(plan.settings)

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.attacks.audit.checks import unit_checks
-from fedlsg.attacks.audit.plants import GAUSSIAN, PLANTS, planted
+from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
+from fedlsg.attacks.audit.power import canaries as enough_canaries
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
 from simulations.audit.examples import KINDS
@@ -23,21 +24,43 @@ from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.run import Device
 
 MODES = ("unit", "training")
-UNIT_CANARIES = 5000
 FALSIFIED = 1
 PLANTED = "planted: {}. The mechanism that runs is not the claimed one; the audit does not know it."
+EXPECTED = (
+    "How much noise there must be follows from epsilon, delta, q, the steps and who reads, in code that the planner "
+    "does not use: {reader}."
+)
+GRADIENTS = (
+    "The auditor chooses the gradients of the canaries, which are examples. It knows frame, mask, clip, sigma and q, "
+)
+UPDATES = (
+    "The auditor chooses the updates of the canaries, which are clients: what their local training ends with. It knows "
+    "frame, mask, clip, sigma and q, "
+)
+SUM = (
+    "and sees the sum of every round that the server decodes, of the fewest clients that may be in one, less the "
+    "values and the noise of those who read along. "
+)
+SECRET = "Which canaries are in, the batches and the noise are secret. "
+SECRET_OF_CLIENTS = "Which canaries are in, and the noise, are secret. "
+ELSE = "the wire, the server, and the frames of other rounds."
 THREATS = {
-    "unit": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees the "
-    "noisy sum of every round of one client. Which canaries are in, the batches and the noise are secret. Not "
-    "covered: the backward pass, the wire, the server, and the frames of other rounds.",
-    "secure": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees "
-    "the sum of every round that the server decodes, with the noise shares of the fewest honest clients that the run "
-    "plans for. Which canaries are in, the batches and the noise are secret. Not covered: masks and keys, the "
-    "backward pass, the wire, the server, and the frames of other rounds.",
-    "training": "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
-    "example and the public state of every round, and sees every payload of each client as it was sent. Which "
-    "canaries are in, the batches and the noise are secret.",
+    ("client", "example"): f"{GRADIENTS}and sees the noisy sum of every round of one client. {SECRET}Not covered: the "
+    f"backward pass, {ELSE}",
+    ("aggregate", "example"): f"{GRADIENTS}and sees the sum of every round over the fewest clients that may be in one, "
+    "as an ideal secure sum would give it, less the noise of one of them, who reads along; nobody provides this sum. "
+    f"{SECRET}Not covered: the backward pass, {ELSE}",
+    ("secure", "example"): f"{GRADIENTS}{SUM}{SECRET}Not covered: masks and keys, the backward pass, {ELSE}",
+    ("secure", "client"): f"{UPDATES}{SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local training, {ELSE}",
+    ("server", "client"): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "
+    "clients the server draws, and the noise, are secret. Not covered: local training, the wire, the noisy count of an "
+    "adaptive clip, and the frames of other rounds.",
 }
+TRAINING = (
+    "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
+    "example and the public state of every round, and sees every payload of each client as it was sent. Which "
+    "canaries are in, the batches and the noise are secret."
+)
 
 
 def audit_command(
@@ -66,8 +89,7 @@ def audit_command(
             audited = audited_settings({**given, "device": device}, progress=status.update)
         else:
             audited = audited_run(run, device=device)
-    if audited.subject.base.sums is not None and plant in GAUSSIAN:
-        raise ValueError(f"--plant {plant} is a mistake in Gaussian noise, and trust=secure has discrete noise")
+    refuse_plant(plant, audited.setting)
     announce(audited, mode, plant, console)
     audit_mode = audit_training if mode == "training" else audit_unit
     verdict, count, kind = audit_mode(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
@@ -110,6 +132,9 @@ def circumstances(
         "canaries": canaries,
         "canary_kind": kind,
         "threat_model": threats(audited, mode),
+        "trust": audited.stated.trust,
+        "unit": audited.stated.unit,
+        "reader": audited.stated.reader,
         "method": settings.method,
         "workload": settings.workload,
         "seed": seed,
@@ -118,8 +143,11 @@ def circumstances(
 
 
 def threats(audited: Audited, mode: str) -> str:
-    """What the auditor knows and sees; in unit mode of trust=secure the sum, and not one client's payload."""
-    return THREATS["secure" if mode == "unit" and audited.subject.base.sums is not None else mode]
+    """What the auditor knows and sees, and what there must be of noise."""
+    if mode == "training":
+        return TRAINING
+    stated = audited.stated
+    return f"{THREATS[stated.trust, stated.unit]} {EXPECTED.format(reader=stated.reader)}"
 
 
 def place(run: str | None, out: str | None) -> Path:
@@ -133,15 +161,20 @@ def place(run: str | None, out: str | None) -> Path:
 def audit_unit(
     audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
 ) -> tuple[Verdict, int, str]:
-    """Canary gradients through the shipped client; the plant is in the mechanism only, unknown to the judge.
+    """Canaries through the shipped mechanism; the plant is in the mechanism only, unknown to the judge.
 
     Also how many canaries there were, and of which kind: ``kind`` is for the training mode only.
     """
-    setting, count = audited.setting, UNIT_CANARIES if canaries is None else canaries
-    with count_bar(console, "rounds", ticks(setting, count)) as tick, planted(plant):
+    setting = audited.setting
+    count = enough_canaries(setting) if canaries is None else canaries
+    with (
+        count_bar(console, "rounds", ticks(setting, count)) as tick,
+        planted(plant, clients=setting.stated.members),
+    ):
         seen = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
-        return judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting)), count, "gradients"
+        verdict = judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting))
+    return verdict, count, "updates" if setting.stated.unit == "client" else "gradients"
 
 
 def announce(audited: Audited, mode: str, plant: str | None, console: Console) -> None:
@@ -149,8 +182,8 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
     claim, s = audited.claim, audited.subject.base.settings
     console.print(
         f"claim of {audited.source}: {s.workload}, method {s.method}, epsilon {claim.epsilon:.3f} at delta "
-        f"{claim.delta:g} for {claim.steps} steps at q = {claim.sample_rate:.4g}, sigma_eff "
-        f"{claim.noise_multiplier:.4g}; mode {mode}",
+        f"{claim.delta:g} for {claim.steps} steps at q = {claim.sample_rate:.4g}, trust={s.trust}, unit={s.unit}, "
+        f"which needs sigma_eff {claim.noise_multiplier:.4g}; mode {mode}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -43,7 +43,9 @@ def page(
         "workload": report["workload"],
         "method": report["method"],
         "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}",
-        "steps": f"{claim.steps} at sample rate q = {claim.sample_rate:.4g}, sigma_eff {claim.noise_multiplier:.4g}",
+        "steps": f"{claim.steps} at sample rate q = {claim.sample_rate:.4g}",
+        "reader": f"{report['reader']} (trust={report['trust']}, unit={report['unit']})",
+        "noise": f"sigma_eff {claim.noise_multiplier:.4g} is the least that the claim needs",
         "audit": f"mode {report['mode']}, {report['canaries']} canaries ({report['canary_kind']})",
         "time": f"{report['seconds']} s",
     }

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedlsg.accounting import Event, compose
-from fedlsg.attacks.audit.unit_mode import Setting
-from fedlsg.attacks.audit.verdict import Claim, claim_of, training_event
-from fedlsg.privacy import Ledger
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.stated import Stated
+from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
+from fedlsg.privacy import SERVER, Ledger
 from fedlsg.state import ClientTerms
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.plan.plan import client_terms, events_of
+from simulations.plan.threat import schedule_of, stated_of
+from simulations.plan.unit import adaptive_clip
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir
 from simulations.settings.run import Device
@@ -24,16 +27,21 @@ from simulations.workloads import Progress, silent
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """A subject with the terms of its worst client: claim, unit-mode setting, and where the claim comes from.
+    """A subject with the terms of its worst client, what is stated of it, and where the claim comes from.
 
     reproducible: by its settings or an entry of a ledger, the noise can be drawn again; the claim is then void.
     """
 
     subject: Subject
     terms: ClientTerms
-    claim: Claim
+    stated: Stated
     source: str
     reproducible: bool = False
+
+    @property
+    def claim(self) -> Claim:
+        """The claim, at the least noise that makes it true."""
+        return stated_claim(self.stated)
 
     @property
     def not_private(self) -> str | None:
@@ -43,40 +51,47 @@ class Audited:
     @property
     def setting(self) -> Setting:
         """The shipped mechanism of this client, in the subject's frame, for every round of the claim."""
-        base = self.subject.base
+        base, stated = self.subject.base, self.stated
         local = base.local.at_rate(self.terms.sample_rate)
         if local.shuffled:  # the claim is that an epoch is one release with every example in it
             local = replace(local.single().at_rate(1.0), shuffled=0)
+        mechanism = self.terms.mechanism(base.method.mechanism)
         return Setting(
             model=self.subject.model,
             frame=self.subject.frame,
-            mechanism=self.terms.mechanism(base.method.mechanism),
+            mechanism=mechanism,
             local=local,
-            rounds=self.claim.steps // local.steps,
-            claimed=self.claim.noise_multiplier,
+            rounds=max(1, stated.steps // (local.steps if stated.unit == "example" else 1)),
+            stated=stated,
             sums=base.sums,
+            client_unit=base.client_unit,
+            adaptive=adaptive_clip(base.settings, mechanism.noise_multiplier),
         )
 
 
 def audited_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Audited:
-    """Settings as ``fedlsg run`` takes them: epsilon is what the planned schedule would spend."""
-    subject = subject_of_settings(given, progress=progress)
+    """Settings as ``fedlsg run`` takes them: the epsilon that they ask for, or what their noise is said to spend."""
+    subject = subject_of_settings(given, progress=progress, clients=True)
     check_private(subject)
-    subject.state.round = subject.base.schedule.rounds - 1  # a mask that cools down freezes nothing in the first round
+    base = subject.base
+    subject.state.round = base.schedule.rounds - 1  # a mask that cools down freezes nothing in the first round
     progress("calibrating noise")
-    terms = client_terms(subject.base)
-    blocks = len(subject.frame.blocks)
-    delta = delta_of(subject)
-    by_client = {t: training_event(events_of(subject.base, t, blocks)) for t in terms}
-    spent = {t: compose([event], delta=delta).upper for t, event in by_client.items()}
+    blocks, delta = len(subject.frame.blocks), delta_of(subject)
+    spent = {
+        t: compose([training_event(events_of(base, t, blocks))], delta=delta).upper for t in client_terms(subject.base)
+    }
     worst = max(spent, key=lambda t: spent[t])
-    claim = claim_of(by_client[worst], spent[worst], delta)
+    asked = base.settings.epsilon
+    if base.settings.noise_multiplier is not None or base.method.prune.reads_data:
+        asked = None  # the noise is given, or epsilon is of the pruning round as well
+    epsilon = spent[worst] if asked is None else asked
+    sample_rate, steps = schedule_of(base, worst)
     return Audited(
         subject=subject,
         terms=worst,
-        claim=claim,
-        source="the planned schedule",
-        reproducible=subject.base.settings.reproducible,
+        stated=stated_of(base, epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps),
+        source="the planned schedule" if asked is None else "the settings",
+        reproducible=base.settings.reproducible,
     )
 
 
@@ -86,13 +101,13 @@ def audited_run(path: str, *, device: Device = "auto", progress: Progress = sile
     Raises ValueError for a run that claims no epsilon, or without a ledger.
     """
     directory = RunDir.open(path)
-    subject = subject_of_run(path, device=device, progress=progress)
+    subject = subject_of_run(path, device=device, progress=progress, clients=True)
     check_private(subject)
-    terms = client_terms(subject.base)
-    delta = delta_of(subject)
+    base, delta = subject.base, delta_of(subject)
+    terms = client_terms(base)
     spent: list[tuple[float, int, Event]] = []
-    reproducible = subject.base.settings.reproducible
-    for client in range(len(terms)):
+    reproducible = base.settings.reproducible
+    for client in [SERVER] if base.draws_in_secret else range(len(terms)):
         if directory.ledger(client).exists():
             ledger = Ledger(directory.ledger(client), client=client)
             reproducible = reproducible or ledger.reproducible
@@ -102,13 +117,14 @@ def audited_run(path: str, *, device: Device = "auto", progress: Progress = sile
                 spent.append((compose([event], delta=delta).upper, client, event))
     if not spent:
         raise ValueError(f"{path} has no ledger with an entry: nothing was released, so there is nothing to audit")
-    epsilon, client, event = max(spent)
+    epsilon, client, event = max(spent, key=lambda one: one[:2])
     reported = reported_epsilon(directory.summary)
-    source = "the client's ledger"
-    if reported is not None and not subject.base.method.prune.reads_data:
+    source = "the server's ledger" if client == SERVER else "the client's ledger"
+    if reported is not None and not base.method.prune.reads_data:
         epsilon, source = reported, "summary.json of the run"
-    claim = claim_of(event, epsilon, delta)
-    return Audited(subject=subject, terms=terms[client], claim=claim, source=source, reproducible=reproducible)
+    stated = stated_of(base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps)
+    own = terms[0 if client == SERVER else client]
+    return Audited(subject=subject, terms=own, stated=stated, source=source, reproducible=reproducible)
 
 
 def reported_epsilon(summary: Path) -> float | None:

@@ -21,11 +21,12 @@ from simulations.audit.examples import Inserted, choose_canaries, strongest, wit
 from simulations.audit.subject import Audited
 from simulations.client.model import serving
 from simulations.engines import local
-from simulations.plan.plan import Base, Plan, make_plan
+from simulations.plan.plan import Base, Plan
 from simulations.report.progress import count_bar
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
+from simulations.server.ready import ready_plan
 from simulations.settings.sampling import refuse_shuffled
 from simulations.settings.settings import Settings
 
@@ -61,7 +62,7 @@ def find(
     Raises ValueError for settings that a payload alone cannot be judged by.
     """
     settings = settings_of(audited.subject.base.settings, seed)
-    plan = make_plan(settings)
+    plan = ready_plan(settings)
     check(plan)
     count = min(CANARIES, len(plan.workload.train) // 4) if canaries is None else canaries
     if not 10 <= count <= len(plan.workload.train) // 2:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedlsg.user_code import shown
 from simulations.callbacks.callback import Columns
-from simulations.rundir.tables import Row
+from simulations.rundir.tables import scalars_of
 
 PLACES = ("run_dir", "data_dir", "callbacks")
 RESULTS = (
@@ -23,17 +23,9 @@ def extra(package: str) -> Any:
         raise ValueError(f"callbacks={package} needs the package: pip install 'fedlsg[{package}]' ({error})") from None
 
 
-TAGS = {"epsilon_max": "epsilon/max", "epsilon_median": "epsilon/median"}
-COUNTED = ("uplink_bytes", "downlink_bytes")
-"""Of the results, what tells how many clients took part: a secret of a trusted server."""
-
-
 def metrics_of(row: Columns) -> dict[str, float]:
-    """The numbers of a round, by TensorBoard's tags; of a row of ``Row.released`` those of its columns."""
-    if "asked" in row:
-        return Row.of_columns(row).scalars
-    values = {TAGS.get(name, f"test/{name}"): value for name, value in row.items() if name != "round"}
-    return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
+    """The numbers of a round, by TensorBoard's tags."""
+    return scalars_of(row)
 
 
 def names_of(settings: Columns) -> dict[str, Any]:
@@ -44,6 +36,5 @@ def names_of(settings: Columns) -> dict[str, Any]:
 
 def results_of(summary: Columns) -> dict[str, float]:
     """The finite numbers of the results."""
-    names = [name for name in RESULTS if not (name in COUNTED and summary.get("trust") == "server")]
-    found = {f"final/{name}": summary.get(name) for name in names}
+    found = {f"final/{name}": summary.get(name) for name in RESULTS}
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

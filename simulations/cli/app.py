@@ -115,7 +115,7 @@ def calibrate(
         int | None, option(help="Shuffled batches instead of Poisson ones: how many an epoch has.")
     ] = None,
 ) -> None:
-    """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, by both accountants."""
+    """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, with its witness."""
     from simulations.run import calibrate_command
 
     calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console, epoch_batches=epoch_batches)

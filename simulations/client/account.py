@@ -16,6 +16,7 @@ from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.remote_account import RemoteAccount
 from simulations.client.shuffled import batch_key
 from simulations.grids.refusals import OverBudgetError, TermsError
+from simulations.plan.base import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
@@ -182,6 +183,11 @@ def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducib
         **plan.charge(num_examples),
     )
     return account.next_batch(entry)
+
+
+def takes_part_in_secret(base: Base) -> bool:
+    """Whether no file may tell that a client took part: the server's ledger is charged then, for all of them."""
+    return base.draws_in_secret
 
 
 _DIRECTORIES: dict[Settings, str] = {}

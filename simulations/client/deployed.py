@@ -3,26 +3,39 @@
 Both check its terms, because each message has its own run config. Every refusal comes before anything is spent.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from flwr.app import RecordDict
 
+from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.privacy import Entry
 from fedlsg.privacy.shuffling import batches_of_epoch
+from fedlsg.state import ClientTerms
+from simulations import workloads
 from simulations.client.account import NodeAccount
 from simulations.client.model import Process, assemble, set_up
 from simulations.client.node.conditions import check_base, usable
 from simulations.client.node.data import form_of, reader
 from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import Terms, read_terms
+from simulations.client.rehearsal import rehearse
 from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer_in
-from simulations.grids.refusals import OverBudgetError, RefusalError, SettingsError, TermsError
-from simulations.plan.base import Own
+from simulations.grids.refusals import (
+    OverBudgetError,
+    OwnDataError,
+    RefusalError,
+    SettingsError,
+    TermsError,
+    log_failure,
+)
+from simulations.plan.base import Base, Own
 from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare
+from simulations.plan.rows import check_rows, check_split
 from simulations.settings.settings import Settings
 from strategies.federation.ledgers import RECORD, news_record, read_held
 from strategies.federation.secure_sum.wire import MASKED, stage_of
@@ -135,9 +148,31 @@ class NodeProcess:
         return self._digests[key]
 
 
+def check_own_rows(base: Base) -> None:
+    """Raise OwnDataError for rows on which a round would fail after its charge: only the client's log names the row."""
+    try:
+        check_split(base.workload.train, "data")
+        if workloads.own(base.settings.workload) is not None:
+            check_rows(base)
+    except Exception:
+        log_failure()
+        raise OwnDataError from None
+
+
+def _some_terms(base: Base) -> ClientTerms:
+    """Terms to rehearse with, where those of a round are not announced yet."""
+    sigma = base.settings.noise_multiplier or 1.0
+    return ClientTerms(
+        num_examples=len(base.workload.train), sample_rate=base.local.sample_rate, noise_multiplier=sigma,
+        prune_noise_multiplier=sigma,
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=2)
 def node_process(settings: Settings, terms: Terms, expected_batch: float | None) -> NodeProcess:
     """Own data, initial model and W_0, built once a process; the model was checked for independent examples.
+
+    A round on public rows, by the code of every round, comes before the first charge.
 
     Raises OwnDataError for the client's data, SettingsError for anything else: settings, public files, the model.
     """
@@ -145,7 +180,10 @@ def node_process(settings: Settings, terms: Terms, expected_batch: float | None)
     own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
     try:
         base = prepare(settings, own=own)
+        check_own_rows(base)
         blocks = count_blocks(base)  # the client checks the model itself: the server's plan may have skipped that
+        with suppress(CannotDrawError):  # the carriers of a probe come with the rounds
+            rehearse(base, _some_terms(base))
     except RefusalError:
         raise
     except (ValueError, OSError, ImportError) as error:

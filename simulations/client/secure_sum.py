@@ -17,13 +17,22 @@ from fedlsg.state import RoundPlan, select_clients
 from fedlsg.training.client import AddNoise
 from simulations.grids.refusals import SecureSumRefusedError
 from simulations.plan.base import Base
-from strategies.federation.secure_sum.wire import KEYS, MASKED, SHARES, Stage, read_stage, stage_of
+from strategies.federation.secure_sum.wire import (
+    AGREE,
+    KEYS,
+    MASKED,
+    SHARES,
+    UNMASK,
+    Stage,
+    read_stage,
+    stage_of,
+)
 
 RECORD = "secure sum"
 
 
 def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordDict) -> bytes:
-    """The answer to a stage without values: keys, shares, or shares for the survivors.
+    """The answer to a stage without values: keys, shares, tags, or shares for the survivors.
 
     Raises SecureSumRefusedError for terms that are not those of the run, and for what the protocol forbids.
     """
@@ -35,7 +44,8 @@ def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordD
             answer = client.keys()
         else:
             client = _restore(terms, partition, state)
-            answer = client.shares(stage.message) if stage.name == SHARES else client.unmask(stage.message)
+            answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
+            answer = answers[stage.name](stage.message)
     except ProtocolError as error:
         raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
     _store(client, state)

@@ -33,7 +33,7 @@ from fedlsg.randomness import (
 from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
 from fedlsg.training.client import AddNoise
-from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
+from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory, takes_part_in_secret
 from simulations.client.model import Process, load, process
 from simulations.client.personal import moved, own_parameters, remembers
 from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
@@ -90,7 +90,7 @@ def answer_in(
         return stored
     terms = own_terms(announced, len(here.base.parts[partition]))
     plan = loaded.plan.for_client(terms)
-    train = partial(_train, here, account, plan, terms.num_examples, loaded.parameters)
+    train = partial(train_round, here, account, plan, terms.num_examples, loaded.parameters)
     if plan.sums is not None:
         return masked_values(here.base, plan, partition, content, state, train)
     if plan.frame.personal:
@@ -141,7 +141,7 @@ def own_terms(announced: Announcement, num_examples: int) -> ClientTerms:
     )
 
 
-def _train(
+def train_round(
     here: Process,
     account: Account,
     plan: RoundPlan,
@@ -150,7 +150,7 @@ def _train(
     add: AddNoise | None = None,
 ) -> Tensor:
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
-    entry = entry_of(account, plan, num_examples, reproducible=s.reproducible)
+    secret, entry = takes_part_in_secret(base), entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
     sampler: SecretStream | ShuffledBatches = _stream(base, "sampler", partition, round)
@@ -176,13 +176,14 @@ def _train(
             num_examples=num_examples,
             sampler=sampler,
             noise=_stream(base, "noise", partition, round),
-            charge=lambda: account.charge(entry),
+            charge=(lambda: None) if secret else lambda: account.charge(entry),
             groups=groups(base, partition),
             scale=plan.scale(here.state.parameters),
             checked=checked,
             add=add,
         )
-    account.keep_truth(round, used_rows)
+    if not secret:
+        account.keep_truth(round, used_rows)
     return values
 
 

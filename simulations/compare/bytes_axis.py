@@ -98,7 +98,7 @@ def _title(group: Sequence[Line]) -> str:
     epsilons = sorted({f"{line.epsilon:.3g}" for line in group}, key=float)
     unit, trust, delta = _claim(group[0])
     span = epsilons[0] if len(epsilons) == 1 else f"{epsilons[0]} to {epsilons[-1]}"
-    sums = "" if trust == "client" else f", of the sum only (trust={trust})"
+    sums = "" if trust == "client" else f", of the sum only, against its clients (trust={trust})"
     level = ", client level" if unit == "client" else ""
     return f"epsilon {span} at delta {delta:g}{level}{sums}"
 

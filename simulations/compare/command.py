@@ -139,7 +139,7 @@ def _run(
 
     before = results()
     done = sum(result.done for result in before)
-    known = [float(result.summary["wall_seconds"]) for result in before if result.done]
+    known = [float(result.summary["wall_seconds"]) for result in before if "wall_seconds" in result.summary]
     budget_seconds = None if budget_minutes is None else 60 * budget_minutes
     console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
     title = (

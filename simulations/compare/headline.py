@@ -20,8 +20,8 @@ HELD_OUT = "No epsilon covers these accuracies: they were computed from private 
 CLIENT_LEVEL = ", at client level"
 OF = {
     "server": ", for weights at a trusted server",
-    "secure": ", for secure sums",
-    "aggregate": ", for sums that are assumed to be secure",
+    "secure": ", for secure sums, against their clients and the server",
+    "aggregate": ", for sums that are assumed to be secure, against one of their clients",
 }
 
 

@@ -116,6 +116,12 @@ class Line:
         return max((run.epsilon_max for run in self.done if run.epsilon_max is not None), default=None)
 
     @property
+    def epsilon_outside(self) -> float | None:
+        """The largest epsilon of its runs against a reader of the weights alone; None if a run has none on record."""
+        found = [run.epsilon_outside for run in self.done if run.epsilon_outside is not None]
+        return max(found) if found and len(found) == len(self.done) else None
+
+    @property
     def rho(self) -> float | None:
         """Norm of a step's noise over the clip norm, mean over seeds; None if a run has none on record."""
         found = [run.summary["rho"] for run in self.done if run.summary.get("rho") is not None]
@@ -125,11 +131,12 @@ class Line:
     def uplink(self) -> float | None:
         """Payload bytes of a client in a round."""
         messages = sum(run.messages for run in self.done)
-        return sum(run.summary["uplink_bytes"] for run in self.done) / messages if messages else None
+        return sum(run.summary.get("uplink_bytes", 0) for run in self.done) / messages if messages else None
 
     def mean_of(self, name: str) -> float | None:
-        """Mean over finished seeds of a number in summary.json."""
-        return statistics.fmean(run.summary[name] for run in self.done) if self.done else None
+        """Mean over finished seeds of a number in summary.json; None where it may not be seen (trust=server)."""
+        found = [run.summary[name] for run in self.done if name in run.summary]
+        return statistics.fmean(found) if found else None
 
     @property
     def total_uplink(self) -> float | None:
@@ -150,7 +157,7 @@ class Line:
     @property
     def saved(self) -> float | None:
         """How many times smaller the payloads are than dense updates."""
-        up = sum(run.summary["uplink_bytes"] for run in self.done)
+        up = sum(run.summary.get("uplink_bytes", 0) for run in self.done)
         return sum(run.summary["uplink_bytes_dense"] for run in self.done) / up if up else None
 
     @property

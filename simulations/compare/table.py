@@ -27,6 +27,7 @@ def as_record(line: Line) -> dict[str, Any]:
         **{name: value for name, value in line.varied.items() if name not in settings},
         "epsilon_target": line.epsilon_target,
         "epsilon_max": line.epsilon,
+        "epsilon_outside": line.epsilon_outside,
         "private": line.private,
         "unit": line.unit,
         "trust": line.trust,
@@ -55,9 +56,9 @@ def table_csv(table: Sequence[Line]) -> str:
 
 
 COLUMNS = {
-    "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "unit": "unit", "trust": "trust",
-    "rho": "rho", "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe", "uplink": "uplink",
-    "saved": "saved", "transfer": "transfer, s", "seconds": "seconds",
+    "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "outside": "outside", "unit": "unit",
+    "trust": "trust", "rho": "rho", "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe",
+    "uplink": "uplink", "saved": "saved", "transfer": "transfer, s", "seconds": "seconds",
 }  # fmt: skip
 
 
@@ -76,6 +77,8 @@ def comparison_table(table: Sequence[Line]) -> Table:
     }
     if {line.trust for line in table} == {"client"}:
         empty.add("trust")
+    if not any(_differs_outside(line) for line in table):
+        empty.add("outside")
     if {line.unit for line in table} == {"example"}:
         empty.add("unit")
     more = [name for name in dict.fromkeys(n for line in table for n in line.varied) if name not in COLUMNS]
@@ -113,6 +116,7 @@ def _cells(line: Line) -> dict[str, str]:
         "rank": _number(line.setting("rank") or None, "d"),
         "sparsity": _number(line.setting("sparsity"), "g"),
         "epsilon": _epsilon(line),
+        "outside": "--" if not line.private or line.epsilon_outside is None else epsilon_words(line.epsilon_outside),
         "unit": line.unit,
         "trust": line.trust,
         "rho": _number(line.rho or None, ".2f"),
@@ -131,6 +135,11 @@ def _epsilon(line: Line) -> str:
     if line.private is None:
         return "--" if line.epsilon_target is None else f"({line.epsilon_target:g})"
     return NOT_PRIVATE if not line.private or line.epsilon is None else epsilon_words(line.epsilon)
+
+
+def _differs_outside(line: Line) -> bool:
+    """Whether a reader outside has a smaller epsilon than the clients of a sum."""
+    return bool(line.private) and line.epsilon_outside is not None and line.epsilon_outside != line.epsilon
 
 
 def _number(value: float | None, form: str, scale: float = 1) -> str:
@@ -154,6 +163,11 @@ def notes(table: Sequence[Line]) -> list[str]:
             "The best of these settings is chosen on these rows: fedlsg compare --study chooses on other rows."
         )
     found += trust_words(line.trust for line in table)
+    if any(_differs_outside(line) for line in table):
+        found.append(
+            "Epsilon is against those who know most, under trust=secure the colluders of a sum with the server; "
+            "outside: the epsilon against a reader of the weights alone."
+        )
     if any(line.rho for line in table):
         found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")
     links = dict.fromkeys(run.link for line in table if line.transfer is not None for run in line.runs if run.link)

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedlsg.privacy import Entry
 from fedlsg.state import RoundPlan
-from simulations.client.account import SimulatedAccount, entry_of
+from simulations.client.account import SimulatedAccount, entry_of, takes_part_in_secret
 from simulations.client.app import refusal
 from simulations.client.personal import memory_size, remembers
 from simulations.client.remote_account import Returned, give, read_returned
@@ -124,7 +124,8 @@ class Accounts:
             memory=box.memory(announced.round, memory_size(plan.frame)) if isinstance(box, FeedbackBox) else None,
             batches=account.batch_key(entry) if entry.batches and not entry.reproducible else None,
         )
-        self._asked[message.metadata.message_id] = account, entry, question
+        if not takes_part_in_secret(base):
+            self._asked[message.metadata.message_id] = account, entry, question
         for name, record in secrets.config_records.items():
             state[name] = record
         return Task(message, state, work)

@@ -115,7 +115,9 @@ class Cluster:
         """A new worker; one that dies is not started again by Ray, because its task must not be repeated unseen."""
         import ray
 
-        return ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0).remote()
+        # A task that draws noise is never repeated: what came of the first try may have been released.
+        actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)
+        return actor.remote()
 
     @staticmethod
     def kill(worker: Any) -> None:

@@ -68,7 +68,7 @@ class TermsError(RefusalError):
 
 
 class OwnDataError(RefusalError):
-    """The client's own data could not be loaded. The text is always the same: the reason may quote a row."""
+    """The client's own data cannot be loaded or used. The text is always the same: the reason may quote a row."""
 
     def __init__(self) -> None:
-        super().__init__("this client could not load its own data, and only its own log says why")
+        super().__init__("refused: data; only this client's own log says why")

@@ -9,12 +9,12 @@ from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.privacy.mechanism import MechanismKind
 from simulations.engines import local
 from simulations.inspection.subject import Subject
-from simulations.plan.plan import make_plan
 from simulations.report.progress import count_bar
 from simulations.report.words import duration, percent
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
+from simulations.server.ready import ready_plan
 from simulations.settings.settings import Settings, codec_settings, from_values, values_of
 from simulations.workloads.chance import beats_chance, standard_error
 
@@ -97,7 +97,7 @@ def under(settings: Settings, kind: MechanismKind) -> Settings:
 
 def accuracy(settings: Settings, tick: Any) -> float | None:
     """Final accuracy of a run in a folder that is deleted; None if it diverged."""
-    plan = make_plan(settings)
+    plan = ready_plan(settings)
     with scratch() as folder:
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)))
         directory = RunDir(folder)

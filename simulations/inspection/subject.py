@@ -24,6 +24,7 @@ from simulations import workloads
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.plan.unit import refuse_client_level
+from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
@@ -130,20 +131,26 @@ class Subject:
             yield
 
 
-def subject_of_run(path: str, *, device: Device = "auto", progress: Progress = silent) -> Subject:
+def subject_of_run(
+    path: str, *, device: Device = "auto", progress: Progress = silent, clients: bool = False
+) -> Subject:
     """The last checkpoint of a run directory, on ``device``, wherever the run was made.
 
-    Raises ValueError if it is none, or has other parameters.
+    ``clients``: also of a run whose unit is a client. Raises ValueError if it is none, or has other parameters.
     """
     directory = RunDir.open(path)
+    refuse_own_noise(directory)
     settings = replace(directory.read_config(), device=device)
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
-    return _subject(settings, directory.path, saved, progress)
+    return _subject(settings, directory.path, saved, progress, clients=clients)
 
 
-def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Subject:
-    """A run that was never started, at its initial weights. Settings as ``fedlsg run`` takes them."""
-    return _subject(from_mapping(resolve(given)), None, None, progress)
+def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent, clients: bool = False) -> Subject:
+    """A run that was never started, at its initial weights. Settings as ``fedlsg run`` takes them.
+
+    ``clients``: also with unit=client.
+    """
+    return _subject(from_mapping(resolve(given)), None, None, progress, clients=clients)
 
 
 def refuse_settings(run: str | None, given: Mapping[str, object]) -> None:
@@ -154,8 +161,11 @@ def refuse_settings(run: str | None, given: Mapping[str, object]) -> None:
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
 
 
-def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress) -> Subject:
-    refuse_client_level(settings, "inspection and audit")
+def _subject(
+    settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress, *, clients: bool
+) -> Subject:
+    if not clients:
+        refuse_client_level(settings, "inspection")
     base = prepare(settings, progress=progress)
     if run is not None:
         check_own_code(base, RunDir(run))

@@ -28,6 +28,7 @@ from simulations import workloads
 from simulations.plan.participation import participation_of
 from simulations.plan.source import found_source, late_source
 from simulations.plan.unit import client_unit
+from simulations.rundir.released import EVERYTHING, RELEASED, Released
 from simulations.settings.device import device_of
 from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
@@ -225,6 +226,11 @@ class Base:
     def draws_in_secret(self) -> bool:
         """Whether the server draws the clients of a round one by one, in secret, and adds the noise itself."""
         return self.client_unit is not None and self.client_unit.at_server
+
+    @property
+    def released(self) -> Released:
+        """What of the run may be seen outside the server: where no clients are drawn in secret, everything."""
+        return RELEASED[self.settings.trust] if self.draws_in_secret else EVERYTHING
 
     @property
     def steps_a_round(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from simulations.plan.participation import trace_digest
 from simulations.plan.plan import Base, Plan
 from simulations.plan.source import source_digest
+from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
@@ -63,6 +64,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
 
     Returns the settings that may change and have changed, as "threads = 2 (was 1)".
     """
+    refuse_own_noise(run, vars(plan.settings))
     now = fingerprint(plan)
     before, after = {"unit": "example", **saved["settings"]}, now["settings"]  # the only one up to version 0.1
     before.pop("grouped", None)  # a setting of engine flower, up to version 0.1

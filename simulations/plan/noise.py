@@ -1,5 +1,7 @@
 """rho of a plan: how large the noise of a step is next to the clip norm, before the run starts and at its end."""
 
+import math
+
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
 from fedlsg.state import PublicState, mean_frame
@@ -34,13 +36,22 @@ def sum_bits(plan: Plan, public: PublicState) -> int | None:
 
 
 def sum_line(plan: Plan, public: PublicState) -> str | None:
-    """The grid of the secure sums, and whose noise is counted; None without them."""
-    if plan.sums is None:
+    """The grid of the secure sums, whose noise is counted, and what that costs; None where no noise is shared."""
+    how = plan.method.mechanism
+    if not how.colluders:
         return None
-    sums = plan.sums
+    m, t, of = how.min_survivors, how.colluders, plan.settings.clients_per_round
+    if plan.sums is None:
+        said = f"sum of at least {m} of {of} clients, assumed to be secure, one of which may read it"
+    else:
+        said = (
+            f"secure sum of at least {m} of {of} clients, {t} of which may collude with the server: "
+            f"{sum_bits(plan, public)} bits a value"
+        )
     return (
-        f"secure sum of at least {sums.min_survivors} of {sums.clients} clients, {sums.colluders} of which may collude "
-        f"with the server: {sum_bits(plan, public)} bits a value, noise planned for {sums.contributors} honest clients"
+        f"{said}, noise planned for {m - t} honest client{'' if m - t == 1 else 's'}\n"
+        f"every client knows its own noise: protection against {t} of them makes the noise of a sum "
+        f"{math.sqrt(m / (m - t)):.3g} times as large"
     )
 
 

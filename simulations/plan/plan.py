@@ -4,10 +4,8 @@ Refused before anything is written: an epsilon or delta that no noise can reach,
 model is run on public rows of the test split, never on training rows.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -20,12 +18,14 @@ from fedlsg.discrete import most_log_ratio
 from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
+from fedlsg.own_loop import check_families
 from fedlsg.state import ClientTerms
 from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base
 from simulations.plan.prepare import prepare
 from simulations.plan.public_parts import check_parts, check_personal
+from simulations.plan.rows import check_rows, check_train_shape, naming_failures
 from simulations.plan.source import check_source
 from simulations.plan.unit import adaptive_clip
 from simulations.plan.weights import client_weights
@@ -60,8 +60,11 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
         check_source(base.probe_source, base.build_model(), base.workload)
     if base.settings.evaluate_clients or base.method.personal:
         check_parts(base)
+    own = workloads.own(base.settings.workload) is not None
+    if own:
+        check_rows(base)
     terms = client_terms(base)
-    if declared is None and workloads.own(base.settings.workload) is not None:
+    if own and declared is None:
         check_train_shape(base.build_model(), base.workload.train, base.workload.test, device=base.device)
     common = {t.noise_multiplier for t in terms}
     if base.method.mechanism.adds_noise:
@@ -203,6 +206,8 @@ def count_blocks(base: Base) -> int:
     make_optimizer(trainable(model), base.method.server, updates=1)  # refuses now what it cannot step
     if base.method.mechanism.clips:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
+        if workloads.own(base.settings.workload) is not None:
+            check_families(model, base.workload.loss, *base.workload.test.batch(torch.tensor([0])))
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
@@ -234,7 +239,7 @@ def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: st
     The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
-    with _naming_failures(inputs, targets, "test"):
+    with naming_failures(inputs, targets, "test"):
         check_independent(model, loss, to_device(inputs, device), targets.to(device))
 
 
@@ -243,48 +248,9 @@ def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str
     """Raise ValueError if model or loss fail on a few public rows; for methods that may mix examples."""
     inputs, targets = test.batch(probes(test))
     model.eval()
-    with _naming_failures(inputs, targets, "test"):
+    with naming_failures(inputs, targets, "test"):
         inputs = to_device(inputs, device)
         loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets.to(device))
-
-
-@torch.no_grad()
-def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: str) -> None:
-    """Raise ValueError if the model fails on rows of the shape of train, where test has another one.
-
-    In simulations of own workloads only: the model gets zeros, but the shape is that of a training row.
-    """
-    (inputs, targets), (public, _) = (split.batch(torch.tensor([0])) for split in (train, test))
-    if _shapes(inputs) == _shapes(public):
-        return
-    zeros = (
-        {k: torch.zeros_like(v) for k, v in inputs.items()} if isinstance(inputs, dict) else torch.zeros_like(inputs)
-    )
-    model.eval()
-    with _naming_failures(inputs, targets, "train"):
-        zeros = to_device(zeros, device)
-        model(**zeros) if isinstance(zeros, dict) else model(zeros)
-
-
-def _shapes(inputs: Any) -> list[tuple[int, ...]]:
-    return [tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else [inputs])]
-
-
-@contextmanager
-def _naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
-    """What the model or the loss raise, as one ValueError that says on what."""
-    try:
-        yield
-    except ValueError:
-        raise
-    except Exception as error:
-        named = inputs.items() if isinstance(inputs, dict) else [("inputs", inputs)]
-        given = ", ".join(
-            f"{name} {value.dtype} {tuple(value.shape)}" for name, value in [*named, ("targets", targets)]
-        )
-        raise ValueError(
-            f"the model or the loss fails on rows of {what} ({given}): {type(error).__name__}: {error}"
-        ) from error
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from simulations.report.page import Code, Section, Text, facts_of
-from simulations.report.words import duration
+from simulations.report.words import OWN_NOISE, duration
+from simulations.rundir.own_noise import PROMISED
 from simulations.rundir.results import Result
 
 EXAMPLE_LEVEL = (
@@ -30,15 +31,19 @@ CLIENT_LEVEL = (
     "the noise multiplier."
 )
 TRUST = {
-    "client": "trust=client: each payload is private on its own, for everybody who reads it.",
+    "client": "trust=client: each payload is private on its own. Epsilon is the same against everybody who reads it: "
+    "outside, server and all other clients together.",
     "secure": "trust=secure: the sum of the payloads is private, against an honest-but-curious server together with "
-    "the run's colluders. A secure sum hides single payloads; this is computational.",
+    "the run's colluders, one at least: every client gets the next weights and knows its own noise. Epsilon is against "
+    "those who know most; it is smaller against one client, and smaller still against the server alone or a reader "
+    "outside. A secure sum hides single payloads; this is computational.",
     "server": "trust=server: the weights of all rounds are private, and no payload is. A trusted server receives "
     "updates without noise, draws the clients in secret and adds the noise. It is for simulation: a deployed client "
-    "refuses it. Who took part, and how many, is a secret of the server: publish weights and accuracies, not tables, "
-    "bytes, ledgers, logs or this page.",
+    "refuses it. Who took part, and how many, is a secret of the server: tables, summary and pages leave out bytes, "
+    "counts and times. Do not publish run.log, checkpoint/ and updates-truth/, or when a round began and ended.",
     "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
-    "aggregation is assumed and not provided, so epsilon protects nobody in a simulation.",
+    "aggregation is assumed and not provided, so epsilon protects nobody in a simulation. It is against one client of "
+    "the sum, which knows its own noise.",
 }
 PUBLIC_TEST = "Accuracy, loss and metrics are measured on a public test split, which no client trains on."
 HELD_OUT = (
@@ -76,6 +81,7 @@ def row_warnings(results: Sequence[Result]) -> list[str]:
     public = [str(rows) for run in results if (rows := run.settings.get("public_rows")) is not None]
     names = dict.fromkeys(rows if "/" not in rows else f"data:{Path(rows).name}" for rows in public)
     held_out = [HELD_OUT] if any(run.held_out for run in results) else []
+    held_out += [OWN_NOISE] if any(PROMISED in run.summary for run in results) else []
     return [*held_out, *([PUBLIC_ROWS.format(", ".join(names))] if names else [])]
 
 
@@ -112,9 +118,16 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
         "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}",
         "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each client step",
         "engine": of("engine"),
-        "run time": f"{duration(sum(float(run.summary.get('wall_seconds', 0)) for run in done))}, all finished runs",
+        **_time(done),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
+
+
+def _time(done: Sequence[Result]) -> dict[str, str]:
+    """Seconds of the runs whose times may be seen."""
+    known = [float(run.summary["wall_seconds"]) for run in done if "wall_seconds" in run.summary]
+    which = "all finished runs" if len(known) == len(done) else "the finished runs without trust=server"
+    return {"run time": f"{duration(sum(known))}, {which}"} if known else {}
 
 
 def _join_different(values: Any) -> str:

@@ -6,7 +6,7 @@ Every number is from summary.json. A run without privacy, in test mode or at the
 from collections.abc import Mapping
 from typing import Any
 
-from simulations.report.words import epsilon_words
+from simulations.report.words import epsilon_words, strongest
 from simulations.rundir.results import Result
 from simulations.workloads.chance import beats_chance
 
@@ -48,8 +48,8 @@ def privacy(summary: Mapping[str, Any]) -> str:
     if not summary["private"]:
         return TEST_MODE if summary.get("reproducible") else WITHOUT
     of = {
-        "secure": " for secure sums of the clients' payloads",
-        "aggregate": " for the sum of all payloads, if an ideal secure aggregation is assumed",
+        "secure": f"{strongest(summary)} for secure sums of the clients' payloads",
+        "aggregate": f"{strongest(summary)} for the sum of all payloads, if an ideal secure aggregation is assumed",
         "server": " for the weights, at a trusted server",
     }
     trust = of.get(str(summary.get("trust", "client")), "")

@@ -188,7 +188,7 @@ class RoundDisplay:
         self.count(row)
         known = self.accuracy is not None or self.loss is None
         reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
-        sent = (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}")
+        sent = (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}") if row.counted else ()
         facts = [reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}", *sent]
         if row.simulated is not None:
             facts.append(f"simulated {duration(row.simulated.simulated_clock)}")

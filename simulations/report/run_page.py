@@ -50,7 +50,17 @@ NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availabil
 CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
 SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
 """Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
-SHORT = ("test", "test accuracy", "test accuracy so far", "privacy", "uplink", "rounds", "time", "simulated time")
+SHORT = (
+    "test",
+    "test accuracy",
+    "test accuracy so far",
+    "privacy",
+    "readers",
+    "uplink",
+    "rounds",
+    "time",
+    "simulated time",
+)
 """Facts at the top of the page; the others are below the figure."""
 CAPTION = (
     "One point a round. Test accuracy: the share of test examples that the model classifies correctly; the dotted line "
@@ -62,6 +72,7 @@ TIMED_CAPTION = (
     " Dropped out: clients that left before they trained. Late: clients that trained and were charged, and whose "
     "values came too late. The simulated clock shows {} at the last round."
 )
+COUNTS = CAPTION[CAPTION.index(" Payload bytes:") :]
 LOSS_CAPTION = CAPTION.replace(
     "Test accuracy: the share of test examples that the model classifies correctly; the dotted line is the accuracy of "
     "guessing",
@@ -115,6 +126,7 @@ def _rounds(result: Result) -> list[Section]:
         return []
     chance = None if result.chance is None else result.chance.level
     caption, last = LOSS_CAPTION if result.accuracy is None else CAPTION, result.rows[-1].simulated
+    caption = caption if result.rows[-1].counted else caption.removesuffix(COUNTS)
     caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
     return [Section(title="Round by round", parts=(drawing(course(result.rows, chance), caption),))]
 
@@ -131,7 +143,7 @@ def _data(result: Result) -> Section:
     table = as_csv([row.columns for row in result.rows], otherwise="round").encode()
     files = [download("rounds.csv", table, "a row for each round")]
     if result.summary:
-        says = "the results, both accountants' intervals, hardware and versions"
+        says = "the results, every accountant's interval, hardware and versions"
         files.append(download("summary.json", json_text(result.summary, not_finite=str), says))
     return data_section(*files)
 
@@ -196,21 +208,19 @@ def _warnings(result: Result) -> list[str]:
 
 @use_style
 def course(rows: Sequence[Row], chance: float | None) -> "Figure":
-    """The rounds of one run in four panels; ``chance`` is the accuracy of guessing."""
-    figure = new_figure(7.2, 4.8, arrange=False)  # every run draws this, and finding places doubles its time
+    """The rounds of one run in four panels, two where counts may not be seen; ``chance``: the accuracy of guessing."""
+    counted = all(row.counted for row in rows)
+    # Every run draws this, and finding places doubles its time.
+    figure = new_figure(7.2, 4.8 if counted else 2.5, arrange=False)
     places = {"left": 0.09, "right": 0.985, "bottom": 0.095, "top": 0.95, "wspace": 0.22, "hspace": 0.3}
-    panels = figure.subplots(2, 2, gridspec_kw=places)
-    (accuracy, epsilon), (sent, clients) = panels
+    panels = figure.subplots(2 if counted else 1, 2, gridspec_kw=places, squeeze=False)
+    accuracy, epsilon = panels[0]
     _tested(accuracy, rows, chance)
     _epsilon(epsilon, rows)
-    _bytes(sent, rows)
-    timed = SIMULATED if any(row.simulated for row in rows) else ()
-    for name, label, colour, dashes in (*CLIENTS, *timed):
-        counts = [len(str(row.columns.get(name, "")).split()) for row in rows]
-        clients.plot([row.round for row in rows], counts, color=colour, linestyle=dashes, label=label)
-    clients.set_ylim(bottom=-0.2)
-    clients.set_title("clients in each round", fontsize=9, loc="left")
-    for panel in (epsilon, sent, clients):
+    if counted:
+        _bytes(panels[1][0], rows)
+        _clients(panels[1][1], rows)
+    for panel in panels.flat[1:]:
         panel.legend()
     for panel in panels.flat:
         whole_numbers(panel.xaxis)
@@ -219,9 +229,18 @@ def course(rows: Sequence[Row], chance: float | None) -> "Figure":
                 curve.set_marker("o")
         if len(rows) == 1:
             panel.set_xlim(rows[0].round - 1, rows[0].round + 1)
-    for panel in (sent, clients):
+    for panel in panels[-1]:
         panel.set_xlabel("round")
     return figure
+
+
+def _clients(panel: "Axes", rows: Sequence[Row]) -> None:
+    timed = SIMULATED if any(row.simulated for row in rows) else ()
+    for name, label, colour, dashes in (*CLIENTS, *timed):
+        counts = [len(str(row.columns.get(name, "")).split()) for row in rows]
+        panel.plot([row.round for row in rows], counts, color=colour, linestyle=dashes, label=label)
+    panel.set_ylim(bottom=-0.2)
+    panel.set_title("clients in each round", fontsize=9, loc="left")
 
 
 def _tested(panel: "Axes", rows: Sequence[Row], chance: float | None) -> None:

@@ -6,37 +6,54 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from simulations.rundir.links import LINKS
+from simulations.rundir.own_noise import PROMISED
 
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
 CLIENT_LEVEL = "client level: of a client with all of its data"
 AT_SERVER = (
-    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; publish "
-    "the model and accuracies, other files of the run say who, or how many, took part"
+    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; who, and "
+    "how many, took part is its secret"
 )
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
+SHARED = ("secure", "aggregate")
+OWN_NOISE = (
+    "This run counted each client's own noise as protection against that client. The epsilon that it reported holds "
+    "for readers outside of the sum only, and so do rounds.csv and the curve of epsilon. The epsilon here is against "
+    "one of its clients, computed from its ledgers. It cannot be continued."
+)
 
 
 def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
-    dense = float(summary["uplink_bytes_dense"])
     facts = {
         "features": features_line(summary),
         "carriers": carriers_line(summary),
         **tested(summary),
         "clients": by_client_line(summary),
         "privacy": privacy_line(summary),
+        "readers": readers_line(summary),
         "noise": noise_line(summary),
-        "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
-        f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
-        "downlink": f"{human_bytes(summary['downlink_bytes'])} of payload{_wire(summary, 'downlink')}",
+        **_sent(summary),
         "transfer": transfer_line(summary),
         "empty rounds": empty_line(summary),
-        "time": f"{duration(summary['wall_seconds'])} on {summary['device']}",
+        "time": f"{duration(summary['wall_seconds'])} on {summary['device']}" if "wall_seconds" in summary else "",
         "simulated time": simulated_line(summary),
         "selected clients": clients_line(summary),
     }
     return {name: words for name, words in facts.items() if words}
+
+
+def _sent(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Bytes up and down, next to dense updates; nothing of a run whose server keeps them to itself."""
+    if "uplink_bytes" not in summary:
+        return {}
+    dense = float(summary["uplink_bytes_dense"])
+    return {
+        "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
+        f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
+        "downlink": f"{human_bytes(summary['downlink_bytes'])} of payload{_wire(summary, 'downlink')}",
+    }
 
 
 def tested(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -127,8 +144,44 @@ def secure_words(sums: Mapping[str, int]) -> str:
     return (
         f"of the sum of at least {sums['min_survivors']} of {sums['clients']} clients: an honest-but-curious server "
         f"sees no single payload{others} (secure aggregation, computational; noise planned for "
-        f"{sums['contributors']} honest clients)"
+        f"{sums['contributors']} honest client{'' if sums['contributors'] == 1 else 's'})"
     )
+
+
+def strongest(summary: Mapping[str, Any]) -> str:
+    """The reader of ``epsilon_max``, after "at epsilon 3"; empty where one number holds for every reader."""
+    t = _participants(summary)
+    if not t:
+        return ""
+    return " against one participant" if t == 1 else f" against {t} participants"
+
+
+def readers_line(summary: Mapping[str, Any]) -> str:
+    """Epsilon of a sum against each reader; empty where one number holds for all of them, or none is claimed."""
+    found, t = summary.get("epsilon_by_reader", {}), _participants(summary)
+    if not t or not found or not summary["private"]:
+        return ""
+    said = {name: epsilon_words(float(value)) for name, value in found.items()}
+    if PROMISED in summary:
+        return (
+            f"epsilon {said['participant']} against one participant; {said['outside']}, which the run reported, holds "
+            "against the outside and the server alone"
+        )
+    one = "" if t == 1 else f"; {said['participant']} against one of them"
+    who = "one participant" if t == 1 else f"{t} participants"
+    return (
+        f"epsilon {said['participants']} against {who}, also together with the server{one}; {said['outside']} against "
+        "the outside or the server alone"
+    )
+
+
+def _participants(summary: Mapping[str, Any]) -> int:
+    """t: readers among the clients of a sum that epsilon counts; 0 where one number holds for all, or is unknown."""
+    found = summary.get("epsilon_by_reader", {})
+    if summary.get("trust") not in SHARED or not found or found["outside"] == found["participant"]:
+        return 0
+    sums = summary.get("secure_sum") or {}
+    return max(int(sums.get("colluders", 1)), 1)
 
 
 def noise_line(summary: Mapping[str, Any]) -> str:
@@ -160,14 +213,10 @@ def clients_line(summary: Mapping[str, Any]) -> str:
     said = summary.get("simulated")
     if said is None:
         return ""
-    words = (
+    return (
         f"{said['asked']:,} in all rounds: {said['answered']:,} used, {said['late']:,} late (trained and charged, not "
         f"used), {said['dropped']:,} dropped out (not charged), {said['rejected']:,} rejected"
     )
-    if summary.get("trust") != "server":
-        return words
-    every = "the server's ledger charges every client in every round"
-    return f"{words.replace(' and charged', '').replace(' (not charged)', '')}; {every}"
 
 
 def percent(share: float | None) -> str:

@@ -2,13 +2,15 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import strategies
 from simulations.rundir.links import Link, transfer_seconds
+from simulations.rundir.own_noise import corrected, counts_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, read_lines
 from simulations.workloads.chance import Chance
@@ -76,6 +78,12 @@ class Result:
         return self.rows[-1].epsilon_max if self.rows else None
 
     @property
+    def epsilon_outside(self) -> float | None:
+        """Against a reader of the weights alone; None for unfinished runs, and where it is not on record."""
+        found = self.summary.get("epsilon_by_reader", {}).get("outside")
+        return None if found is None else float(found)
+
+    @property
     def accuracy(self) -> float | None:
         """On the public test split: the final accuracy, or the last one so far; None without classes."""
         if self.summary:
@@ -97,7 +105,7 @@ class Result:
     @property
     def saved(self) -> float | None:
         """Bytes of dense updates divided by the bytes that were sent."""
-        up = self.summary.get("uplink_bytes", 0)
+        up = self.summary.get("uplink_bytes", 0)  # a trusted server keeps them to itself
         return self.summary["uplink_bytes_dense"] / up if up else None
 
     def as_row(self) -> dict[str, Any]:
@@ -116,6 +124,7 @@ class Result:
             **own,
             "epsilon_target": self.epsilon_target,
             "epsilon_max": self.epsilon_max,
+            "epsilon_outside": self.epsilon_outside,
             "private": self.private if self.done else None,
             "rounds": len(self.rows),
             "accuracy": self.accuracy,
@@ -143,7 +152,9 @@ def read_run(
         rows = tuple(Row.parse(row) for row in run.read_rounds())
     except (KeyError, ValueError, TypeError):
         raise ValueError(f"{run.rounds} is damaged, or of another version: restore it from a copy") from None
-    summary = _read_summary(run)
+    summary = _read_summary(run, settings)
+    if not summary and counts_own_noise(run, settings):  # its rows say too little
+        rows = tuple(replace(row, epsilon_max=math.inf, epsilon_median=math.inf) for row in rows)
     ended = "failed" if summary.get("diverged") else "done"
     return Result(
         name=path.name,
@@ -158,15 +169,16 @@ def read_run(
     )
 
 
-def _read_summary(run: RunDir) -> dict[str, Any]:
+def _read_summary(run: RunDir, settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         summary = run.read_summary(strict=False)
     except FileNotFoundError:
         return {}
-    missing = {"accuracy", "epsilon_max", "uplink_bytes", "uplink_bytes_dense", "private"} - summary.keys()
+    bytes_ = set() if summary.get("trust") == "server" else {"uplink_bytes", "uplink_bytes_dense"}
+    missing = {"accuracy", "epsilon_max", "private", *bytes_} - summary.keys()
     if missing:
         raise ValueError(f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or damaged")
-    return summary
+    return corrected(run, settings, summary)
 
 
 def results_csv(results: Iterable[Result]) -> str:

@@ -23,6 +23,7 @@ from fedlsg.accounting import Spread
 from simulations.rundir import tensorboard
 from simulations.rundir.files.atomic import naming
 from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.released import AT_SERVER, EVERYTHING, Released
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.simulated import SIMULATED, Simulated
 from strategies.federation.report import Direction, RoundReport
@@ -33,34 +34,50 @@ BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 """Columns of rounds.csv that add up over rounds."""
-RELEASED = ("round", "accuracy", "loss", "epsilon_max", "epsilon_median")
+TAGS = {
+    "test/accuracy": "accuracy",
+    "test/loss": "loss",
+    "epsilon/max": "epsilon_max",
+    "epsilon/median": "epsilon_median",
+    "bytes/uplink": "uplink_bytes",
+    "bytes/downlink": "downlink_bytes",
+    "seconds": "seconds",
+    "simulated_clock": "simulated_clock",
+}
+"""TensorBoard's tags of numbers."""
+COUNTED = ("asked", "answered", "rejected", "dropped", "late")
+"""Columns with lists of clients, which are counted for TensorBoard."""
 NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a bounded length."""
+    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a bounded length.
+
+    ``only``: the columns that may be seen, see ``released``; the others are not written, and 0 or empty here.
+    """
 
     round: int
     accuracy: float | None
     loss: float | None
     epsilon_max: float
     epsilon_median: float
-    uplink_bytes: int
-    downlink_bytes: int
-    uplink_bytes_wire: int
-    downlink_bytes_wire: int
-    uplink_messages: int
-    downlink_messages: int
-    seconds: float
-    asked: str
-    answered: str
-    rejected: str
-    reasons: str
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    uplink_bytes_wire: int = 0
+    downlink_bytes_wire: int = 0
+    uplink_messages: int = 0
+    downlink_messages: int = 0
+    seconds: float = 0.0
+    asked: str = ""
+    answered: str = ""
+    rejected: str = ""
+    reasons: str = ""
     simulated: Simulated | None = None
     """Columns of runs with a simulated clock, after the others."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """The workload's own metrics: a column each, at the end; None in rounds that were not evaluated."""
+    only: frozenset[str] | None = None
 
     @classmethod
     def of(
@@ -71,22 +88,27 @@ class Row:
         loss: float | None,
         spent: Spread,
         metrics: Mapping[str, float | None] = NO_METRICS,
+        released: Released = EVERYTHING,
     ) -> "Row":
         """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
+        counts: dict[str, Any] = {
+            **{name: getattr(report, name) for name in SUMS},
+            "seconds": round(report.seconds, 4),
+            "asked": " ".join(map(str, report.asked)),
+            "answered": " ".join(map(str, report.answered)),
+            "rejected": " ".join(map(str, sorted(report.rejected))),
+            "reasons": report.reasons,
+            "simulated": Simulated.of(report),
+        }
         return cls(
             round=report.round,
             accuracy=accuracy,
             loss=loss,
             epsilon_max=spent.largest,
             epsilon_median=spent.median,
-            **{name: getattr(report, name) for name in SUMS},
-            seconds=round(report.seconds, 4),
-            asked=" ".join(map(str, report.asked)),
-            answered=" ".join(map(str, report.answered)),
-            rejected=" ".join(map(str, sorted(report.rejected))),
-            reasons=report.reasons,
-            simulated=Simulated.of(report),
             metrics=metrics,
+            only=released.rows,
+            **(counts if released.counted else {}),
         )
 
     @classmethod
@@ -95,26 +117,21 @@ class Row:
         own = {name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED)}
         metrics = {name: float(text) if text else None for name, text in own.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
-        return cls(**_parsed(cls, FIELDS, row), simulated=simulated, metrics=metrics)
+        only = AT_SERVER.rows if frozenset(row).difference(own, SIMULATED) == AT_SERVER.rows else None
+        names = [name for name in FIELDS if only is None or name in only]
+        return cls(**_parsed(cls, names, row), simulated=simulated, metrics=metrics, only=only)
 
-    @classmethod
-    def of_columns(cls, columns: Mapping[str, Any]) -> "Row":
-        """The row whose ``columns`` these are. Raises KeyError if one is missing."""
-        known = (*FIELDS, *SIMULATED)
-        simulated = Simulated(**{name: columns[name] for name in SIMULATED}) if SIMULATED[0] in columns else None
-        metrics = {name: value for name, value in columns.items() if name not in known}
-        return cls(**{name: columns[name] for name in FIELDS}, simulated=simulated, metrics=metrics)
+    @property
+    def counted(self) -> bool:
+        """Whether the row has what tells who, or how many, took part, and for how long."""
+        return self.only is None
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The row by column, as rounds.csv has it."""
+        """The row by column, as rounds.csv and callbacks have it."""
         simulated = {} if self.simulated is None else vars(self.simulated)
-        return {**{name: getattr(self, name) for name in FIELDS}, **simulated, **self.metrics}
-
-    @property
-    def released(self) -> dict[str, Any]:
-        """The columns that follow from the weights and the ledger. The others tell who, or how many, took part."""
-        return {name: value for name, value in self.columns.items() if name in RELEASED or name in self.metrics}
+        own = {name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only}
+        return {**own, **simulated, **self.metrics}
 
     @property
     def line(self) -> str:
@@ -124,21 +141,18 @@ class Row:
     @property
     def scalars(self) -> dict[str, float]:
         """Its numbers by TensorBoard's tag; without those that were not measured or are infinite (no privacy)."""
-        values = {
-            "test/accuracy": self.accuracy,
-            "test/loss": self.loss,
-            "epsilon/max": self.epsilon_max,
-            "epsilon/median": self.epsilon_median,
-            "bytes/uplink": self.uplink_bytes,
-            "bytes/downlink": self.downlink_bytes,
-            "clients/asked": len(self.asked.split()),
-            "clients/answered": len(self.answered.split()),
-            "clients/rejected": len(self.rejected.split()),
-            "seconds": self.seconds,
-            **({} if self.simulated is None else self.simulated.scalars),
-            **{f"test/{name}": value for name, value in self.metrics.items()},
-        }
-        return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
+        return scalars_of(self.columns)
+
+
+def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row's columns by TensorBoard's tag, see ``Row.scalars``."""
+    known = {*FIELDS, *SIMULATED}
+    values = {
+        **{tag: columns[name] for tag, name in TAGS.items() if name in columns},
+        **{f"clients/{name}": len(columns[name].split()) for name in COUNTED if name in columns},
+        **{f"test/{name}": value for name, value in columns.items() if name not in known},
+    }
+    return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,9 +249,12 @@ def verify(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
 class Tables:
     """The three files. Lines that a crash left after the last checkpoint are removed by ``cut``."""
 
-    def __init__(self, run: RunDir, metrics: Iterable[str] = (), *, timed: bool = False) -> None:
+    def __init__(
+        self, run: RunDir, metrics: Iterable[str] = (), *, timed: bool = False, released: Released = EVERYTHING
+    ) -> None:
         self._run = run
-        self._rounds = Journal(run.rounds, rows_header([*(SIMULATED if timed else ()), *metrics]))
+        more = [*(SIMULATED if timed and released.counted else ()), *metrics]
+        self._rounds = Journal(run.rounds, rows_header(more, released))
         self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
 
@@ -248,8 +265,9 @@ class Tables:
         self._events_size = tensorboard.append(self._run.path, row.round, row.scalars)
 
     def append_messages(self, report: RoundReport) -> None:
-        """Add only the messages: the pruning round has no row."""
-        self._messages.append(lines_of(report))
+        """Add only the messages: the pruning round has no row. Without messages that may be seen there is no file."""
+        if lines := lines_of(report):
+            self._messages.append(lines)
 
     def marks(self) -> dict[str, Any]:
         """What a checkpoint holds of the tables: lengths, and the digests of the two that are read again."""
@@ -285,11 +303,11 @@ def _csv_line(values: Iterable[object]) -> str:
     return text.getvalue()
 
 
-def rows_header(more: Iterable[str] = ()) -> str:
+def rows_header(more: Iterable[str] = (), released: Released = EVERYTHING) -> str:
     """The first line of rounds.csv; ``more``: columns that not every run has."""
-    return _csv_line([*FIELDS, *more])
+    return _csv_line([*(name for name in FIELDS if released.rows is None or name in released.rows), *more])
 
 
-FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "metrics"))
-"""Columns of every rounds.csv."""
+FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "metrics", "only"))
+"""Columns of every rounds.csv of which everything may be seen."""
 LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"

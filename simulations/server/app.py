@@ -13,9 +13,10 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from fedlsg import user_code
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
-from simulations.plan.plan import Plan, make_plan
+from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.deployment import Deployment
+from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound
 from simulations.server.serve import serve
 from simulations.settings.participation import refuse_deployed
@@ -57,12 +58,12 @@ def run_on(
         deployment = None
         if settings.clients is None:
             settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
-        grid, plan = announce(grid), make_plan(settings)
+        grid, plan = announce(grid), ready_plan(settings)
     else:
         refuse_deployed(settings)
         deployment, grid = Deployment(timeout=settings.round_timeout), announce(WatchedGrid(grid))
         sizes = deployment.gather(grid, settings.clients)
-        plan = make_plan(replace(settings, clients=len(sizes)), declared=sizes)
+        plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
     run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
     if not run.config.exists():
         run.write_config(plan.settings)

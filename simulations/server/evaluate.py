@@ -153,17 +153,21 @@ def evaluate(
 
 
 def scores_of(outputs: Any) -> Tensor:
-    """The tensor in a model's outputs: itself, or the logits of a transformers model.
+    """The tensor in a model's outputs: itself, its logits, or the first one with a batch in a tuple, list or dict.
 
     Raises ValueError for outputs that have none.
     """
     found = getattr(outputs, "logits", outputs)
-    if not isinstance(found, Tensor):
+    if isinstance(found, Mapping):
+        found = [found["logits"]] if "logits" in found else list(found.values())
+    items = found if isinstance(found, tuple | list) else [found]
+    tensors = [item for item in items if isinstance(item, Tensor) and item.ndim > 0]
+    if not tensors:
         raise ValueError(
-            f"expected a model that returns a tensor, or an object with logits, got {type(outputs).__name__}: return "
-            "one tensor, batch first"
+            "expected a model that returns a tensor, an object with logits, or a tuple or dict of tensors, got "
+            f"{type(outputs).__name__} without a tensor that has a batch dimension: return one, batch first"
         )
-    return found
+    return tensors[0]
 
 
 def measure(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:

@@ -1,5 +1,6 @@
 """What happened in a run: after each round the server's files are brought up to date, in a fixed order."""
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -56,7 +57,7 @@ class Recorder:
         self._clients = ClientScores(plan, state, run)
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
-        self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed)
+        self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -98,6 +99,7 @@ class Recorder:
             loss=None if score is None else score.loss,
             spent=self.spent.certified() if last else self.spent.displayed(),
             metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
+            released=self.plan.released,
         )
         self.tables.append(report, row)
         self.totals.add(report)
@@ -137,6 +139,7 @@ class Recorder:
             score=self.evaluation.measure(),
             spent=spent,
             bounds=self.spent.bounds(spent.worst) if private else {},
+            by_reader=self.spent.by_reader() if private and math.isfinite(spent.largest) else {},
             rho=rho_of(self.plan, self.state.public),
             sum_bits=sum_bits(self.plan, self.state.public),
             seeded=self.plan.settings.reproducible or self.spent.reproducible,

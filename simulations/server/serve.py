@@ -62,7 +62,7 @@ def serve(
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
         clock, deployed = SimulatedClock(plan.participation), deployment is not None
-        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls, plan))
+        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls))
         if run.has_checkpoint:
             recorder.resume()
         else:
@@ -80,18 +80,13 @@ def serve(
         return summary
 
 
-def _columns(row: Row, plan: Plan) -> dict[str, Any]:
-    """A row as callbacks see it: without what tells who took part, where that is a secret of the server."""
-    return row.released if plan.draws_in_secret else row.columns
-
-
-def _each(show: OnRound | None, calls: CallbackList, plan: Plan) -> OnRound:
+def _each(show: OnRound | None, calls: CallbackList) -> OnRound:
     """Show a row first: what a callback prints, or raises, comes after it."""
 
     def on_round(row: Row) -> None:
         if show is not None:
             show(row)
-        calls.on_round(_columns(row, plan))
+        calls.on_round(row.columns)
 
     return on_round
 
@@ -106,7 +101,7 @@ def _watched(recorder: Recorder) -> Watched:
         write_model(folder, final.tensors, final.facts)
 
     earlier = run.read_rounds()[: state.round] if state.round else []
-    rows = [_columns(Row.parse(row), plan) for row in earlier]
+    rows = [Row.parse(row).columns for row in earlier]
     return Watched(path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model)
 
 
@@ -114,7 +109,7 @@ def _finish(run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, pag
     """Write the merged ledger, the model, the summary and, with ``page``, report.html; returns the summary."""
     run.merge_ledgers()
     write_model(run.path, final.tensors, final.facts)
-    summary = summarize(plan, outcome)
+    summary = plan.released.of_summary(summarize(plan, outcome))
     run.write_summary(summary)
     if page:
         from simulations.report.run_page import write_run_page

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
 from fedlsg.privacy import SERVER, Ledger
+from fedlsg.privacy.readers import READERS, WITH_SERVER
 from simulations.rundir.rundir import RunDir
 
 
@@ -56,14 +57,34 @@ class Spent:
         self._events = [_events(ledger) for ledger in self._ledgers]
         return self._over_clients(certified=True)
 
+    def by_reader(self) -> dict[str, float]:
+        """The largest epsilon over all clients against each reader; one that is promised nothing is left out.
+
+        A server that adds the noise knows it. The client that epsilon is about is not among the participants. Of
+        private mechanisms alone: ``certified`` is infinite for others.
+        """
+        claims = self._ledgers if self._server is None else [self._server]
+        known: dict[tuple[tuple[Event, ...], ...], float] = {}
+        found: dict[str, float] = {}
+        for reader in READERS:
+            if self._server is not None and reader in WITH_SERVER:
+                continue
+            events = tuple(ledger.events(reader) for ledger in claims)
+            if events not in known:
+                known[events] = spread(events, delta=self._delta).largest
+            found[reader] = known[events]
+        return found
+
     def bounds(self, client: int) -> dict[str, Any]:
-        """Both accountants' intervals for a client's epsilon, and the texts of their failures."""
+        """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts of failures."""
         try:
             bound = compose((self._server or self._ledgers[client]).events(), delta=self._delta)
         except AccountingError as error:
-            return {"reported": "none", "client": client, "intervals": {}, "failures": {"both": str(error)}}
+            none = {"reported": "none", "witness": "unwitnessed", "client": client}
+            return none | {"intervals": {}, "failures": {"all": str(error)}}
         intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
-        return {"reported": bound.accountant, "client": client, "intervals": intervals, "failures": bound.failures}
+        said = {"reported": bound.accountant, "witness": bound.witness, "client": client}
+        return said | {"intervals": intervals, "failures": bound.failures}
 
     @property
     def reproducible(self) -> bool:

@@ -29,9 +29,10 @@ PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant"
 class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
-    updates: rounds that changed the model. bounds: both accountants' intervals for the client with the largest
-    epsilon. rho: noise over clip norm. sum_bits: of a value in secure sums. seeded: some noise came from a known seed.
-    downlink: state of the downlink. by_client: accuracies on parts of the test split like the clients'.
+    updates: rounds that changed the model. bounds: every accountant's interval for the client with the largest
+    epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise over clip norm.
+    sum_bits: of a value in secure sums. seeded: some noise came from a known seed. downlink: state of the downlink.
+    by_client: accuracies on parts of the test split like the clients'.
     totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what became of them; None
     without a clock. stopped: why it ended early.
     """
@@ -41,6 +42,7 @@ class Outcome:
     score: Score
     spent: Spread
     bounds: Mapping[str, Any]
+    by_reader: Mapping[str, float]
     rho: float | None
     sum_bits: int | None
     seeded: bool
@@ -113,6 +115,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "private": plan.method.mechanism.private and not o.seeded and math.isfinite(o.spent.largest),
         "epsilon_max": o.spent.largest,
         "epsilon_median": o.spent.median,
+        "epsilon_by_reader": dict(o.by_reader),
         "delta": s.delta,
         "accountant": dict(o.bounds),
         "noise_multiplier": max(t.noise_multiplier for t in plan.terms),

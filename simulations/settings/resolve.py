@@ -19,7 +19,7 @@ from simulations.settings.device import device_of
 from simulations.settings.participation import check_participation, check_values_used, fill_participation
 from simulations.settings.run import Resolved
 from simulations.settings.sampling import check_sampling
-from simulations.settings.secure_graph import check_graph
+from simulations.settings.secure_graph import check_sums, readers_among
 from simulations.settings.settings import (
     AUTO,
     RUN,
@@ -93,7 +93,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     assert per_round is not None
     spare = per_round // SPARE
     survivors = {"client": 1, "server": 1, "aggregate": per_round, "secure": per_round - spare}[filled.trust]
-    colluders = spare if filled.trust == "secure" else None
+    colluders = max(spare, 1) if filled.trust == "secure" else None
     own = {
         "model": workload.default_model if filled.model is None else filled.model,
         "clients_per_round": per_round,
@@ -116,10 +116,9 @@ def build_method(settings: Resolved) -> Method:
     given = {name: value for name, value in settings.parameters.items() if name not in codec_settings()}
     if settings.noise_multiplier is not None:
         given["noise_multiplier"] = settings.noise_multiplier
-    if settings.trust == "aggregate":
-        given["noise_share"] = 1 / math.sqrt(settings.min_survivors)
-    if settings.trust == "secure":
-        given["noise_share"] = 1 / math.sqrt(settings.min_survivors - (settings.colluders or 0))
+    colluders = readers_among(settings)
+    if colluders:
+        given |= {"noise_share": 1 / math.sqrt(settings.min_survivors - colluders), "colluders": colluders}
     method = strategies.recipe(settings.method, **given)
     return method if settings.personal is None else replace(method, personal=settings.personal)
 
@@ -195,10 +194,7 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
             "personal parameters are not part of replicas, and attacks on recorded payloads do not know them: leave "
             "out downlink=sparse and record_updates"
         )
-    if s.trust != "secure" and s.colluders is not None:
-        raise ValueError(f"colluders={s.colluders} is a setting of trust=secure, not of trust={s.trust}")
-    if s.trust == "secure":
-        check_graph(s)
+    check_sums(s)
     check_participation(s)
     check_sampling(s)
     check_exact(s)

@@ -117,7 +117,7 @@ class Settings:
     ] = None
     colluders: Annotated[
         int | None,
-        Setting("Clients that may tell the server all they know, under trust=secure.", "clients", at_least=0),
+        Setting("Clients of a secure sum that may read it together; 1 or more.", "clients", at_least=0),
     ] = None
     reproducible: Annotated[bool, Setting("Seed the noise too: NOT PRIVATE.")] = False
     # the federation

@@ -1,21 +1,43 @@
-"""Which secure sums of how many clients are possible, and what to change where they are not."""
+"""Who reads a sum among its own clients; which secure sums are possible, and what to change where they are not."""
 
 from fedlsg.secure_sum import plan_graph
 from simulations.settings.run import Resolved
 
+OWN_NOISE = (
+    "every client of a sum gets the next weights and knows its own noise, so with colluders=0 epsilon would be too "
+    "small against each of them: leave colluders out, or give 1 or more (a run that began with colluders=0 cannot be "
+    "continued: start a new one)"
+)
 
-def check_graph(s: Resolved) -> None:
-    """Raise ValueError, naming the settings, if no secure sum of these clients tolerates what is asked for."""
+
+def readers_among(s: Resolved) -> int:
+    """t: clients of a sum whose own shares of the noise are not counted; 0 where each payload has all of its noise.
+
+    An assumed sum counts one. A sum that may be of a single client has no other one in it.
+    """
+    if s.trust == "secure":
+        return s.colluders or 0
+    return 1 if s.trust == "aggregate" and s.min_survivors > 1 else 0
+
+
+def check_sums(s: Resolved) -> None:
+    """Raise ValueError, naming the settings, if ``colluders`` has no sum, or no secure sum tolerates what is given."""
+    if s.trust != "secure":
+        if s.colluders is not None:
+            raise ValueError(f"colluders={s.colluders} is a setting of trust=secure, not of trust={s.trust}")
+        return
     if s.clients_per_round < 2:
         raise ValueError(
             "trust=secure adds at least two clients, got clients_per_round=1: raise clients, or take trust=client"
         )
     n, m, t = s.clients_per_round, s.min_survivors, s.colluders or 0
     said = f"trust=secure with clients_per_round={n}, min_survivors={m}, colluders={t}"
-    if m - t < 2:
+    if t < 1:
+        raise ValueError(f"{said}: {OWN_NOISE}")
+    if m - t < 1:
         raise ValueError(
-            f"{said}: expected min_survivors >= colluders + 2 = {t + 2}, so that every sum has two honest clients, got "
-            f"{m}: {_raise_or(t + 2, n, 'lower colluders')}"
+            f"{said}: expected min_survivors >= colluders + 1 = {t + 1}, so that every sum has an honest client, got "
+            f"{m}: {_raise_or(t + 1, n, 'lower colluders')}"
         )
     if 2 * m <= n + t:
         raise ValueError(

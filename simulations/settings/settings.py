@@ -64,7 +64,7 @@ def mechanism_settings() -> dict[str, Declared]:
     """Settings of clip and noise that a user gives; how much noise is a setting of the run."""
     from fedlsg.privacy import Mechanism
 
-    return declared(Mechanism, without=("noise_multiplier", "noise_share"))
+    return declared(Mechanism, without=("noise_multiplier", "noise_share", "colluders"))
 
 
 def server_settings() -> dict[str, Declared]:

@@ -93,9 +93,9 @@ class LedgerCopies:
     def insist(self, client: int, round: int, terms: Mapping[str, object]) -> None:
         """Raise LedgerError unless the last entry of a round has these ``terms``, values by the names of its fields.
 
-        ``log_ratio`` is 0 unless the terms have another one.
+        ``log_ratio`` is 0, and noise is not shared, unless the terms say otherwise.
         """
-        terms = {"log_ratio": 0.0, **terms}
+        terms = {"log_ratio": 0.0, "min_survivors": 0, "colluders": 0, **terms}
         path = self.path(client)
         entries = [e for e in (read_entries(path) if path.exists() else ()) if (e.run, e.round) == (self.run, round)]
         if not entries:

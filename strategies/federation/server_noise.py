@@ -1,10 +1,11 @@
 """The messages of a round whose noise a trusted server adds: it draws the clients, is charged, clips, sums, adds noise.
 
 Order, which the privacy claim rests on: the ledger is charged and on disk, the clients are drawn, their updates arrive,
-and only the noisy sum goes on. Who took part is known to the server alone; a release that tells it is not covered.
+and only the noisy sum goes on. Who took part, and how many, is known to the server alone: the report that leaves here
+(``end``) says nothing of it, and neither does an error.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from flwr.app import Message
@@ -13,7 +14,7 @@ from fedlsg.client_level import ServerNoise, release_round, sum_mechanism
 from fedlsg.privacy import SERVER, Entry, poisson_batch
 from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
-from strategies.federation.report import NO_REPLY
+from strategies.federation.report import NO_REPLY, RoundReport
 
 
 class ServerNoiseExchange(Exchange):
@@ -45,10 +46,10 @@ class ServerNoiseExchange(Exchange):
         decide whether they count. Nothing of the round is released then; it stays charged.
         """
         received, plan, noise = super().collect(replies), self.plan, self._noise
-        if late := sorted(client for client, why in self.report.rejected.items() if why == NO_REPLY):
+        if NO_REPLY in self.report.rejected.values():
             raise RuntimeError(
-                f"round {plan.round}: no reply of clients {late} within round_timeout, and a sum without those that "
-                "had to wait is not covered by epsilon: give a longer round_timeout, and continue with fedlsg resume"
+                f"round {plan.round}: a reply did not come within round_timeout, and a sum without those that had to "
+                "wait is not covered by epsilon: give a longer round_timeout, and continue with fedlsg resume"
             )
         total, clip_norm = release_round(
             received.updates,
@@ -63,6 +64,11 @@ class ServerNoiseExchange(Exchange):
         self.report.payloads.clear()  # without noise: they are kept nowhere
         std = sum_mechanism(plan.mechanism, noise.adaptive).noise_std
         return replace(received, updates=[total], noise_std=std)
+
+    def end(self, clients: Collection[int]) -> RoundReport:
+        """The plan and what was released of the round. Clients, messages, bytes, reasons and times stay here."""
+        whole = super().end(clients)
+        return RoundReport(round=whole.round, asked=(), plan=whole.plan, total=whole.total)
 
     def finish(self) -> None:
         """The clip norm of the next round, in the public state, once the sum is applied."""

@@ -8,7 +8,7 @@ def test_a_round_and_a_pair_of_each_kind():
     found = secure_sum.whole_round(terms)
     assert found["bytes up"]["masked"] == 42 + 65
     assert found["plan"]["dropped"] == 1
-    assert set(found["client"]) == {"keys", "shares", "masked", "unmask"}
+    assert set(found["client"]) == {"keys", "shares", "masked", "agree", "unmask"}
     pairs = secure_sum.pairs_of(terms, pairs=1, warmup=0)
     assert list(pairs) == ["keys", "masks", "unmask"]
     assert all(set(arms) == {"fedlsg", "flower"} for arms in pairs.values())

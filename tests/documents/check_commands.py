@@ -63,7 +63,7 @@ def without_work() -> Iterator[None]:
         raise WorkBeginsError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulations.run, "make_plan", fill_and_begin)
+        patch.setattr(simulations.run, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
         patch.setattr(simulations.compare.command, "compare_command", begin)
         patch.setattr(simulations.tune.command, "tune_command", begin)

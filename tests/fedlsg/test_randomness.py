@@ -8,6 +8,7 @@ import hashlib
 import io
 import math
 import pickle
+import random
 import struct
 
 import numpy as np
@@ -231,10 +232,14 @@ def test_a_secret_stream_shows_no_key():
 
 
 def test_draws_inside_leave_those_outside_as_they_were():
-    before = torch.random.get_rng_state()
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     with own_draws("cpu"):
-        seed_draws(7, "cpu")
-        first = torch.rand(3)
-        seed_draws(7, "cpu")
-        assert torch.equal(torch.rand(3), first)
-    assert torch.equal(torch.random.get_rng_state(), before)
+        drawn = []
+        for seed in (7, 7, 8):
+            seed_draws(seed, "cpu")
+            drawn.append((torch.rand(3).tolist(), random.random(), np.random.rand()))
+        assert drawn[0] == drawn[1]
+        assert all(one != other for one, other in zip(drawn[0], drawn[2], strict=True))
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])

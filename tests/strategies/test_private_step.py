@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ from tests.simulations.support.runs import run_local
 from tests.strategies import own_loop
 from tests.strategies.own_loop import (
     EXAMPLES,
+    INPUTS,
     PUBLIC,
     RECIPES,
     TARGETS,
@@ -220,6 +223,49 @@ def test_draws_of_torch_outside_are_left_alone_and_secret_inside():
         assert torch.equal(torch.random.get_rng_state(), before)
         moved.append(weights(step))
     assert not torch.equal(*moved)  # the same seed outside, other masks of dropout
+
+
+def by_numpy(x):
+    return x + np.random.normal(size=(len(x), 1))
+
+
+def by_python(x):
+    return x + torch.tensor([[random.gauss()] for _ in x])
+
+
+@pytest.mark.parametrize("noisy", [by_numpy, by_python])
+def test_random_changes_by_python_and_numpy_are_secret(noisy):
+    """After a seed that is known, one example less would move the random numbers of all after it."""
+    moved = []
+    for _ in range(2):
+        step = private_step(method="sgd", noise_multiplier=None, clip_norm=None, sample_rate=1.0)
+        np.random.seed(0)
+        random.seed(0)
+        step.step(lambda rows: (noisy(batch(rows)[0]).float(), batch(rows)[1]))
+        moved.append(weights(step))
+    assert not torch.equal(*moved)
+
+
+def test_a_batch_function_that_mixes_is_refused_before_anything_is_charged():
+    step = private_step(method="dpsgd")
+    for wrong in (lambda rows: (batch(rows)[0] - batch(rows)[0].mean(0), batch(rows)[1]), Centred()):
+        with pytest.raises(ValueError, match="the batch function mixes examples"):
+            step.step(step.batches(wrong) if isinstance(wrong, Centred) else wrong)
+    assert step._account.ledger.entries == ()
+    step.step(batch)
+
+
+class Centred(torch.utils.data.Dataset):
+    """A data set that reads a batch at once, less its mean."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, place):
+        return INPUTS[place], TARGETS[place]
+
+    def __getitems__(self, places):
+        return list(zip(INPUTS[places] - INPUTS[places].mean(0), TARGETS[places], strict=True))
 
 
 # --- optimizers

@@ -78,9 +78,9 @@ def test_what_is_not_private_has_an_infinite_epsilon(given):
 
 
 def test_a_step_that_fails_stays_charged_and_is_another_attempt(tmp_path):
-    step = private_step(method="dpsgd", ledger=tmp_path / "ledger.jsonl", example=PUBLIC)
+    step = private_step(method="dpsgd", ledger=tmp_path / "ledger.jsonl", example=PUBLIC, sample_rate=1.0)
     with pytest.raises(ZeroDivisionError):
-        step.step(lambda positions: 1 / 0)
+        step.step(lambda positions: 1 / 0 if step._account.ledger.entries else batch(positions))
     step.step(batch)
     assert [(e.round, e.attempt) for e in Ledger(tmp_path / "ledger.jsonl", client=0).entries] == [(1, 0), (1, 1)]
 

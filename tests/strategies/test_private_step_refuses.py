@@ -79,6 +79,55 @@ def test_a_loss_that_averages_is_refused_before_anything_is_charged():
     assert step._account.ledger.entries == ()
 
 
+class Failing(nn.Module):
+    """Calls a function in its forward pass."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def forward(self, x):
+        return self.act(x)
+
+
+FAILING = {
+    "shapes": (
+        {"net": with_layer(nn.Linear(9, 10))},
+        r"^1 \(Linear\): fails with RuntimeError: mat1 and mat2 shapes cannot be multiplied \(1x10 and 9x10\)", False,
+    ),
+    "no such attribute": (
+        {"net": with_layer(Failing(lambda x: x.nothing))},
+        r"^1 \(Failing\): fails with AttributeError: .* \(test_private_step_refuses.py, line \d+: .*nothing", False,
+    ),
+    "numbers that are no rows": (
+        {"net": with_layer(Failing(lambda x: nn.functional.embedding(x.long() - 10, torch.ones(3, 10))))},
+        r"^1 \(Failing\): fails with IndexError: index out of range in self \(test_private_step_refuses.py, line", True,
+    ),
+    "a loss of an attribute": (
+        {"loss": lambda o, t: F.cross_entropy(o.scores, t)},
+        r"^the loss function: fails with AttributeError: .*scores.*line \d+.*on outputs floats \(1, 3\)", False,
+    ),
+    "a loss of class numbers that the outputs lack": (
+        {"loss": lambda o, t: F.cross_entropy(o, t + 5, reduction="none")},
+        r"^the loss function: fails with IndexError: Target \d is out of bounds .*, line \d+", True,
+    ),
+    "a tuple for a loss of torch": (
+        {"net": nn.Sequential(nn.Linear(12, 3), Failing(lambda x: (x, x)))},
+        r"^CrossEntropyLoss: expected outputs that are a tensor or have .logits, got tuple: give a function", False,
+    ),
+    "three arguments": ({"loss": F.gaussian_nll_loss}, r"^gaussian_nll_loss needs 3 arguments", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_the_cause_stands_first_and_an_example_is_proposed_only_where_it_helps(case):
+    given, message, helps = FAILING[case]
+    with pytest.raises(ValueError, match=message) as error:
+        private_step(method="dpsgd", classifier=None, **given).step(batch)
+    assert ("example=" in str(error.value)) == helps
+    assert "\n" not in str(error.value)
+
+
 def test_a_model_that_mixes_examples_is_refused_on_made_up_rows_before_anything_is_charged():
     step = private_step(with_layer(Mixer()), method="dpsgd")
     with pytest.raises(ValueError, match=r"1 \(Mixer\): mixes examples"):

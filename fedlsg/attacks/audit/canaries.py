@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedlsg.attacks.audit.setting import Setting
 from fedlsg.frame import Frame
-from fedlsg.privacy import Mechanism, clipped_sum
+from fedlsg.privacy import Mechanism
 from fedlsg.randomness import SecretStream
 from fedlsg.training import LocalTraining, client_step
 from fedlsg.training.client import AddNoise
-from fedlsg.training.local import gains
 
 LENGTH = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
@@ -35,19 +35,24 @@ MOST, LARGEST = 256, 2**26
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Canaries:
-    """gradients: (m, kept) as a client's backward pass gives them; clipped: (m, kept) what one adds to the sum."""
+    """gradients: (m, kept) as a client's backward pass gives them, or updates in the units of the clip.
+
+    clipped: (m, kept) the most that each may add to the sum of one step.
+    """
 
     gradients: Float[Tensor, "m kept"]
     clipped: Float[Tensor, "m kept"]
 
 
-def make_canaries(frame: Frame, mechanism: Mechanism, count: int, generator: torch.Generator) -> Canaries:
-    """``count`` canaries for one client, whose clipped gradients under a joint clip are orthogonal.
+def make_canaries(setting: Setting, count: int, generator: torch.Generator) -> Canaries:
+    """``count`` canaries for one client, or for one sum of clients, whose clipped gradients are orthogonal.
 
     Their energy is spread evenly over the blocks, as far as a small block has room for so many orthogonal ones: a clip
-    that treats blocks on their own then lets nearly C times the root of their number pass.
+    that treats blocks on their own then lets nearly C times the root of their number pass, and one that misses a block
+    lets ``LENGTH`` C pass. What they may add is computed here, and not by the code that is audited.
     Raises ValueError for more canaries than kept coordinates, or a mechanism that does not clip.
     """
+    frame, mechanism = setting.frame, setting.mechanism
     if not 1 <= count <= frame.kept:
         raise ValueError(f"expected 1 <= canaries={count} <= {frame.kept} kept coordinates of the frame")
     if not mechanism.clips:
@@ -56,9 +61,11 @@ def make_canaries(frame: Frame, mechanism: Mechanism, count: int, generator: tor
     pieces = orthogonal(sizes, count, generator).split(sizes, dim=1)
     shortest = torch.stack([p.norm(dim=1) for p in pieces if p.shape[1]]).amin(0).clamp_min(1e-6)
     units = [p * (LENGTH * mechanism.clip_norm / shortest).unsqueeze(1) for p in pieces]
-    clipped = [clipped_sum([u[i : i + 1] for u in units], mechanism) for i in range(count)]
-    gradients = [u / b.weight for u, b in zip(units, frame.blocks, strict=True)]
-    return Canaries(gradients=torch.cat(gradients, 1), clipped=torch.stack(clipped))
+    parts = units if mechanism.clip == "per-block" else [torch.cat(units, 1)]
+    clipped = [part * (mechanism.clip_norm / part.norm(dim=1, keepdim=True).clamp_min(1e-12)) for part in parts]
+    weighted = setting.stated.unit == "example"  # an update is clipped as it was sent
+    gradients = [u / b.weight if weighted else u for u, b in zip(units, frame.blocks, strict=True)]
+    return Canaries(gradients=torch.cat(gradients, 1), clipped=torch.cat(clipped, 1))
 
 
 def orthogonal(sizes: Sequence[int], count: int, generator: torch.Generator) -> Float[Tensor, "m kept"]:
@@ -124,7 +131,7 @@ def release(
         sent: Tensor = client_step(
             model,
             batch,
-            _no_loss,
+            given_loss,
             frame=frame,
             mechanism=mechanism,
             local=local,
@@ -137,7 +144,8 @@ def release(
     return sent
 
 
-def _no_loss(outputs: object, targets: object) -> Tensor:
+def given_loss(outputs: object, targets: object) -> Tensor:
+    """The loss of a canary, which nothing computes."""
     raise AssertionError("a canary's gradient is given, no loss is computed")
 
 
@@ -163,13 +171,12 @@ def log_ratios(
     return torch.logaddexp(absent, exponent + math.log(sample_rate)).sum(0)
 
 
-def step_weights(local: LocalTraining) -> list[float]:
-    """How often each of K local steps counts in what is sent, the first one first."""
-    return gains(local.steps, local.momentum, local.pull)[::-1]
+def spread(count: int, kept: int, *, most: int | None = None) -> list[int]:
+    """Canaries of each client: as few clients as hold them, each at most half of the frame's directions.
 
-
-def spread(count: int, kept: int) -> list[int]:
-    """Canaries of each client: as few clients as hold them, each at most half of the frame's directions."""
+    ``most``: canaries in one series of outputs, where fewer fit.
+    """
     each = max(1, min(MOST, kept // 2, LARGEST // kept))
+    each = each if most is None else min(each, most)
     clients = -(-count // each)
     return [count // clients + (i < count % clients) for i in range(clients)]

@@ -1,19 +1,21 @@
-"""Checks of the noise itself, on outputs of clients whose examples have zero gradients: those outputs are all noise.
+"""Checks of the noise itself, on outputs of units whose gradients are zero: those outputs are all noise.
 
 They see what no score can: noise that is missing on some coordinates, drawn once and used again, smaller where nobody
-took part. Every check is a test whose probability of accusing correct code is at most its ``significance``: 0 for
-events that correct code does not give. Recorded outputs and what is claimed are all that they read.
+took part; and a unit that moves the outputs too far, in whatever direction. Every check is a test whose probability of
+accusing correct code is at most its ``significance``: 0 for events that correct code does not give. Recorded outputs
+and what is stated are all that they read.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import chi2, kstest, norm
 
-from fedlsg.attacks.audit.canaries import step_weights
-from fedlsg.attacks.audit.unit_mode import Recording, Setting
+from fedlsg.attacks.audit.power import found_ratio
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.unit_mode import Recording
 
 SIGNIFICANCE = 1e-5
 SHAPE_SAMPLE = 100_000
@@ -37,16 +39,28 @@ class Check:
 
 
 def unit_checks(seen: Recording, setting: Setting) -> tuple[Check, ...]:
-    """All checks of the unit mode: what was recorded, held to what ``setting`` claims."""
-    moved = displacement(
-        seen.moves,
-        seen.included,
-        sample_rate=setting.local.sample_rate,
-        rounds=setting.rounds,
-        noise=setting.noise_std / setting.mechanism.sensitivity(len(setting.frame.blocks)),
-        weights=step_weights(setting.local),
+    """All checks of the unit mode: what was recorded, held to what ``setting.stated`` lets it be."""
+    measured = max(float(np.square(rows, dtype=np.float64).mean()) for rows in seen.silent.values()) ** 0.5
+    claim = {
+        "sample_rate": setting.stated.sample_rate,
+        "noise": max(setting.noise_std, measured) / setting.sensitivity,  # more noise is no breach
+        "weights": setting.weights,
+    }
+    return (
+        displacement(seen.moves, seen.included, rounds=setting.rounds, **claim),
+        length(seen.alike, seen.way, units=seen.units, sensitivity=setting.sensitivity, **claim),
+        *noise_checks(seen.silent, kept=setting.frame.kept, noise_std=setting.noise_std),
+        *grid_checks(seen.grid, noise_std=setting.noise_std),
     )
-    return (moved, *noise_checks(seen.silent, kept=setting.frame.kept, noise_std=setting.noise_std))
+
+
+def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]:
+    """What a rotation hides, on the integers that are added up: noise that is missing, or used twice."""
+    if not grid:
+        return []
+    rows = np.concatenate([np.asarray(some, dtype=np.float64) for some in grid.values()]) / noise_std
+    found = [check(rows) for check in (everywhere, fresh, unrepeated)]
+    return [replace(check, name=f"{check.name}, on the grid") for check in found]
 
 
 def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) -> list[Check]:
@@ -65,6 +79,7 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
         present(scaled),
         everywhere(np.concatenate(list(scaled.values()))),
         *(deviation(name, rows) for name, rows in scaled.items()),
+        deviation("all", np.concatenate(list(scaled.values()))),
         fresh(np.concatenate(list(scaled.values()))),
         unrepeated(np.concatenate(list(scaled.values()))),
         normal(np.concatenate([rows.ravel() for rows in scaled.values()])),
@@ -93,16 +108,58 @@ def displacement(
     if not members or not others:
         return Check(name="sensitivity", passed=True, says="no canaries of both kinds")
     moved = float(moves[included].mean() - moves[~included].mean())
-    shares = np.asarray(weights) / (sample_rate * rounds * sum(weights))
     spread = noise**2 / (rounds * (sample_rate * sum(weights)) ** 2) * (1 / members + 1 / others)
-    drawn = sample_rate * (1 - sample_rate) * rounds * float(np.square(shares).sum()) / members
-    error = float(np.sqrt(spread + drawn))
-    t = SLOPES / error
-    absent = np.log1p(-sample_rate) if sample_rate < 1 else -np.inf
-    taking = np.logaddexp(absent, np.log(sample_rate) + np.outer(t, shares) / members).sum(1)
-    log_p = float((members * rounds * taking + t**2 * spread / 2 - t * moved).min())
+    log_p, error = further(moved, members * rounds, sample_rate=sample_rate, weights=weights, spread=spread)
     says = f"a canary moves the outputs by {moved:.3f} of what is claimed (standard error {error:.3f})"
     return Check(name="sensitivity", passed=bool(log_p >= np.log(SIGNIFICANCE)), says=says)
+
+
+def length(
+    alike: Outputs,
+    way: Float[np.ndarray, " kept"],
+    *,
+    units: int,
+    sensitivity: float,
+    sample_rate: float,
+    noise: float,
+    weights: Sequence[float],
+) -> Check:
+    """n equal units move an output by n times the sensitivity at most, in any direction, and as often as q says.
+
+    By the triangle inequality, in two directions, each with half of the significance: their own clipped gradient, which
+    is ``way``; and the one that every other output goes, of which the others are asked how far they go in it. Many
+    units are far above the noise, so that a small excess is found.
+    """
+    rows = np.asarray(alike, dtype=np.float64)
+    guide, found = rows[::2].mean(0), []
+    for some, direction in ((rows, np.asarray(way, dtype=np.float64)), (rows[1::2], guide)):
+        norm = float(np.linalg.norm(direction))
+        if norm and len(some):
+            reach = units * sample_rate * sum(weights)
+            moved, spread = float((some @ direction).mean()) / norm / sensitivity / reach, noise**2 / reach**2
+            spread /= len(some)
+            found.append(
+                (*further(moved, units * len(some), sample_rate=sample_rate, weights=weights, spread=spread), moved)
+            )
+    log_p, error, moved = min(found)
+    says = f"{units} equal units move the outputs by {moved:.3f} of what is claimed (standard error {error:.3f})"
+    return Check(name="sensitivity of many", passed=bool(log_p >= np.log(SIGNIFICANCE / 2)), says=says)
+
+
+def further(
+    moved: float, draws: int, *, sample_rate: float, weights: Sequence[float], spread: float
+) -> tuple[float, float]:
+    """Log of the bound on the probability of moving so far, and the standard error, if the claim is true.
+
+    ``draws``: units times rounds, in each of which a unit takes part with probability q; the mean is 1. ``spread``: the
+    variance from the noise.
+    """
+    shares = np.asarray(weights) / (sample_rate * sum(weights))
+    error = float(np.sqrt(spread + sample_rate * (1 - sample_rate) * float(np.square(shares).sum()) / draws))
+    t = SLOPES / error
+    absent = np.log1p(-sample_rate) if sample_rate < 1 else -np.inf
+    taking = np.logaddexp(absent, np.log(sample_rate) + np.outer(t, shares) / draws).sum(1)
+    return float((draws * taking + t**2 * spread / 2 - t * moved).min()), error
 
 
 def present(scaled: Mapping[str, Outputs]) -> Check:
@@ -132,7 +189,10 @@ def deviation(name: str, rows: Outputs) -> Check:
     """
     squares, count = float(np.square(rows).sum()), rows.size
     low, high = np.sqrt(squares / chi2.isf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], count))
-    says = f"{np.sqrt(squares / count):.4f} of the claimed deviation (between {low:.4f} and {high:.4f})"
+    says = (
+        f"{np.sqrt(squares / count):.4f} of the deviation that the claim needs (between {low:.4f} and {high:.4f}); "
+        f"{found_ratio(count):.3f} of it would be found"
+    )
     return Check(name=f"noise deviation, {name}", passed=bool(high >= 1), says=says, significance=SIGNIFICANCE / 2)
 
 

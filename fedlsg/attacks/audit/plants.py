@@ -1,7 +1,7 @@
-"""Named mistakes that can be planted in the client's mechanism, to see whether an audit finds them.
+"""Named mistakes that can be planted in the shipped mechanism, to see whether an audit finds them.
 
-Inside ``planted(name)`` functions that ``client_step`` looks up are replaced; what comes out of it then is not what is
-claimed. An audit does not know of it. For simulations and tests; nothing in a real run calls this.
+Inside ``planted(name)`` functions of the shipped path are replaced; what comes out of it then is not what is claimed.
+An audit does not know of it. For simulations and tests; nothing in a real run calls this.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,23 +14,33 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from fedlsg.discrete import discrete_gaussian
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.discrete import SumTerms, discrete_gaussian, plan_release, rotate
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.randomness import SecretStream
 
 Patches = dict[str, Callable[..., Any]]
+HOMES = {
+    "add_noise": ("fedlsg.training.client", "fedlsg.client_level.update", "fedlsg.client_level.release"),
+    "discrete_gaussian": ("fedlsg.discrete.grid",),
+    "clipped_sum": ("fedlsg.training.client", "fedlsg.client_level.update"),
+    "poisson_batch": ("fedlsg.training.client", "fedlsg.attacks.audit.shipped"),
+    "plan_release": ("fedlsg.attacks.audit.shipped",),
+    "rotate": ("fedlsg.discrete.release",),
+}
+"""Where the shipped path looks a function up."""
 
 
-def halved_noise() -> Patches:
-    """Noise of half the claimed deviation."""
+def scaled_noise(factor: Fraction) -> Patches:
+    """Noise of another deviation than the claimed one."""
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        return total + (add_noise(torch.zeros_like(total), mechanism, noise) / 2)
+        return total + add_noise(torch.zeros_like(total), mechanism, noise) * float(factor)
 
     def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
-        return discrete_gaussian(centres, deviation / 2, noise)
+        return discrete_gaussian(centres, max(deviation * factor, Fraction(1, 4)), noise)
 
-    return {"add_noise": plant, "fedlsg.discrete.grid.discrete_gaussian": discrete}
+    return {"add_noise": plant, "discrete_gaussian": discrete}
 
 
 def per_block_clip() -> Patches:
@@ -44,17 +54,54 @@ def per_block_clip() -> Patches:
 
 def no_clip() -> Patches:
     """Gradients summed as they are."""
-    return {"clipped_sum": lambda gradients, mechanism, **options: torch.cat([block.sum(0) for block in gradients])}
+
+    def plant(gradients: Sequence[Tensor], mechanism: Mechanism, *, wide: bool = False) -> Tensor:
+        return torch.cat([block.sum(0).flatten() for block in gradients]).to(torch.float64 if wide else None)
+
+    return {"clipped_sum": plant}
+
+
+def clip_misses_block() -> Patches:
+    """The last block is added as it is, and is not in the norm that is clipped."""
+
+    def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
+        *rest, missed = gradients
+        most = clipped_sum(rest, mechanism, **options)
+        return torch.cat([most, missed.sum(0).flatten().to(most)])
+
+    return {"clipped_sum": plant}
+
+
+def rotation_doubles() -> Patches:
+    """The rotation of a secure sum's values makes them twice as long."""
+    return {"rotate": lambda values, signs: 2 * rotate(values, signs)}
+
+
+def shares_for(count: Callable[[SumTerms], int]) -> Patches:
+    """Shares of the noise for another number of clients than those whose noise the readers do not know."""
+
+    def plant(terms: SumTerms, mechanism: Mechanism, **sizes: int) -> Any:
+        counted = count(terms)  # as in a sum of one client more, who reads along
+        clients = max(terms.clients, counted + 1)
+        wrong = replace(terms, clients=clients, min_survivors=counted + 1, colluders=1)
+        return plan_release(wrong, replace(mechanism, noise_share=counted**-0.5, colluders=1), **sizes)
+
+    return {"plan_release": plant}
 
 
 def mask_unlike_noise() -> Patches:
     """Noise on the coordinates of another mask: some that are sent have none."""
 
-    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        other = torch.rand(len(total), generator=torch.Generator().manual_seed(1)) < 0.9
-        return torch.where(other.to(total.device), add_noise(total, mechanism, noise), total)
+    def other(total: Tensor) -> Tensor:
+        return (torch.rand(len(total), generator=torch.Generator().manual_seed(1)) < 0.9).to(total.device)
 
-    return {"add_noise": plant}
+    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
+        return torch.where(other(total), add_noise(total, mechanism, noise), total)
+
+    def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
+        return torch.where(other(centres), discrete_gaussian(centres, deviation, noise), centres.round().long())
+
+    return {"add_noise": plant, "discrete_gaussian": discrete}
 
 
 def noise_reused() -> Patches:
@@ -66,7 +113,29 @@ def noise_reused() -> Patches:
             drawn[len(total)] = add_noise(torch.zeros_like(total), mechanism, noise)
         return total + drawn[len(total)]
 
-    return {"add_noise": plant}
+    def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
+        if len(centres) not in drawn:
+            drawn[len(centres)] = discrete_gaussian(torch.zeros_like(centres), deviation, noise)
+        return centres.round().long() + drawn[len(centres)]
+
+    return {"add_noise": plant, "discrete_gaussian": discrete}
+
+
+def noise_left_out(clients: int) -> Patches:
+    """One of the clients of a sum adds no noise; where outputs are of single clients, every second output has none."""
+    calls = [0]
+
+    def skipped() -> bool:
+        calls[0] += 1
+        return calls[0] % max(clients, 2) == 1
+
+    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
+        return total if skipped() else add_noise(total, mechanism, noise)
+
+    def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
+        return centres.round().long() if skipped() else discrete_gaussian(centres, deviation, noise)
+
+    return {"add_noise": plant, "discrete_gaussian": discrete}
 
 
 def empty_batch_skipped() -> Patches:
@@ -90,7 +159,7 @@ def divisor_from_data() -> Patches:
 
 
 def full_batches() -> Patches:
-    """Every example in every step, accounted as a Poisson batch."""
+    """Every example, or client, in every step, accounted as a Poisson sample."""
     return {"poisson_batch": lambda count, sample_rate, sampler: torch.arange(count)}
 
 
@@ -105,34 +174,63 @@ def _counted() -> tuple[list[int], Callable[[int, float, SecretStream], Tensor]]
     return size, draw
 
 
-PLANTS: dict[str, Callable[[], Patches]] = {
-    "halved-noise": halved_noise,
-    "per-block-clip": per_block_clip,
-    "no-clip": no_clip,
-    "mask-unlike-noise": mask_unlike_noise,
-    "noise-reused": noise_reused,
-    "empty-batch-skipped": empty_batch_skipped,
-    "divisor-from-data": divisor_from_data,
-    "full-batches": full_batches,
+PLANTS: dict[str, Callable[[int], Patches]] = {
+    "halved-noise": lambda _: scaled_noise(Fraction(1, 2)),
+    "tenth-of-noise": lambda _: scaled_noise(Fraction(1, 10)),
+    "noise-left-out": noise_left_out,
+    "shares-for-all": lambda _: shares_for(lambda terms: terms.clients),
+    "readers-not-counted": lambda _: shares_for(lambda terms: terms.min_survivors),
+    "rotation-doubles": lambda _: rotation_doubles(),
+    "clip-misses-block": lambda _: clip_misses_block(),
+    "per-block-clip": lambda _: per_block_clip(),
+    "no-clip": lambda _: no_clip(),
+    "mask-unlike-noise": lambda _: mask_unlike_noise(),
+    "noise-reused": lambda _: noise_reused(),
+    "empty-batch-skipped": lambda _: empty_batch_skipped(),
+    "divisor-from-data": lambda _: divisor_from_data(),
+    "full-batches": lambda _: full_batches(),
 }
+"""By name; of the number of clients in one output."""
+ONLY_GAUSSIAN = ("empty-batch-skipped", "divisor-from-data")
+ONLY_SUMS = ("shares-for-all", "readers-not-counted", "rotation-doubles")
 
 
-GAUSSIAN = ("mask-unlike-noise", "noise-reused", "empty-batch-skipped", "divisor-from-data")
-"""Mistakes in Gaussian noise: discrete noise is added elsewhere, and would not have them."""
+def refuse_plant(name: str | None, setting: Setting) -> None:
+    """Raise ValueError for a mistake that what is audited cannot have: nothing would be planted."""
+    if name is None:
+        return
+    if name not in PLANTS:
+        raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {name!r}")
+    stated = setting.stated
+    if name in ONLY_SUMS and setting.sums is None:
+        raise ValueError(f"--plant {name} is a mistake of secure sums: take trust=secure, got trust={stated.trust}")
+    if name in ONLY_GAUSSIAN and setting.sums is not None:
+        raise ValueError(f"--plant {name} is a mistake in Gaussian noise, and trust=secure has discrete noise")
+    if name == "noise-left-out" and stated.trust == "server":
+        raise ValueError(f"--plant {name}: under trust=server no client adds noise; take tenth-of-noise")
+    if name == "full-batches" and stated.sample_rate == 1:
+        raise ValueError(f"--plant {name} changes nothing at sample rate 1, where every unit is in every step")
+    if name == "shares-for-all" and stated.honest == stated.clients:
+        raise ValueError(f"--plant {name} changes nothing where the noise of all {stated.clients} clients counts")
+    if name in ("per-block-clip", "clip-misses-block") and len(setting.frame.blocks) == 1:
+        raise ValueError(f"--plant {name} changes nothing, or leaves no clip, where there is one block: see no-clip")
 
 
 @contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """The named mistake in the mechanism inside, and none after; ``None`` plants nothing. Raises ValueError."""
+def planted(name: str | None, *, clients: int = 1) -> Iterator[None]:
+    """The named mistake in the mechanism inside, and none after; ``None`` plants nothing. ``clients``: in one output.
+
+    Raises ValueError for an unknown name.
+    """
     if name is None:
         yield
         return
     if name not in PLANTS:
         raise ValueError(f"expected a plant in {', '.join(PLANTS)}, got {name!r}")
     with ExitStack() as stack:
-        for function, mistake in PLANTS[name]().items():
-            where = function if "." in function else f"fedlsg.training.client.{function}"
-            stack.enter_context(patch(where, mistake))
+        for function, mistake in PLANTS[name](clients).items():
+            for home in HOMES[function]:
+                stack.enter_context(patch(f"{home}.{function}", mistake))
         stack.enter_context(
             patch("fedlsg.training.client.allows_ghost_clipping", lambda frame: False)
         )  # plants work on formed gradients

@@ -14,8 +14,9 @@ from jaxtyping import Float
 from scipy.stats import chi2, norm
 from torch import Tensor
 
-from fedlsg.attacks.audit.canaries import log_ratios, step_weights
+from fedlsg.attacks.audit.canaries import log_ratios
 from fedlsg.attacks.audit.checks import SIGNIFICANCE, Check
+from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.attacks.observation import Observation
 from fedlsg.gradients import Batch, per_example_gradients
 from fedlsg.privacy import clipped_sum

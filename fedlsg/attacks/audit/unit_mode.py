@@ -1,88 +1,60 @@
-"""The unit mode of the audit: canary gradients through every round of a schedule, in one frame, on shipped code.
+"""The unit mode of the audit: canary units through every round of a schedule, in one frame, on shipped code.
 
-What is granted to the auditor is the most that the claim allows: it chooses the gradients, sees every round's noisy
-sum before anything is made of it, and knows mask, clip, sigma and q. Which canaries are in, and the noise, are secret.
+A unit is an example, or at client level a client. What is granted to the auditor is the most that the claim allows: it
+chooses the gradients (or updates), sees every output of ``shipped`` before anything is made of it, and knows mask,
+clip, sigma and q. Which canaries are in, and the noise, are secret.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedlsg.attacks.audit.canaries import along, log_ratios, make_canaries, release, spread, step_weights
-from fedlsg.discrete import SumTerms, add_modulo, plan_release
-from fedlsg.frame import Frame
-from fedlsg.privacy import Mechanism
+from fedlsg.attacks.audit.canaries import along, log_ratios, make_canaries, spread
+from fedlsg.attacks.audit.power import alike_units, most_units, silent_rounds
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.shipped import Output, output
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
-from fedlsg.training import LocalTraining, accumulated_noise
-from fedlsg.training.client import AddNoise
 
-SILENT = {"one example": 1, "many examples": 64}
-"""Clients whose examples have zero gradients: what they send is noise alone, however many they are."""
-SILENT_ROUNDS = (32, 64)
+SILENT = {"one": 1, "many": 64}
+"""Outputs without anything but noise: of so many units that have gradients, or updates, of zeros."""
+ALIKE_ROUNDS = 16
+"""Outputs with equal units, for ``checks.length``."""
 Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Setting:
-    """What is audited: the mechanism as configured, in one frame, for ``rounds`` rounds.
-
-    ``claimed``: the effective noise multiplier that the claim names, where it is not the mechanism's own.
-    Under ``noise_share`` below 1 an output is the sum over as many clients as are assumed to survive; with ``sums``
-    that of their integers with discrete noise, as the server decodes it.
-    """
-
-    model: nn.Module
-    frame: Frame
-    mechanism: Mechanism
-    local: LocalTraining
-    rounds: int
-    claimed: float | None = None
-    sums: SumTerms | None = None
-
-    @property
-    def summed(self) -> int:
-        """Clients in one output."""
-        return round(self.mechanism.noise_share**-2)
-
-    @property
-    def noise_std(self) -> float:
-        """Claimed deviation of every value of an output."""
-        local = self.local
-        std = accumulated_noise(self.mechanism.noise_std, local.steps, local.momentum, local.pull)
-        own = self.mechanism.effective_noise_multiplier(len(self.frame.blocks))
-        ratio = 1.0 if self.claimed is None else self.claimed / own
-        return ratio * std * math.sqrt(self.summed)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """What the outputs say of each canary, which are ``included``, and the outputs of silent clients by name.
+    """What the outputs say of each canary, which are ``included``, and the outputs of silent units by name.
 
     scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the canary, over what a
-    canary that is in adds on average: 1 is expected of those in and 0 of those out.
+    canary that is in may add on average: 1 is expected of those in and 0 of those out.
+    grid: the silent outputs of a secure sum as they are added up, before the rotation is undone.
+    alike: outputs in which ``units`` equal units took part, at the sample rate; way: the clipped gradient of one.
     """
 
     scores: Float[np.ndarray, " m"]
     moves: Float[np.ndarray, " m"]
     included: Bool[np.ndarray, " m"]
     silent: dict[str, Float[np.ndarray, "rounds kept"]]
+    grid: dict[str, Float[np.ndarray, "rounds kept"]]
+    alike: Float[np.ndarray, "rounds kept"]
+    way: Float[np.ndarray, " kept"]
+    units: int
 
 
 def ticks(setting: Setting, canaries: int) -> int:
     """How often ``record`` reports progress."""
-    return len(spread(canaries, setting.frame.kept)) * setting.rounds + len(SILENT) * silent_rounds(setting)
+    outputs = len(federations(setting, canaries)) * setting.rounds
+    return outputs + len(SILENT) * silent_rounds(setting) + ALIKE_ROUNDS
 
 
-def silent_rounds(setting: Setting) -> int:
-    """Outputs of each silent client: as many as there are rounds, within bounds."""
-    low, high = SILENT_ROUNDS
-    return min(max(setting.rounds, low), high)
+def federations(setting: Setting, canaries: int) -> list[int]:
+    """Canaries in each series of outputs: at client level each of a secure sum's honest clients is one."""
+    return spread(canaries, setting.frame.kept, most=most_units(setting))
 
 
 def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = lambda: None) -> Recording:
@@ -92,71 +64,77 @@ def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = la
     """
     if canaries < 10:
         raise ValueError(f"expected {canaries=} >= 10")
-    counts = spread(canaries, setting.frame.kept)
+    counts = federations(setting, canaries)
     generator = public_generator(0 if seed is None else seed, "canaries")
-    made = make_canaries(setting.frame, setting.mechanism, max(counts), generator)
+    made = make_canaries(setting, max(counts), generator)
     found, moved, included = [], [], []
-    for client, count in enumerate(counts):
-        inside = _stream(seed, "coins", client).bernoulli(count, 0.5)
+    for series, count in enumerate(counts):
+        inside = _stream(seed, "coins", series).bernoulli(count, 0.5)
         rows, clipped = made.gradients[:count], made.clipped[:count]
-        outputs = rounds_of(setting, rows[inside], f"client {client}", seed, setting.rounds, tick)
+        outputs = values_of(rounds_of(setting, rows[inside], f"series {series}", seed, setting.rounds, tick))
         components = along(outputs, clipped)
         found.append(score(setting, components, clipped))
-        moved.append(components.mean(0) / (setting.local.sample_rate * sum(step_weights(setting.local))))
+        moved.append(components.mean(0) / (setting.stated.sample_rate * sum(setting.weights)))
         included.append(inside)
-    empty = torch.zeros(max(SILENT.values()), setting.frame.kept)
-    times = silent_rounds(setting)
-    silent = {name: rounds_of(setting, empty[:n], name, seed, times, tick).numpy() for name, n in SILENT.items()}
     scores, moves, chosen = (torch.cat(parts).numpy() for parts in (found, moved, included))
-    return Recording(scores=scores, moves=moves, included=chosen, silent=silent)
+    units = alike_units(setting)
+    one = make_canaries(setting, 1, generator)
+    alike = values_of(rounds_of(setting, one.gradients.expand(units, -1), "alike", seed, ALIKE_ROUNDS, tick))
+    silent, grid = silence(setting, seed, tick)
+    return Recording(
+        scores=scores, moves=moves, included=chosen, silent=silent, grid=grid, alike=alike.numpy(), units=units,
+        way=one.clipped[0].numpy(),
+    )  # fmt: skip
+
+
+Outputs = dict[str, Float[np.ndarray, "rounds kept"]]
+
+
+def silence(setting: Setting, seed: int | None, tick: Tick) -> tuple[Outputs, Outputs]:
+    """Outputs of silent units by name; of a secure sum also as they are on the grid.
+
+    There is noise seen that was drawn once: after each round's own rotation it looks fresh.
+    """
+    values, grids, times = Outputs(), Outputs(), silent_rounds(setting)
+    for name, count in SILENT.items():
+        count = min(count, most_units(setting) or count)
+        what = f"{name} {setting.stated.unit}{'s' if name == 'many' else ''}"
+        outputs = rounds_of(setting, torch.zeros(count, setting.frame.kept), what, seed, times, tick)
+        values[what] = values_of(outputs).numpy()
+        if setting.sums is not None:
+            grids[what] = torch.stack([one.grid for one in outputs if one.grid is not None]).numpy()
+    return values, grids
 
 
 def score(
     setting: Setting, components: Float[Tensor, "rounds m"], clipped: Float[Tensor, "m kept"]
 ) -> Float[Tensor, " m"]:
-    """Log likelihood ratio for one local step a round; the sum of the components for several."""
-    if setting.local.steps > 1:
+    """Log likelihood ratio for one release a round; the sum of the components for several."""
+    if len(setting.weights) > 1:
         return components.sum(0)
     return log_ratios(
-        components, clipped.norm(dim=1), noise_std=setting.noise_std, sample_rate=setting.local.sample_rate
+        components, clipped.norm(dim=1), noise_std=setting.noise_std, sample_rate=setting.stated.sample_rate
     )
 
 
 def rounds_of(
     setting: Setting, rows: Float[Tensor, "n kept"], name: str, seed: int | None, rounds: int, tick: Tick
-) -> Float[Tensor, "rounds kept"]:
-    """Outputs of one client with these gradients, one a round, on the CPU; the steps are on the model's device."""
+) -> list[Output]:
+    """Outputs with these units, one a round, on the CPU; the steps are on the model's device."""
     outputs, rows = [], rows.to(next(setting.model.parameters()).device)
     for round in range(rounds):
-        add, joined = joining(setting, round)
-        sent = [
-            release(
-                rows if other == 0 else rows[:0],
-                model=setting.model,
-                frame=setting.frame,
-                mechanism=setting.mechanism,
-                local=setting.local,
-                sampler=_stream(seed, "sampler", name, round, other),
-                noise=_stream(seed, "noise", name, round, other),
-                add=add,
-            ).cpu()
-            for other in range(setting.summed)
-        ]
-        outputs.append(joined(sent))
+
+        def draw(purpose: str, client: int = 0, round: int = round) -> SecretStream:
+            return _stream(seed, purpose, name, round, client)
+
+        outputs.append(output(setting, rows, draw, round))
         tick()
-    return torch.stack(outputs)
+    return outputs
 
 
-def joining(setting: Setting, round: int) -> tuple[AddNoise | None, Callable[[list[Tensor]], Tensor]]:
-    """How the clients of one output add noise, and how the server makes the output from what they send."""
-    if setting.sums is None:
-        return None, lambda sent: reduce(torch.add, sent)
-    frame = setting.frame
-    planned = plan_release(setting.sums, setting.mechanism, values=frame.kept, blocks=len(frame.blocks))
-    return (
-        lambda total, mechanism, noise: planned.encode(total, noise, seed=0, round=round),
-        lambda sent: planned.decode(add_modulo(sent, planned.grid), seed=0, round=round).float(),
-    )
+def values_of(outputs: list[Output]) -> Float[Tensor, "rounds kept"]:
+    """The values of outputs, one a row."""
+    return torch.stack([one.values for one in outputs])
 
 
 def _stream(seed: int | None, *labels: str | int) -> SecretStream:

@@ -14,6 +14,7 @@ from scipy.special import ndtri
 from fedlsg.accounting import Event
 from fedlsg.attacks.audit.bounds import GUESSED, Guesses, f_dp_p_value, f_dp_refuted, guess, largest, one_run_epsilon
 from fedlsg.attacks.audit.checks import Check
+from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.membership.roc import Rate, auc
 from fedlsg.attacks.membership.tradeoff import Least, gaussian_epsilon, subsampled
 
@@ -46,6 +47,14 @@ def claim_of(event: Event, epsilon: float, delta: float) -> Claim:
     """The claim of one event."""
     q, sigma = event.sample_rate, event.noise_multiplier
     return Claim(epsilon=epsilon, delta=delta, sample_rate=q, noise_multiplier=sigma, steps=event.steps)
+
+
+def stated_claim(stated: Stated) -> Claim:
+    """The claim as it is stated, at the least noise multiplier at which it is true."""
+    return Claim(
+        epsilon=stated.epsilon, delta=stated.delta, sample_rate=stated.sample_rate,
+        noise_multiplier=stated.noise_multiplier, steps=stated.steps,
+    )  # fmt: skip
 
 
 def training_event(events: Sequence[Event]) -> Event:

@@ -8,6 +8,7 @@ The rest of an unknown batch is more noise to the adversary: the closed form bou
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,16 +60,48 @@ def measure(
     ``trials`` payloads with the example and as many without; the prediction is of the example's own clipped norm.
     """
     with_it, without = clipped_sum(gradients, mechanism), clipped_sum([block[1:] for block in gradients], mechanism)
-    g = clipped_sum([block[:1] for block in gradients], mechanism).double()
-    std = mechanism.noise_std
+    g = clipped_sum([block[:1] for block in gradients], mechanism)
+
+    def payload(present: bool) -> Tensor:
+        return add_noise(with_it if present else without, mechanism, noise)
+
+    scores = play(payload, g, without, noise_std=mechanism.noise_std, trials=trials)
+    return rates(*scores, g, noise_std=mechanism.noise_std, fpr=fpr, confidence=confidence)
+
+
+def play(
+    payload: Callable[[bool], Float[Tensor, " kept"]],
+    g: Float[Tensor, " kept"],
+    without: Float[Tensor, " kept"],
+    *,
+    noise_std: float,
+    trials: int,
+) -> tuple[Float[np.ndarray, " trials"], Float[np.ndarray, " trials"]]:
+    """Scores of ``trials`` fresh payloads with the unit, and of as many without.
+
+    ``payload(present)`` is one payload; ``without``: the known sum of the others; ``g``: what the unit adds to it.
+    """
+    g, without = g.double(), without.double()
+    with_it, others = (
+        np.array([filter_payload(payload(present).double() - without, g, noise_std) for _ in range(trials)])
+        for present in (True, False)
+    )
+    return with_it, others
+
+
+def rates(
+    with_it: Float[np.ndarray, " trials"],
+    others: Float[np.ndarray, " trials"],
+    g: Float[Tensor, " kept"],
+    *,
+    noise_std: float,
+    fpr: float,
+    confidence: float = 0.95,
+) -> Membership:
+    """The rates of scores at the threshold of a false positive rate; the prediction is of the unit's clipped norm."""
     threshold = float(ndtri(1 - fpr))
-
-    def passed(total: Tensor) -> int:
-        payloads = (add_noise(total, mechanism, noise).double() - without.double() for _ in range(trials))
-        return int(np.sum([filter_payload(values, g, std) > threshold for values in payloads]))
-
     return Membership(
-        fpr=clopper_pearson(passed(without), trials, confidence),
-        tpr=clopper_pearson(passed(with_it), trials, confidence),
-        predicted=closed_form_tpr(fpr, std / float(torch.linalg.vector_norm(g))),
+        fpr=clopper_pearson(int((others > threshold).sum()), len(others), confidence),
+        tpr=clopper_pearson(int((with_it > threshold).sum()), len(with_it), confidence),
+        predicted=closed_form_tpr(fpr, noise_std / float(torch.linalg.vector_norm(g.double()))),
     )

@@ -35,13 +35,28 @@ class Kind:
     by_torch_func: bool = False
 
 
-def _conv_refusal(module: Any) -> str | None:
-    """Formulas of Conv1d are for one group and padding with zeros."""
+def conv_refusal(module: Any) -> str | None:
+    """Formulas of Conv1d and Conv2d are for one group and padding with zeros."""
     if module.groups != 1:
-        return f"groups={module.groups} is not supported; set groups=1, or freeze it"
+        return f"groups={module.groups} has no formula; {by_subclass(type(module))}, set groups=1, or freeze it"
     if module.padding_mode != "zeros":
-        return f"padding_mode={module.padding_mode!r} is not supported; pad with F.pad before it, or freeze it"
+        other = by_subclass(type(module))
+        return f"padding_mode={module.padding_mode!r} has no formula; pad with F.pad before it, {other}, or freeze it"
     return None
+
+
+def by_subclass(type: type[nn.Module]) -> str:
+    """How torch.func gives the gradients of a layer whose own type is built in."""
+    own = f"My{type.__name__}"
+    return (
+        f"let torch.func compute its gradients: class {own}({shown(type)}): pass, then fedlsg.register_layer({own}), "
+        f"and use {own} in its place"
+    )
+
+
+def shown(type: type[nn.Module]) -> str:
+    """The name of a type in a user's code."""
+    return f"nn.{type.__name__}" if type.__module__.startswith("torch.nn.") else type.__name__
 
 
 def _embedding_refusal(module: nn.Embedding) -> str | None:
@@ -69,7 +84,7 @@ _RECURRENT = Kind(
 _TRANSPOSED_LINEAR = Kind(gradients=calls.transposed_linear, least=lambda module: 2)
 BUILT_IN: Mapping[type[nn.Module], Kind] = {
     nn.Embedding: Kind(gradients=calls.embedding, refusal=_embedding_refusal),
-    nn.Conv1d: Kind(gradients=calls.conv1d, least=lambda module: 3, refusal=_conv_refusal),
+    nn.Conv1d: Kind(gradients=calls.conv1d, least=lambda module: 3, refusal=conv_refusal),
     nn.RMSNorm: Kind(gradients=calls.rms_norm, least=lambda module: 1 + len(module.normalized_shape)),
     nn.InstanceNorm1d: _instance_norm(3),
     nn.InstanceNorm2d: _instance_norm(4),

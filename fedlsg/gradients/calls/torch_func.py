@@ -47,11 +47,13 @@ def by_torch_func(
 
     ``inputs`` and ``output_gradient`` as there. All tensors have the examples on the first axis, unless ``in_axes`` and
     ``out_axes`` say where they are in each tensor, in order. ``forward(module, *inputs)`` replaces the module's call.
-    Raises RuntimeError where the module draws random numbers, or where torch.func cannot follow it (``.item()``, an
-    ``if`` on values, in-place changes of its own state).
+    Raises ValueError for a tensor without dimensions; RuntimeError where the module draws random numbers, or where
+    torch.func cannot follow it (``.item()``, an ``if`` on values, in-place changes of its own state).
     """
     start = time.perf_counter()
     given, g = tensors_in(inputs), tensors_in(output_gradient)
+    if [t for t in (*given, *g) if t.ndim == 0]:
+        raise ValueError("a tensor of its call has shape (), and torch.func needs the examples on a dimension of each")
     axes = [0] * len(given) if in_axes is None else list(in_axes)
     back = [0] * len(g) if out_axes is None else list(out_axes)
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}

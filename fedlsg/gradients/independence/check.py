@@ -6,15 +6,18 @@ a probe must be the same alone, in batches of ``BATCHES`` with other neighbours,
 of the model's own small sizes (tokens, channels) are tried as well: there a layer with another first axis looks right.
 
 How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15. ``TOLERANCE``
-is 1e-9 of a row's length; for gradients, of the length of an example's whole gradient. Random draws are coupled by
+is 1e-9 of a row's own length; for gradients, of the length of that of the parameter, or of ``SMALL_PART`` of the
+example's whole gradient. A few units in the last place of a row's largest activation are added: a large number, such as
+a unix time, is rounded wherever it goes. So rows of several scales are needed (``cast``). Random draws are coupled by
 example (``Draws``). Trainable weights are moved a little, so that a branch after a weight of zero counts. Numbers of
 the inputs are made a little smaller, against ties. One neighbour is ``LARGE`` times as large, one is a duplicate.
 
 What it cannot find:
     - mixing on a condition that no probe meets: batches larger than ``LARGEST``, other values, lengths or labels, other
       weights, the hundredth call, another device, precision or mode than that of the check;
-    - mixing below ``TOLERANCE``; in a model that cannot run in float64, or computes in float32 inside, mixing below
-      ``COARSE``, and below ``KINK`` where only the gradient mixes;
+    - mixing below ``TOLERANCE``; in a loss that computes in float32, mixing below ``ROUNDED``; in a model that cannot
+      run in float64, or computes in float32 inside, mixing below ``COARSE``, and below ``KINK`` where only the gradient
+      mixes;
     - mixing by chance, in draws other than those of the check. A draw of one number for the whole batch (occasional
       mixup) has one value here;
     - effects of padding: all probes are padded alike, alone and in batches. Nor does it find that batches of other
@@ -28,7 +31,7 @@ Draws no noise and reads public inputs only.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +39,7 @@ from torch import Tensor, nn
 from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
 from fedlsg.gradients.independence.trace import Key, Seen, Trace
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
-from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, unsupported
+from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable, unsupported
 
 BATCHES = (2, 7)
 LARGEST = 16
@@ -44,6 +47,12 @@ LARGEST = 16
 WORK = 2**20
 """Activations of one example, in numbers, above which only the dimensions of the inputs are tried."""
 TOLERANCE = 1e-9
+SMALL_PART = 1e-3
+"""Part of an example's whole gradient below which that of a parameter is compared in units of this part."""
+ROUNDINGS = 16
+"""Units in the last place of the largest activation that rounding may leave anywhere: a unix time in a sine, say."""
+ROUNDED = 1e-5
+"""Tolerance of a loss that computes in float32 next to a model in float64, and of gradients then."""
 COARSE, KINK = 1e-4, 0.05
 """Tolerances for a model that computes in float32: of an activation or loss, and of a gradient. Rounding may flip a
 unit at the kink of a ReLU, which moves a gradient of these networks by up to 0.008 of its length."""
@@ -63,14 +72,15 @@ def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, ta
     count = batch_size(inputs, targets)
     if count < 2:
         raise ValueError(f"expected two probe examples or more, to compare them alone and in batches, got {count}")
-    for dtype in (torch.float64, None):
-        subject = prepare(model, loss_fn, inputs, targets, dtype)
+    own = next(iter(trainable(model).values())).dtype
+    for dtype, loss_dtype in ((torch.float64, None), (torch.float64, own), (None, None)):
+        subject = prepare(model, loss_fn, inputs, targets, dtype, loss_dtype)
         try:
             first = subject.run([0])
         except UnsupportedLayerError as error:
             if dtype is None or error.__cause__ is None:
                 raise
-            continue  # some models cannot run in float64
+            continue  # a loss that holds float32 tensors cannot read float64, and some models cannot run in it
         return compare(subject, first)
 
 
@@ -113,6 +123,7 @@ class Judge:
     alone: Mapping[int, Outcome]
     buffers: Mapping[str, Tensor]
     frozen: Mapping[str, int]
+    _noise: dict[int, float] = field(default_factory=dict, init=False)
 
     @property
     def fine(self) -> bool:
@@ -125,9 +136,20 @@ class Judge:
         return TOLERANCE if self.fine else COARSE
 
     @property
+    def later_tolerance(self) -> float:
+        """The same from the loss on."""
+        eps = self.subject.draws.coarsest_later
+        return max(self.tolerance, 0.0 if eps < 1e-12 else ROUNDED if eps < 1e-6 else COARSE)
+
+    @property
+    def gradient_tolerance(self) -> float:
+        """The same of an example's gradient."""
+        return self.later_tolerance if self.later_tolerance < COARSE else KINK
+
+    @property
     def floor(self) -> float:
         """Length below which a row is rounding only."""
-        return 1e-6 if self.fine else 1e-2
+        return 1e-6 if self.later_tolerance == TOLERANCE else 1e-2
 
     def state(self, again: Outcome) -> None:
         """Probe 0 alone, after all other batches: the model must not remember them."""
@@ -170,33 +192,53 @@ class Judge:
     def differs(self, side: str, key: Key, seen: Seen, outcome: Outcome, places: Sequence[int]) -> bool:
         """Whether a tensor's rows differ for every way to find its examples."""
         known = {m: getattr(o.trace, side).get(key) for m, o in self.alone.items()}
-        shape = None if known[0] is None else known[0].shape
+        first = known[next(iter(known))]
+        shape = None if first is None else first.shape
         alone = {m: k for m, k in known.items() if k is not None and k.shape == shape}
         places = [p for p in places if outcome.members[p] in alone]
-        if not places:
+        if not places or shape is None:
             return False  # rows are found by the shape of probe 0; these examples have others: later tensors decide
-        scale = max(float(k.rows[0][0, -1]) for k in alone.values())
+        tolerance = self.tolerance if side == "forward" else self.later_tolerance
         verdicts = []
         for rows in seen.rows:
-            pairs = [(rows[p if len(rows) > 1 else 0], alone[outcome.members[p]].rows[0][0]) for p in places]
-            gap = max(float((row - own).abs().max()) for row, own in pairs)
-            verdicts.append(gap > self.tolerance * max(scale, self.floor))
+            wrong = False
+            for p in places:
+                own = alone[outcome.members[p]].rows[0][0]
+                gap = float((rows[p if len(rows) > 1 else 0] - own).abs().max())
+                noise = self.noise(outcome.members[p])
+                wrong |= gap > tolerance * max(float(own[-1]), self.floor) + noise * shape.numel() ** 0.5
+            verdicts.append(wrong)
         return bool(verdicts) and all(verdicts)
 
     def losses_differ(self, outcome: Outcome, places: Sequence[int]) -> bool:
         """Whether a loss differs from that of the example alone."""
-        scale = max(float(o.losses.abs().max()) for o in self.alone.values())
-        gaps = [abs(float(outcome.losses[p] - self.alone[outcome.members[p]].losses[0])) for p in places]
-        return not max(gaps) <= self.tolerance * max(scale, self.floor)
+        for p in places:
+            alone = self.alone[outcome.members[p]]
+            own = float(alone.losses.abs().max())
+            gap = abs(float(outcome.losses[p] - alone.losses[0]))
+            if not gap <= self.later_tolerance * max(own, self.floor) + self.noise(outcome.members[p]):
+                return True
+        return False
 
     def gradient_differs(self, name: str, outcome: Outcome, places: Sequence[int]) -> bool:
-        """Whether a parameter's gradient differs, in units of the example's whole gradient."""
+        """Whether a parameter's gradient differs, in its own units, and of at least a part of the whole gradient."""
         for p in places:
             alone = self.alone[outcome.members[p]]
             gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
-            if not gap <= (self.tolerance if self.fine else KINK) * max(alone.length, self.floor):
+            own, noise = float(alone.gradients[name][0].norm()), self.noise(outcome.members[p])
+            if self.gradient_tolerance < KINK:
+                allowed = (self.gradient_tolerance + noise) * max(own, SMALL_PART * alone.length, self.floor)
+            else:
+                allowed = KINK * max(alone.length, self.floor)
+            if not gap <= allowed:
                 return True
         return False
+
+    def noise(self, member: int) -> float:
+        """What rounding of a probe's largest activations may leave in later ones, of any size."""
+        if member not in self._noise:
+            self._noise[member] = ROUNDINGS * self.subject.draws.coarsest * self.alone[member].trace.largest
+        return self._noise[member]
 
     def source(self, outcome: Outcome, places: Sequence[int], wrong: Sequence[str]) -> str | None:
         """The module in whose backward pass the mixing begins; None for the loss function.
@@ -216,7 +258,8 @@ class Judge:
         """Raise for a module's output, or for the module around it, which computed its input."""
         path, side, _, _ = key
         if side == "output":
-            self.fail(path, message.format("output"))
+            shape = trace.forward[key].shape
+            self.fail(path, message.format("output" if shape else "output of shape (), one number for all examples,"))
         self.fail(trace.inside[key], message.format(f"input of its layer {path}"))
 
     def fail(self, path: str | None, message: str) -> None:

@@ -35,7 +35,8 @@ class Draws(TorchDispatchMode):
     Guarantee inside the context: the k-th draw of a pass has the numbers of the k-th draw of the first pass, repeated
     along the one dimension that is longer. A draw of the same shape in every batch is repeated unchanged.
     Differs from the distribution in training: all examples share one mask.
-    ``coarsest`` is the largest unit in the last place of any float type that sums were taken in.
+    ``coarsest`` is the largest unit in the last place of any float type that sums were taken in, by the model's forward
+    pass; ``coarsest_later`` from the loss on, which ``in_loss`` says.
     Raises UncoupledDrawError for a draw whose distribution depends on a tensor.
     """
 
@@ -43,7 +44,8 @@ class Draws(TorchDispatchMode):
         super().__init__()
         self.first: list[Tensor] = []
         self.place = 0
-        self.coarsest = float(torch.finfo(torch.float64).eps)
+        self.coarsest = self.coarsest_later = float(torch.finfo(torch.float64).eps)
+        self.in_loss = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -84,7 +86,11 @@ class Draws(TorchDispatchMode):
     def _watch(self, out: Any) -> None:
         made = out[0] if isinstance(out, tuple) and out else out
         if isinstance(made, Tensor) and made.is_floating_point() and made.dtype != torch.float64:
-            self.coarsest = max(self.coarsest, float(torch.finfo(made.dtype).eps))
+            eps = float(torch.finfo(made.dtype).eps)
+            if self.in_loss:
+                self.coarsest_later = max(self.coarsest_later, eps)
+            else:
+                self.coarsest = max(self.coarsest, eps)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -133,7 +139,7 @@ def couple(draws: Draws, device: torch.device) -> Iterator[None]:
     Fused attention draws inside its kernel, so torch computes attention from its parts here.
     """
     state, numpy_state = random.getstate(), np.random.get_state()
-    draws.place = 0
+    draws.place, draws.in_loss = 0, False
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.random.default_generator.manual_seed(0)

@@ -16,11 +16,15 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from fedlsg.failure import describe, is_own
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.gradients.called import in_type
 from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import CARRIED
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
-from fedlsg.gradients.independence.trace import Trace, trace_modules
+from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules
+from fedlsg.gradients.loss_contents import other_leaves, untrained
+from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, learn_tables, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 
@@ -59,6 +63,7 @@ class Subject:
     targets: Batch
     count: int
     frame: Frame
+    loss_dtype: torch.dtype | None = None
     draws: Draws = field(default_factory=Draws)
 
     def run_in_company(self, size: int, like: Trace) -> Outcome:
@@ -76,7 +81,12 @@ class Subject:
         trace, kept = Trace(batch=len(members), like=like), []
 
         def loss(outputs: Any, targets: Any) -> Tensor:
-            losses = self.loss_fn(outputs, targets)
+            self.draws.in_loss = True
+            if self.loss_dtype is not None:
+                outputs, targets = in_type(outputs, self.loss_dtype), in_type(targets, self.loss_dtype)
+            losses = self._losses(outputs, targets)
+            if like is None and (others := other_leaves(losses, self.model)):
+                raise UnsupportedLayerError(untrained(others))
             kept.append(losses.detach().double().cpu())
             if losses.grad_fn is not None:
                 trace.places[losses.grad_fn] = ("", "loss", 1, 0)
@@ -91,11 +101,14 @@ class Subject:
         except UnsupportedLayerError:
             raise
         except Exception as error:
-            if not trace.running:
+            if is_own(error) and not trace.running:
                 raise
+            given = ", ".join(f"{name} {forms(part)}" for name, part in zip(("inputs", "targets"), chosen, strict=True))
+            what = f"fails with {describe(error)}, on a batch of {len(members)} ({given})"
+            what += f"; {FIX}" if len(members) > 1 else ""
+            if not trace.running:
+                raise UnsupportedLayerError(f"the backward pass {what}") from error
             path = trace.running[-1]
-            fix = f"; {FIX}" if len(members) > 1 else ""
-            what = f"fails on a batch of {len(members)} ({type(error).__name__}: {error}){fix}"
             raise unsupported(path, self.model.get_submodule(path), what) from error
         gradients: dict[str, list[Tensor]] = {}
         for block, value in zip(self.frame.blocks, blocks, strict=True):
@@ -103,14 +116,32 @@ class Subject:
         joined = {name: torch.cat(parts, 1) for name, parts in gradients.items()}
         return Outcome(members=tuple(members), trace=trace, losses=kept[0], gradients=joined)
 
+    def _losses(self, outputs: Any, targets: Any) -> Tensor:
+        """The losses. An error inside of a user's function names its line."""
+        try:
+            return self.loss_fn(outputs, targets)
+        except Exception as error:
+            if is_own(error):
+                raise
+            given = f"outputs {forms(outputs)}, targets {forms(targets)}"
+            raise UnsupportedLayerError(f"the loss function: fails with {describe(error)}, on {given}") from error
+
 
 def prepare(
-    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, dtype: torch.dtype | None
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    dtype: torch.dtype | None,
+    loss_dtype: torch.dtype | None,
 ) -> Subject:
-    """The subject in ``dtype``, or in the model's own type if that is None."""
-    copied = copy.deepcopy(model)
+    """The subject in ``dtype``, or in the model's own type if that is None; the loss reads ``loss_dtype``, or that."""
+    copied = copy_of(model)
     if dtype is not None:
         copied = copied.to(dtype)
+    if isinstance(loss_fn, PerExampleLoss):
+        p = next(iter(trainable(copied).values()))
+        loss_fn = loss_fn.copy_like(p.detach().to(loss_dtype or p.dtype))
     generator = torch.Generator().manual_seed(0)
     coordinates = []
     ways = ways_of(copied)
@@ -130,7 +161,19 @@ def prepare(
     frame = Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
     with suppress(Exception):  # what fails here fails in the first pass, too, where the layer is named
         learn_tables(copied, inputs)
-    return Subject(model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame)
+    return Subject(
+        model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame, loss_dtype=loss_dtype
+    )  # fmt: skip
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of the model. Raises UnsupportedLayerError for a tensor that has a graph, which torch does not copy."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                reason = f"its attribute {name} was computed from parameters, so that the model cannot be copied"
+                raise unsupported(path, module, f"{reason}; store {name}.detach(), or compute it in forward")
+    return copy.deepcopy(model)
 
 
 def narrow(block: Block) -> Block:
@@ -163,6 +206,13 @@ def unit(rows: int, columns: int, like: Tensor, generator: torch.Generator) -> F
 def each(value: Batch, change: Any) -> Any:
     """Apply a change to the tensor, or to every tensor of a batch."""
     return change(value) if isinstance(value, Tensor) else {name: change(t) for name, t in value.items()}
+
+
+def forms(value: Any) -> str:
+    """Types and shapes of the tensors in a value, for messages. The type of floats is that of the check, float64."""
+    found = tensors(value, integers=True)
+    named = (f"{'floats' if t.is_floating_point() else str(t.dtype)[6:]} {tuple(t.shape)}" for t in found)
+    return " and ".join(named) or type(value).__name__
 
 
 def pick(value: Batch, rows: Tensor) -> Any:

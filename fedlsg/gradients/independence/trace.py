@@ -34,7 +34,7 @@ def projection(length: int) -> Float64[Tensor, "length width"]:
 
 def sketch(rows: Tensor) -> Float64[Tensor, "b sketch"]:
     """Sketch and norm of each row. Infinities and NaN become numbers, so that they can be compared."""
-    x = rows.flatten(1).double()
+    x = rows.reshape(len(rows), -1).double()  # a tensor without dimensions is one row of one number
     short = torch.cat(
         [x @ projection(x.shape[1]).to(x.device), torch.linalg.vector_norm(x, dim=1, keepdim=True)], 1
     ).cpu()
@@ -94,6 +94,12 @@ class Trace:
     sources: dict[Key, set[Key]] = field(default_factory=dict)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     last: tuple[Tensor | None, int, Seen | None] = (None, 0, None)
+
+    @property
+    def largest(self) -> float:
+        """Root mean square of the largest tensor of a pass over one example."""
+        found = [float(k.rows[0][0, -1]) / k.shape.numel() ** 0.5 for k in self.forward.values() if k.rows]
+        return max(found, default=0.0)
 
     def note(self, path: str, side: str, values: Iterable[Tensor]) -> None:
         """Record the tensors at one side of a module."""
@@ -157,26 +163,26 @@ class Trace:
         self.note(path, "output", tensors(output))
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any, *, integers: bool = False) -> Iterator[Tensor]:
     """The dense tensors of real or complex numbers in a module's arguments or result, in order.
 
     Not integers: row numbers of a batch may differ, and what they select is recorded. Nor packed sequences, whose rows
     are not ordered by example.
     """
     if isinstance(value, Tensor):
-        numbers = value.is_floating_point() or value.is_complex()
+        numbers = integers or value.is_floating_point() or value.is_complex()
         if numbers and not value.is_sparse and not value.is_nested and value.numel():
             yield value
     elif isinstance(value, PackedSequence):
         return
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors(item)
+            yield from tensors(item, integers=integers)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from tensors(item)
+            yield from tensors(item, integers=integers)
     elif hasattr(value, "__dataclass_fields__"):
-        yield from tensors(vars(value))
+        yield from tensors(vars(value), integers=integers)
 
 
 @contextmanager

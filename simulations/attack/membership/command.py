@@ -19,11 +19,12 @@ from simulations.attack.membership.shadows import check_shadows, confidences, tr
 from simulations.attack.recorded.report import output_folder
 from simulations.inspection.subject import refuse_settings
 from simulations.plan.continuity import check_own_code
-from simulations.plan.plan import Plan, make_plan
+from simulations.plan.plan import Plan
 from simulations.report.progress import bar
 from simulations.report.terminal import facts_shown, print_line, print_note, print_table
 from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
+from simulations.server.ready import ready_plan
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.sampling import refuse_shuffled
@@ -59,7 +60,7 @@ def membership_command(
     wanted = from_mapping(resolve(given)) if run is None else RunDir.open(run).read_config()
     refuse_shuffled(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:
-        plan = make_plan(as_shadow(wanted, device), progress=status.update)
+        plan = ready_plan(as_shadow(wanted, device), progress=status.update)
         claim = claimed(plan)
         if run is not None:
             check_own_code(plan, RunDir.open(run))

@@ -1,6 +1,6 @@
 """What a membership attack found: tables, verdict and assumptions, for the terminal and the page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,19 +31,32 @@ GRANTED_OF_CLIENTS = {
     "sees": "the answers (logits) of the trained model on all examples; no payload and no earlier round",
     "secret": "which clients there were, which were drawn in a round, their batches and the noise",
 }
-PER_ROUND = {
-    "matched filter": "sees one client's payload of one round as it was sent, and knows every other example of the "
-    "batch; guessing has a TPR equal to its FPR"
+KNOWS = {
+    "example": "knows every other example that takes part; guessing has a TPR equal to its FPR",
+    "client": "knows who else takes part, with which updates; guessing has a TPR equal to its FPR",
 }
-
-PER_ROUND_OF_SUM = {
-    "matched filter": "sees the noisy sum of one round's payloads, and knows every other example of all batches; "
-    "guessing has a TPR equal to its FPR"
+READS = {
+    "client": "one client's payload of one round as it was sent",
+    "aggregate": "the sum of one round's payloads as an ideal secure sum would give it, which nobody provides",
+    "secure": "the sum of one round that the server decodes, and the noise of {readers} of its clients",
+    "server": "the noisy sum that the server releases of one round",
 }
-PER_ROUND_OF_CLIENTS = {
-    "matched filter": "sees the noisy sum of one round, and knows who else took part, with which updates; guessing has "
-    "a TPR equal to its FPR"
+"""What the matched filter sees, by trust."""
+ALL = {
+    "client": "all payloads of all rounds",
+    "aggregate": "the sums of all rounds, and no single payload",
+    "secure": "the sums of all rounds, and what {readers} clients know",
+    "server": "the weights of all rounds, and no update",
 }
+"""What an attacker may see that the claim bounds, by trust."""
+PLAYED = {
+    "client": "payloads with and without one {unit} through the clip and the noise of a client",
+    "aggregate": "sums with and without one {unit} through the clip and the noise shares of the clients",
+    "secure": "sums with and without one {unit} through the clip, the rotation, the discrete noise and the decoding of "
+    "a secure sum, without its masks, and less the noise of {readers} clients",
+    "server": "sums with and without one {unit} through the clip and the noise of the server",
+}
+"""What the game runs, by trust."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,7 +155,8 @@ def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
     """What one round shows: a client's payload or, where only sums have the noise, the sum of all."""
     first = rounds[0]
     trust, unit = settings.trust, settings.unit
-    seen = "One payload" if trust == "client" else "The sum of the payloads"
+    payload = "One payload" if trust == "client" else "The sum of the payloads"
+    seen = payload if unit == "client" or (settings.local_steps or 1) == 1 else f"One local step of {payload.lower()}"
     unlike = "" if first.clipped else f" The {unit} of this game is shorter than the clip, so it is found less often."
     return Table(
         title=f"{seen} of one round, matched filter, sigma_eff {first.sigma:.4g}",
@@ -159,10 +173,14 @@ def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
             for one in rounds
         ),
         note="Closed form: TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff), for a clipped "
-        f"{unit} that took part. Measured: "
-        f"{'payloads' if trust == 'client' else 'sums'} with and without one {unit} through the shipped clip and "
-        "noise, in the frame of the first round." + unlike,
+        f"{unit} that took part. Measured: {_in(settings, PLAYED)}, in the frame of the first round.{unlike}",
     )
+
+
+def _in(settings: Settings, words: Mapping[str, str]) -> str:
+    """The words for the settings' trust mode."""
+    readers = max(1, settings.colluders or 0)
+    return words[settings.trust].format(readers=readers, unit=settings.unit)
 
 
 def _bounds(limits: Sequence[Limit]) -> list[tuple[str, ...]]:
@@ -197,7 +215,8 @@ def verdict(report: Report) -> str:
     if not report.limits:
         return f"{text} No epsilon is claimed: nothing bounds a stronger attacker."
     allowed = min(one.bound(LOW_RATES[0]) for one in report.limits)
-    return text if above else f"{text} The claim allows at most {_percent(allowed)} there, for any attacker."
+    bounded = f"for any attacker that sees {_in(report.settings, ALL)}"
+    return text if above else f"{text} The claim allows at most {_percent(allowed)} there, {bounded}."
 
 
 def _strongest(found: Sequence[Found]) -> str:
@@ -253,7 +272,14 @@ def facts(report: Report) -> dict[str, str]:
 
 def granted(report: Report) -> dict[str, str]:
     """The assumptions in words."""
-    if report.settings.unit == "client":
-        return GRANTED_OF_CLIENTS | (PER_ROUND_OF_CLIENTS if report.rounds else {})
-    per_round = PER_ROUND if report.settings.trust == "client" else PER_ROUND_OF_SUM
-    return GRANTED | (per_round if report.rounds else {})
+    unit = report.settings.unit
+    filter_ = {"matched filter": f"sees {_in(report.settings, READS)}, and {KNOWS[unit]}"}
+    return (GRANTED if unit == "example" else GRANTED_OF_CLIENTS) | (filter_ if report.rounds else {})
+
+
+def bounded(report: Report) -> str:
+    """Whom the bounds hold for."""
+    return (
+        f"The bounds hold for every attacker, even one that sees {_in(report.settings, ALL)}. They follow from the "
+        "claim and were not measured."
+    )

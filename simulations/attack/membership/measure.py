@@ -51,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Limit:
-    """The largest expected rates that a claim allows, for any attacker that sees all payloads of the run."""
+    """The largest expected rates that a claim allows, for any attacker that sees what the claim is about."""
 
     name: str
     bound: BoundOf

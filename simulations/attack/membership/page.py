@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlsg.attacks.membership.roc import LOW_RATES, Roc
-from simulations.attack.membership.findings import Report, facts, granted, tables, verdict
+from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID
 from simulations.report.figure import GUESSING, drawing, legend_outside, new_figure, use_style, wrap
 from simulations.report.page import Page, Section, Text, data_section, download, facts_of, json_text, render
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": BLUE}
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."
-BOUNDS = (
-    "The bounds hold for every attacker, even one that sees all payloads of all rounds. They follow from the claim and "
-    "were not measured."
-)
 CAPTION = (
     "How many members an attack finds (true positive rate) for each share of non-members that it wrongly calls members "
     "(false positive rate). Both axes are logarithmic; each model is the target in turn. Further up is a stronger "
@@ -42,7 +38,7 @@ def write(folder: Path, report: Report, lead: str) -> None:
 def page(report: Report, lead: str, data: bytes) -> str:
     """membership.html: one file that requests nothing. It shows no example. ``data``: the bytes of membership.json."""
     caption = f"{CAPTION} {DASHED}" if report.limits else CAPTION
-    limits = f"{LIMITS} {BOUNDS}" if report.limits else LIMITS
+    limits = f"{LIMITS} {bounded(report)}" if report.limits else LIMITS
     return render(
         Page(
             kind="fedlsg attack --membership",
@@ -99,6 +95,8 @@ def numbers(report: Report) -> dict[str, Any]:
         "workload": s.workload,
         "model": s.model,
         "method": s.method,
+        "trust": s.trust,
+        "unit": s.unit,
         "public_seed": s.seed,
         "seed": report.seed,
         "shadows": len(models.inside) - 1,

@@ -24,6 +24,7 @@ from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import sealed
+from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, read_frame, round_folder, sum_file
 from simulations.settings.run import Device, Settings
@@ -235,6 +236,7 @@ def refuse_client_unit(settings: Settings) -> None:
 
 def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     """The record of any run, with its data and its model; no payload is read yet."""
+    refuse_own_noise(run)
     settings = run.read_config()
     base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
     check_own_code(base, run)

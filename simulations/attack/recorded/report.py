@@ -39,7 +39,7 @@ UNPAIRED = (
     "Each run drew batches of its own, so that two runs are attacked on different examples: compare their intervals. "
     "Attacks on one run are paired: they have the same examples and the same blind guess."
 )
-LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only the epsilon bounds every attack."
+LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on what it covers."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -42,6 +42,11 @@ def usable(settings: Settings, terms: Terms) -> Settings:
             "trust=server: the server would get this client's update without noise; a deployed client never sends one. "
             "Take trust=secure"
         )
+    if settings.trust == "secure" and settings.colluders == 0:
+        raise TermsError(
+            "colluders=0: the run would count the noise of every other client, and each of them knows its own; leave "
+            "colluders out of the run config, or give 1 or more"
+        )
     if settings.unit != terms.unit:
         raise TermsError(
             f"unit={settings.unit}: this client's ledger and its epsilon-max protect one {terms.unit} (set unit="
@@ -125,7 +130,7 @@ def check_base(base: Base, terms: Terms) -> None:
     if base.sums is not None and base.sums.colluders < terms.colluders:
         raise TermsError(
             f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, and this client's "
-            f"node config asks for {terms.colluders}; set colluders in the run config"
+            f"node config asks for {terms.colluders}, one at least; set colluders in the run config"
         )
     if base.sums is not None and base.client_unit is None and size > MOST_EXAMPLES:
         raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")

@@ -35,7 +35,8 @@ class Terms:
     input_columns, label_column, classes: of its own rows, if they are settings of the run's workload.
     pretrained: its own copy of the file that a run starts from, with the digest that the run announces.
     unit: what the budget protects, one example or this client with all of its data; a ledger is of one unit.
-    trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum must tolerate.
+    trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum must tolerate; one at
+    least, because every other client of a sum knows its own noise.
     accept_changed_data: continue at the spent epsilon with changed data.
     """
 
@@ -51,7 +52,7 @@ class Terms:
     pretrained: Path | None = None
     unit: str = "example"
     trust: str = "client"
-    colluders: int = 0
+    colluders: int = 1
     accept_changed_data: bool = False
 
 
@@ -84,9 +85,20 @@ def read_terms(config: Config) -> Terms:
         pretrained=absolute(_text(config, "pretrained"), "pretrained") if "pretrained" in config else None,
         unit=str(unit),
         trust=str(trust),
-        colluders=_integer(config, "colluders", least=0) if "colluders" in config else 0,
+        colluders=_colluders(config),
         accept_changed_data=accept,
     )
+
+
+def _colluders(config: Config) -> int:
+    if "colluders" not in config:
+        return 1
+    if config["colluders"] == 0 and type(config["colluders"]) is int:
+        raise TermsError(
+            "node config: colluders=0 counts the noise of every other client, and each of them knows its own: expected "
+            "colluders >= 1; leave it out for 1"
+        )
+    return _integer(config, "colluders", least=1)
 
 
 def refuse_misspelt(config: Config) -> None:

@@ -92,7 +92,8 @@ class GridDisplay:
         rounds, done = int(result.settings["rounds"]), len(result.rows)
         if done >= min(FEW, rounds) or done >= ENOUGH * rounds:
             later = result.rows[1:] or result.rows  # the first round of a process takes longer
-            self.whole[cell.name] = rounds * fmean(row.seconds for row in later)
+            if later[0].counted:
+                self.whole[cell.name] = rounds * fmean(row.seconds for row in later)
 
     def _overall(self, *, estimate: bool = True) -> None:
         seconds = self.left() if estimate else None  # a cell that failed says nothing about the others
@@ -121,7 +122,7 @@ class GridDisplay:
         if outcome.status == "done":
             result = self._look(cell)
             text = "" if result is None else reached(result)
-            if result is not None and result.rows:
+            if result is not None and result.rows and result.rows[0].counted:
                 self._time(cell, result)
                 self.overheads.append(max(0.0, seconds - sum(row.seconds for row in result.rows[one.before :])))
         line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"

@@ -35,7 +35,7 @@ NOTHING: Mapping[str, Value] = MappingProxyType({})
 QNLI_DELTA = 9e-6
 QNLI = "delta is 9e-6. The papers' 1e-5 is above 1/N = 9.55e-6 for QNLI, and such a delta gives no protection."
 POISSON = "Batches are Poisson-sampled, as the accountant assumes. The paper's code shuffles."
-SIGMA = "fedlsg calibrates the noise for this epsilon (PRV and PLD, add/remove). The paper's accountant may differ."
+SIGMA = "fedlsg calibrates the noise for this epsilon (PLD, add/remove). The paper's accountant may differ."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ from torch.nn import functional
 from fedlsg.carriers.probe.source import Draw
 from fedlsg.choices import choose
 from fedlsg.gradients import LossFunction
+from fedlsg.turn import alone
+from simulations.workloads.base.fresh import fresh
 from simulations.workloads.base.synthetic import Pixels
 
 Progress = Callable[[str], None]
@@ -317,18 +319,23 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
     """Build a model of the workload, the default one if none is named, on the CPU.
 
     Guarantee: the initial weights are public: they depend on the model and the seed only, are equal in every
-    process, and neither read nor move a global random state.
+    process, and neither read nor move a global random state. The module is new: what its builder keeps is never
+    trained (``fresh``).
     Raises ValueError for an unknown model name or a seed outside [0, 2**63).
     """
     name = workload.default_model if model_name is None else model_name
     builder = choose(f"model of {workload.name}", name, workload.models)
     if not 0 <= seed < 2**63:
         raise ValueError(f"expected a seed in [0, 2**63), got {seed=}")
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+
+    def build() -> Any:
         # torch.manual_seed would also reseed every CUDA generator, which fork_rng(devices=[]) does not restore.
         torch.default_generator.manual_seed(seed)
+        return builder()
+
+    with alone(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         try:
-            made = builder()
+            made = fresh(build)
         except (ValueError, OSError, ImportError):
             raise
         except Exception as error:

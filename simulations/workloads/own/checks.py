@@ -1,16 +1,21 @@
 """What a user's data must be, beyond their form: types that fit the loss, and a transform of each row by itself."""
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedlsg.gradients.losses import CLASSES, PerExampleLoss
+from fedlsg.own_loop.made_up import ROWS, Maker, of_fields
+from fedlsg.own_loop.made_up import fields_of as fields
+from fedlsg.randomness import own_draws
 from simulations.workloads.base.workload import Inputs
-from simulations.workloads.own.rows import Rows
-from simulations.workloads.own.transform import check_same_row, fields_of, run_transform
-
-PROBES = 5
+from simulations.workloads.own.rows import Prepare, Rows
+from simulations.workloads.own.transform import ONE_SHAPE, PROBES, check_same_rows, fields_of, run_transform
 
 
 def check_targets(rows: Rows, loss: Any, what: str) -> None:
@@ -41,16 +46,73 @@ def check_alike(train: Rows, test: Rows) -> None:
 
 
 def check_transform(rows: Rows, what: str) -> None:
-    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance.
+    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance; for complex rows.
 
     The clip bounds what one example adds only if its inputs depend on no other example. A few rows are prepared alone
-    and together. ``rows`` are public.
+    and together; so are made-up rows of the same form, in all families that the transform takes. ``rows`` are public.
+    All random generators are left as they were.
     """
-    places = np.linspace(0, len(rows.targets) - 1, min(PROBES, len(rows.targets))).astype(np.int64)
-    together = dict(fields_of(_prepared(rows, places)))
-    for row, place in enumerate(places):
-        for name, alone in fields_of(_prepared(rows, [place])):
-            check_same_row(alone, together.get(name), row, len(places), f"{what} {name}")
+    stored = rows.inputs[np.zeros(1, dtype=np.int64)]
+    for value in stored.values() if isinstance(stored, Mapping) else [stored]:
+        if np.iscomplexobj(value):
+            raise ValueError(f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as columns")
+    with own_draws("cpu"):
+        places = np.linspace(0, len(rows.targets) - 1, min(PROBES, len(rows.targets))).astype(np.int64)
+        _check_rows(lambda chosen: _prepared(rows, places[chosen]), len(places), what)
+        for made in _made_up(rows):
+            with suppress(_CannotTakeError):
+                _check_rows(partial(_of_made_up, rows, made), ROWS, f"made-up {what}")
+
+
+class _CannotTakeError(Exception):
+    """A transform that fails on made-up rows."""
+
+
+def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
+    """``make``: from places of 0 to count - 1 to inputs. Alone, all, all the other way round, pairs."""
+    alone = [dict(fields_of(make([row]))) for row in range(count)]
+    order = list(range(count))
+    for together in (order, order[::-1], order[::2], order[1::2], *([a, b] for a, b in pairwise(order))):
+        if together:
+            made = dict(fields_of(make(together)))
+            if wrong := [name for name, value in made.items() if value.ndim == 0 or len(value) != len(together)]:
+                raise ValueError(
+                    f"transform gave {what} {wrong[0]} of shape {tuple(made[wrong[0]].shape)} for {len(together)} "
+                    f"rows: {ONE_SHAPE}"
+                )
+            check_same_rows([alone[row] for row in together], made, range(len(together)), what)
+
+
+def _made_up(rows: Rows) -> list[Any]:
+    """Stored rows in families, for a transform of numbers."""
+    if not isinstance(rows.prepare, Prepare) or rows.prepare.transform is None:
+        return []
+    stored = rows.inputs[np.zeros(1, dtype=np.int64)]
+    like = (
+        {name: torch.as_tensor(value) for name, value in stored.items()}
+        if isinstance(stored, Mapping)
+        else torch.as_tensor(stored)
+    )
+
+    def takes(inputs: Any, targets: Any) -> bool:
+        try:
+            return bool(dict(fields_of(rows.prepare(inputs))))
+        except Exception:  # whatever a user's transform raises on such values
+            return False
+
+    maker = Maker(inputs=like, targets={}, takes=takes, sizes=frozenset())
+    return [inputs for inputs, _ in maker.families()]
+
+
+def _of_made_up(rows: Rows, made: Any, chosen: Sequence[int]) -> Inputs:
+    part = {name: value[list(chosen)] for name, value in fields(made).items()}
+    try:
+        found: Inputs = run_transform(rows.prepare, of_fields(part))
+        return found
+    except ValueError as error:
+        if len(chosen) == 1:
+            raise _CannotTakeError from error
+        raise
 
 
 def _prepared(rows: Rows, places: Any) -> Inputs:

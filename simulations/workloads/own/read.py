@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlsg.randomness import own_draws, seed_draws
 from simulations.workloads.own.image_folder import read_image_folder
 from simulations.workloads.own.rows import Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.own.tables import is_table, read_table, read_table_file
-from simulations.workloads.own.transform import AT_ONCE
+from simulations.workloads.own.transform import AT_ONCE, check_same_item
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a .csv or .parquet file "
@@ -51,6 +52,7 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
 
 
 def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
+    inputs, targets = _array(inputs, f"{what} inputs"), _array(targets, f"{what} targets")
     stored = {name: as_tensor(value, f"{what} inputs {name}") for name, value in inputs.items()} if isinstance(
         inputs, Mapping
     ) else inputs  # fmt: skip
@@ -65,6 +67,19 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
     return of_stored(stored, wanted, columns, what)
 
 
+def _array(part: Any, what: str) -> Any:
+    """The numbers of a pandas table or column; anything else as it is. Raises ValueError for a table with texts."""
+    if not hasattr(part, "iloc"):
+        return part
+    found = part.to_numpy()
+    if found.ndim > 1 and found.dtype.kind not in "biufc":
+        raise ValueError(
+            f"{what} are a table with columns that are no numbers: give the table itself as data, with inputs= and "
+            "targets= as names of columns, or an array"
+        )
+    return found
+
+
 def _dataset(data: Any, columns: Columns, what: str) -> Rows:
     """A map-style Dataset of pairs, read once from the first to the last."""
     try:
@@ -76,20 +91,15 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
     if not size:
         raise ValueError(f"{what}={type(data).__name__} has no examples")
     inputs, targets = [], []
-    for number in range(size):
-        try:
-            item = data[number]
-        except Exception as error:
-            raise ValueError(
-                f"{what}[{number}] fails: {type(error).__name__}: {error}; give a Dataset whose __getitem__ takes 0 to "
-                "len - 1"
-            ) from error
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise ValueError(f"{what}[{number}] is {type(item).__name__}: expected a pair (input, target)")
-        inputs.append(item[0])
-        targets.append(item[1])
-        if number % AT_ONCE == AT_ONCE - 1:
-            columns.progress(f"{what}: {number + 1} of {size} examples read")
+    with own_draws("cpu"):
+        for number in range(size):
+            item = _item(data, number, what)
+            inputs.append(item[0])
+            targets.append(item[1])
+            if number % AT_ONCE == AT_ONCE - 1:
+                columns.progress(f"{what}: {number + 1} of {size} examples read")
+        for number in (0, size // 2):
+            check_same_item((inputs[number], targets[number]), _item(data, number, what), f"{what}[{number}]")
     texts = isinstance(targets[0], str)
     wanted = as_targets(targets if texts else _stacked(targets, f"{what} targets"), what)
     first = inputs[0]
@@ -101,6 +111,21 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
     if not isinstance(first, Tensor | np.ndarray | np.generic | int | float):
         return of_stored(inputs, wanted, columns, what)
     return of_stored(_stacked(inputs, f"{what} inputs"), wanted, columns, what)
+
+
+def _item(data: Any, number: int, what: str) -> Any:
+    """An item. Its random changes are drawn from its number, so that no other example has a part in them."""
+    seed_draws(number, "cpu")
+    try:
+        item = data[number]
+    except Exception as error:
+        raise ValueError(
+            f"{what}[{number}] fails: {type(error).__name__}: {error}; give a Dataset whose __getitem__ takes 0 to "
+            "len - 1"
+        ) from error
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise ValueError(f"{what}[{number}] is {type(item).__name__}: expected a pair (input, target)")
+    return item
 
 
 def _has(item: Any, first: Mapping[Any, Any]) -> bool:

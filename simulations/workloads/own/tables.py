@@ -38,6 +38,10 @@ def read_table_file(path: Path, columns: Columns, what: str) -> Rows:
 def read_table(data: Any, columns: Columns, what: str) -> Rows:
     """Rows of a table: the target column, the input columns, and the columns that may form clients."""
     names = [str(name) for name in (data.column_names if hasattr(data, "column_names") else data.columns)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{what} has two columns of the same name, {twice[0]!r}: give each its own")
+    if not len(data):
+        raise ValueError(f"{what} has no rows: expected one at least")
     wanted = columns.targets or (LABEL,)
     for name in (*wanted, *(columns.inputs or ())):
         if name not in names:

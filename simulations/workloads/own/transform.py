@@ -3,16 +3,18 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedlsg.gradients.independence.rows import differing
 from simulations.workloads.base.workload import Progress
 
 AT_ONCE = 1024
 """Rows that a transform is given at a time while data are read."""
 ONE_SHAPE = 'give one row an example, all of one shape (texts: padding="max_length")'
-CLOSE = 1e-4
-"""Largest difference of a row that is transformed alone and in a batch, relative to the row's largest number."""
+PROBES = 6
+"""Rows that are transformed alone and together."""
 
 
 def transformed(
@@ -46,26 +48,50 @@ def transformed(
                     f"transform gave {name} of shape {tuple(value.shape)} for {len(chunk)} {what} rows, and "
                     f"{tuple(parts[0][name].shape)} before: {ONE_SHAPE}"
                 )
-        for row in {0, len(chunk) - 1}:
-            for name, alone in make(chunk[row : row + 1]).items():
-                check_same_row(alone, parts[-1].get(name), row, len(chunk), f"{what} {name}")
+        rows = range(0, len(chunk), max(1, len(chunk) // PROBES)) if start == 0 else (0,)
+        for row in {*rows, len(chunk) - 1}:
+            check_same_rows([make(chunk[row : row + 1])], parts[-1], [row], what)
         progress(f"{what}: {start + len(chunk)} of {len(things)} rows transformed")
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return whole["inputs"] if set(whole) == {"inputs"} else whole
 
 
-def check_same_row(alone: Tensor, together: Tensor | None, row: int, count: int, what: str) -> None:
-    """Raise ValueError unless ``alone`` (1, ...) is ``together[row]``; ``together``: (count, ...)."""
-    if together is None or together.shape != (count, *alone.shape[1:]) or len(alone) != 1:
-        shapes = f"{tuple(alone.shape)} for 1 row and {None if together is None else tuple(together.shape)} for {count}"
-        raise ValueError(f"transform gave {what} of shape {shapes}: {ONE_SHAPE}")
-    first, second = alone[0].double(), together[row].double()
-    scale = max(1.0, float(first.abs().nan_to_num().max())) if first.numel() else 1.0
-    if not torch.allclose(first, second, rtol=0, atol=CLOSE * scale, equal_nan=True):
-        raise ValueError(
-            f"transform gives other {what} for a row alone than in a batch, which mixes examples: make each row from "
-            "itself alone, without statistics of the batch and without chance"
-        )
+def check_same_rows(
+    alone: Sequence[Mapping[str, Tensor]], together: Mapping[str, Tensor], rows: Sequence[int], what: str
+) -> None:
+    """Raise ValueError unless each of ``alone``, made of one row, is that row of ``together``.
+
+    Column by column, in units of the column (``differing``). Shapes must be equal, too: how far a text is padded would
+    depend on the longest of the others.
+    """
+    for name in dict.fromkeys([*together, *(name for one in alone for name in one)]):
+        whole = together.get(name)
+        found = [one[name] for one in alone if name in one]
+        shapes = {tuple(one.shape) for one in found}
+        if whole is None or len(found) < len(alone) or whole.ndim == 0 or shapes != {(1, *whole.shape[1:])}:
+            given = f"{sorted(shapes)} for 1 row and {None if whole is None else tuple(whole.shape)} for several"
+            raise ValueError(f"transform gave {what} {name} of shape {given}: {ONE_SHAPE}")
+        if columns := differing(torch.cat(found), whole[list(rows)]):
+            raise ValueError(
+                f"transform gives other {what} {name} for a row alone than in a batch, which mixes examples: make each "
+                f"row from itself alone, without statistics of the batch and without chance (column {columns[0]})"
+            )
+
+
+def check_same_item(first: Any, again: Any, what: str) -> None:
+    """Raise ValueError unless the numbers of an item, a pair, are the same after others were read."""
+    pairs = [(first[0], again[0]), (first[1], again[1])]
+    if all(isinstance(item, Mapping) for item in pairs[0]):
+        pairs = [*((first[0][name], again[0].get(name)) for name in first[0]), pairs[1]]
+    for one, two in pairs:
+        if not isinstance(one, Tensor | np.ndarray | np.generic | int | float) or isinstance(one, np.str_):
+            continue
+        a, b = (torch.as_tensor(value).unsqueeze(0) for value in (one, two))
+        if a.shape != b.shape or differing(a, b):
+            raise ValueError(
+                f"{what} is another item after others were read, which mixes examples: let __getitem__ make each item "
+                "from its own number alone, without a memory and without a random generator of its own"
+            )
 
 
 def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:

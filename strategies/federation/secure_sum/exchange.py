@@ -1,7 +1,7 @@
-"""The messages of a round under a secure sum: four stages, after which the server knows the clients' sum alone.
+"""The messages of a round under a secure sum: five stages, after which the server knows the clients' sum alone.
 
     begin      "keys" and "shares" are asked for; the announcements that it returns are stage "masked"
-    collect    the masked values are added, and "unmask" is asked for
+    collect    the masked values are added, and "agree" and "unmask" are asked for
 A client that is silent, or whose message is refused, has dropped out; in a simulated federation so has one that leaves
 after "shares", or whose masked values are late. With too few of them the round is given up:
 nothing is revealed, and who sent masked values stays charged.
@@ -24,7 +24,7 @@ from fedlsg.secure_sum.packing import packed_bytes
 from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
 from strategies.federation.replica_wire import Records
-from strategies.federation.secure_sum.wire import KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
+from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
 
 
 class SecureExchange(Exchange):
@@ -57,13 +57,14 @@ class SecureExchange(Exchange):
         if not self._deliveries:
             return Received()
         masked: dict[int, bytes] = self._in_time(self._collect(replies))
-        requests = self._server.requests(masked.items())
+        sent = self._server.survivors(masked.items())
         for client in self._server.refused:  # what is no masked vector is no payload
             self.report.payloads.pop(client, None)
-        if isinstance(requests, GivenUp):
-            outcome: Total | GivenUp = requests
-        else:
-            outcome = self._server.total(self._ask(UNMASK, requests).items())
+        if not isinstance(sent, GivenUp):
+            sent = self._server.requests(self._ask(AGREE, sent).items())
+        outcome: Total | GivenUp = (
+            sent if isinstance(sent, GivenUp) else self._server.total(self._ask(UNMASK, sent).items())
+        )
         self._explain(outcome, masked)
         return self._received(outcome) if isinstance(outcome, Total) else Received()
 
@@ -75,7 +76,7 @@ class SecureExchange(Exchange):
         return super().worth_repeating and not self._deliveries
 
     def _received(self, total: Total) -> Received:
-        """The sum in the units of the values. Who answered all but the last stage is in it."""
+        """The sum in the units of the values. Whose masked values came is in it, whoever was silent afterwards."""
         clients = sorted(total.survivors)
         for client in clients:
             self.report.rejected.pop(client, None)

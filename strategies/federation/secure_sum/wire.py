@@ -13,7 +13,7 @@ from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import Terms
 
 TERMS, MESSAGE = "secure sum", "secure sum message"
-KEYS, SHARES, MASKED, UNMASK = STAGES = ("keys", "shares", "masked", "unmask")
+KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
 @dataclass(frozen=True, kw_only=True)

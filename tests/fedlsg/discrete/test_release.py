@@ -108,7 +108,7 @@ def test_too_little_noise_is_caught(plant):
 
 def test_decode_is_the_inverse_of_encode_up_to_the_noise():
     """At noise that is tiny next to the values, the round trip gives the values; other signs do not."""
-    terms = sums(clients=3, survivors=3, colluders=0, expected_examples=20.0)
+    terms = sums(clients=3, survivors=3, colluders=1, expected_examples=20.0)
     release = planned(terms, noise_multiplier=1e-4, values=257)
     (part,) = clipped_sums(1, 257)
     integers = release.encode(part, reproducible_stream(0), seed=1, round=2)
@@ -130,7 +130,7 @@ def test_a_sum_that_wraps_around_costs_accuracy_alone():
 def test_the_noise_is_around_the_real_sum():
     """Nothing is rounded to the grid before the noise: a tenth of a step in every coordinate shows in the mean."""
     values = 2**15
-    terms = sums(clients=2, survivors=2, colluders=0)
+    terms = sums(clients=2, survivors=2, colluders=1)
     release = planned(terms, values=values)
     signs = random_signs(values, public_generator(1, "rotation", 2))
     tenth = torch.full((values,), 0.1 * release.grid.step, dtype=torch.float64)
@@ -142,7 +142,7 @@ def test_the_noise_is_around_the_real_sum():
 known = {
     "clients": st.integers(2, 60),
     "spare": st.integers(0, 6),
-    "colluders": st.integers(0, 6),
+    "colluders": st.integers(1, 6),
     "values": st.integers(1, 10**6),
     "blocks": st.integers(1, 40),
     "noise": st.floats(0.05, 50.0),
@@ -170,6 +170,27 @@ def test_the_noise_multiplier_of_a_release_is_at_least_the_one_charged(
 
 @given(**known)
 @settings(max_examples=40)
+def test_every_reader_of_a_sum_sees_the_noise_and_the_lambda_that_are_charged(
+    clients, spare, colluders, values, blocks, noise, clip, releases, delta
+):
+    """Sums of every number of shares that a reader does not know: t clients, one of them, nobody."""
+    terms, mechanism = drawn(clients, spare, colluders, noise, clip, releases, delta)
+    release = plan_release(terms, mechanism, values=values, blocks=blocks)
+    h, m = terms.contributors, terms.min_survivors
+    hidden, planned_for = (
+        {h, m - 1, m},
+        {"values": values, "steps": releases, "epsilon": LARGEST_EPSILON, "delta": delta},
+    )
+    r = max(rounding_deviation([float(LEAST_STEPS)] * n, **planned_for) for n in hidden)
+    for n in hidden:
+        shares = [float(release.grid.share)] * n
+        assert log_ratio(shares, r) * values <= release.log_ratio
+        left = replace(release.grid, contributors=n).noise_std(r) / mechanism.sensitivity(blocks)
+        assert left >= mechanism.effective_noise_multiplier(blocks) * math.sqrt(n / h)
+
+
+@given(**known)
+@settings(max_examples=40)
 def test_the_bound_holds_for_all_releases_of_a_run_together(
     clients, spare, colluders, values, blocks, noise, clip, releases, delta
 ):
@@ -179,7 +200,7 @@ def test_the_bound_holds_for_all_releases_of_a_run_together(
 
 
 def drawn(clients, spare, colluders, noise, clip, releases, delta) -> tuple[SumTerms, Mechanism]:
-    survivors = max(clients - spare, 1)
+    survivors = max(clients - spare, 2)
     terms = sums(clients, survivors, min(colluders, survivors - 1), releases=releases, delta=delta)
     return terms, mechanism_for(terms, noise_multiplier=noise, clip=clip)
 
@@ -202,7 +223,7 @@ def test_log_ratios_are_equal_where_their_last_bits_differ():
         assert exact <= release.log_ratio < 2 * exact
 
 
-@pytest.mark.parametrize(("survivors", "colluders"), [(9, 9), (11, 1), (9, -1), (0, 0), (3, 4)])
+@pytest.mark.parametrize(("survivors", "colluders"), [(9, 9), (11, 1), (9, -1), (9, 0), (0, 0), (3, 4)])
 def test_terms_without_an_honest_survivor_are_refused(survivors, colluders):
     with pytest.raises(ValueError, match="noise of honest survivors is what counts"):
         sums(10, survivors, colluders)

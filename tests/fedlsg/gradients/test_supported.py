@@ -1,14 +1,19 @@
 """Everything that is refused is refused by name and with its fix; what looks alike but is sound is accepted."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.calls import register_layer
+from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.supported import UnsupportedLayerError, check_frame, check_supported, trainable
-from tests.fedlsg.support.gradient_oracle import make_frame
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 
 class Bare(nn.Module):
@@ -29,6 +34,11 @@ def normed(norm: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), norm)
 
 
+def with_parameter(layer: nn.Module) -> nn.Module:
+    layer.more = nn.Parameter(torch.ones(3))
+    return layer
+
+
 REFUSED = {
     "batch norm": (lambda: normed(nn.BatchNorm2d(4)), r"^1 \(BatchNorm2d\): .*replace BatchNorm by GroupNorm"),
     "batch norm without affine": (lambda: normed(nn.BatchNorm2d(4, affine=False)), "GroupNorm"),
@@ -45,17 +55,55 @@ REFUSED = {
     "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2), r"self_attn \(MultiheadAttention\): its dropout"),
     "recurrent cell": (
         lambda: nn.ModuleDict({"cell": nn.GRUCell(4, 2)}),
-        r"^cell \(GRUCell\): .*requires_grad_\(False\).*register_layer",
+        r"^cell \(GRUCell\): .*replace the cell by nn.GRU.*requires_grad_\(False\)",
     ),
-    "bilinear": (lambda: nn.Bilinear(4, 2, 3), "Bilinear.*freeze it.*use Linear, Conv2d, GroupNorm, LayerNorm"),
+    "bilinear": (lambda: nn.Bilinear(4, 2, 3), r"register_layer\(nn.Bilinear\), use Linear, Conv2d.*freeze it"),
     "prelu": (lambda: nn.PReLU(), "PReLU.*freeze"),
-    "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), "set groups=1"),
+    "grouped convolution": (
+        lambda: nn.Conv2d(4, 4, 3, groups=2),
+        r"groups=2 .*class MyConv2d\(nn.Conv2d\): pass, then fedlsg.register_layer\(MyConv2d\).*set groups=1",
+    ),
+    "grouped convolution of sequences": (lambda: nn.Conv1d(4, 4, 3, groups=4), r"groups=4 .*register_layer\(MyConv1d"),
     "reflecting convolution": (
         lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
         "padding_mode='reflect'.*F.pad",
     ),
     "subclass": (lambda: type("Scaled", (nn.LayerNorm,), {})(3), "Scaled.*freeze"),
-    "reparametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "freeze"),
+    "a subclass of a recurrent layer": (lambda: type("Mine", (nn.LSTM,), {})(3, 3), "use nn.LSTM itself"),
+    "weight norm": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+        r"parametrizations \(weight by WeightNorm\); use .*remove_parametrizations\(layer, 'weight'\), or fedlsg.regis",
+    ),
+    "weight norm without a bias": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3, bias=False)),
+        r"^the model itself \(ParametrizedLinear\).*weight by WeightNorm",
+    ),
+    "spectral norm": (
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 3, 1)),
+        r"weight by SpectralNorm\); use .*remove_parametrizations\(layer, 'weight'\); or freeze",
+    ),
+    "weight norm as a hook": (
+        lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
+        "weight is computed by weight_norm; use .*remove_weight_norm",
+    ),
+    "spectral norm as a hook": (
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+        "weight is computed by spectral_norm; use .*remove_s",
+    ),
+    "pruned": (
+        lambda: prune.random_unstructured(nn.Conv1d(3, 3, 1), "weight", amount=0.5),
+        r"weight is computed by prune; use torch.nn.utils.prune.remove\(layer, 'weight'\)",
+    ),
+    "weight norm of a recurrent layer": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.LSTM(3, 3), "weight_hh_l0"),
+        r"weight_hh_l0 by WeightNorm\); use .*remove_parametrizations\(layer, 'weight_hh_l0'\); or freeze it$",
+    ),
+    "a layer with a parameter of the user's": (
+        lambda: with_parameter(nn.Linear(3, 3)),
+        "no per-example gradients for weight, bias, more; remove what computes",
+    ),
+    "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(3)), r"^0 \(LazyLinear\): .*run model\(x\) once"),
+    "a lazy norm": (lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), r"^1 \(LazyBatchNorm1d\)"),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "complex"),
     "shared module": (
         lambda: nn.ModuleDict({"first": (norm := nn.LayerNorm(3)), "second": norm}),
@@ -79,6 +127,68 @@ def test_refused_by_name_with_the_fix(case):
     make, message = REFUSED[case]
     with pytest.raises(UnsupportedLayerError, match=message):
         check_supported(make())
+
+
+def registered(module: nn.Module) -> nn.Module:
+    register_layer(type(module))
+    return module
+
+
+def own(kind: type[nn.Module]) -> type[nn.Module]:
+    """A subclass: a type is registered once in a process."""
+    return type(f"My{kind.__name__}", (kind,), {})
+
+
+class Given(nn.Module):
+    """A layer that gets what a function makes of the inputs."""
+
+    def __init__(self, layer: nn.Module, make: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> None:
+        super().__init__()
+        self.layer, self.make = layer, make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(*self.make(x)).flatten(1)
+
+
+FIXED = {
+    "weight norm": lambda: remove_parametrizations(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "weight"),
+    "weight norm, registered": lambda: registered(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
+    "orthogonal, registered": lambda: registered(nn.utils.parametrizations.orthogonal(nn.Linear(3, 3))),
+    "spectral norm": lambda: remove_parametrizations(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), "weight"
+    ),
+    "weight norm as a hook": lambda: nn.utils.remove_weight_norm(nn.utils.weight_norm(nn.Linear(3, 3))),
+    "spectral norm as a hook": lambda: nn.utils.remove_spectral_norm(nn.utils.spectral_norm(nn.Linear(3, 3))),
+    "a grouped convolution, registered": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 1)), registered(own(nn.Conv1d)(3, 3, 1, groups=3)), nn.Flatten()
+    ),
+    "circular padding, registered": lambda: nn.Sequential(
+        nn.Unflatten(1, (3, 1, 1)),
+        registered(own(nn.Conv2d)(3, 3, 3, padding=1, padding_mode="circular")),
+        nn.Flatten(),
+    ),
+    "prelu, registered": lambda: nn.Sequential(nn.Linear(3, 3), registered(own(nn.PReLU)())),
+    "bilinear, registered": lambda: Given(registered(own(nn.Bilinear)(3, 3, 2)), lambda x: (x, x * 2)),
+    "transposed, registered": lambda: Given(registered(own(nn.ConvTranspose1d)(1, 2, 2)), lambda x: (x.unsqueeze(1),)),
+    "transposed in space, registered": lambda: Given(
+        registered(own(nn.ConvTranspose3d)(1, 2, 2)), lambda x: (x[:, None, :, None, None],)
+    ),
+    "a bag of words, registered": lambda: Given(registered(own(nn.EmbeddingBag)(2, 3)), lambda x: ((x > 0).long(),)),
+    "pruned": lambda: prune.remove(prune.random_unstructured(nn.Linear(3, 3), "weight", amount=0.5), "weight"),
+    "a lazy layer that has run": lambda: (lazy := nn.Sequential(nn.LazyLinear(3)), lazy(torch.zeros(1, 3)))[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:There is a performance drop")
+@pytest.mark.parametrize("case", FIXED)
+def test_the_fix_that_a_refusal_names_trains(case):
+    """Oracle: autograd, one example at a time. The independence check passes, too."""
+    torch.manual_seed(0)
+    model = FIXED[case]().double()
+    x, y = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
+    check_independent(model, squared_error, x, y)
 
 
 def frozen(module: nn.Module) -> nn.Module:

@@ -46,6 +46,7 @@ SOUND = {
     "through a frozen layer": lambda m, x: x + m.frozen(m.P),
     "two of them": lambda m, x: x * (m.p * m.P),
     "twice": lambda m, x: (x + m.p).tanh() * m.p,
+    "joined alone": lambda m, x: torch.cat((torch.cat([m.P, m.P], 1).expand(len(x), -1, -1), x), 1),
     "expanded and joined": lambda m, x: torch.cat((m.P.expand(len(x), -1, -1), x), dim=1),
     "expand_as": lambda m, x: torch.cat((m.P.expand_as(x), x), 2),
     "expand_as of the batch": lambda m, x: m.layer(x[:, :1]).expand_as(m.P.expand(len(x), -1, -1)) + m.p,
@@ -162,3 +163,84 @@ def test_negative_control_positions_taken_for_examples(monkeypatch):
     model = Positions().double()
     x, y = torch.randn(5, 5, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
     assert naive_error(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)) > 1e-3
+
+
+class Words(nn.Module):
+    """Reads ids through a function, and puts words through another one before a layer; ``tied``: a language model."""
+
+    def __init__(self, ids: Callable[[Tensor], Tensor], turn: Callable[[Tensor], Tensor], *, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.words, self.layer, self.head = nn.Embedding(9, 4), nn.LSTM(4, 4), nn.Linear(4, 9)
+        self.ids, self.turn = ids, turn
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.layer(self.turn(self.words(self.ids(ids))))[0][-1])
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def time_first(x: Tensor) -> Tensor:
+    return x.transpose(0, 1)
+
+
+ROWS = {
+    "time first": (time_first, as_it_is, False, r"shape \(6, 5\), whose first dimension is not the batch of 5"),
+    "time first, copied": (lambda x: x.t().contiguous(), as_it_is, False, r"^words.weight: .* not the batch of 5"),
+    "time first, tied": (time_first, as_it_is, True, r"embed the ids batch first and turn the result"),
+    "in one row": (lambda x: x.flatten(), lambda x: time_first(x.unflatten(0, (-1, 6))), False, r"shape \(30,\)"),
+    "computed, tied": (
+        lambda x: x + 1,
+        time_first,
+        True,
+        r"computed numbers of shape \(5, 6\).* a shared weight; give",
+    ),
+}
+FIXES = {
+    "batch first": (as_it_is, time_first, False),
+    "batch first, tied": (as_it_is, time_first, True),
+    "computed, not tied": (lambda ids: ids + 1, time_first, False),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_that_are_not_those_of_the_batch_name_themselves(case):
+    ids, turn, tied, message = ROWS[case]
+    model = Words(ids, turn, tied=tied)
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    with pytest.raises(UnsupportedLayerError, match=message):
+        per_example_gradients(model, squared_error, torch.randint(8, (5, 6)), torch.randn(5), frame)
+
+
+@pytest.mark.parametrize("case", FIXES)
+def test_the_fixes_for_them_have_the_gradients_of_autograd(case):
+    ids, turn, tied = FIXES[case]
+    model = Words(ids, turn, tied=tied).double()
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    y = torch.randn(5, dtype=torch.float64)
+    assert naive_error(model, squared_error, torch.randint(8, (5, 6)), y, frame) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "start", [lambda p, size: torch.cat([p] * size, 1), lambda p, size: p.repeat(1, size, 1).tanh()]
+)
+def test_a_first_state_that_is_no_copy_for_each_example_names_itself(start):
+    class Start(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.start = nn.GRU(4, 3, batch_first=True), nn.Parameter(torch.randn(1, 1, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x, start(self.start, len(x)))[0][:, -1]
+
+    model = Start()
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    message = (
+        r"^start: goes into the layer layer as a first state \(hidden state\) of shape \(1, 4, 3\).*expand one value"
+    )
+    with pytest.raises(UnsupportedLayerError, match=message):
+        per_example_gradients(model, squared_error, torch.randn(4, 5, 4), torch.randn(4), frame)

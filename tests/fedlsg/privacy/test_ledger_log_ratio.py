@@ -63,7 +63,7 @@ def test_an_old_line_is_read_as_lambda_zero_and_written_the_same(tmp_path):
 
 def test_the_line_has_lambda_after_the_other_fields(tmp_path):
     assert json.dumps(encode_entry(entry(log_ratio=0.25))) == OLD[:-1] + ', "log_ratio": 0.25}'
-    assert FIELDS[-5:] == ("run", "log_ratio", "unit", "batches", "first_batch")
+    assert FIELDS[-7:] == ("run", "log_ratio", "unit", "batches", "first_batch", "min_survivors", "colluders")
     path = filled(tmp_path / "l.jsonl", entry(log_ratio=0.25)).path
     path.write_bytes(path.read_bytes().replace(b'"log_ratio": 0.25', b'"log_ratio": 0.05'))
     with pytest.raises(LedgerError, match="does not match its digest"):

@@ -11,7 +11,7 @@ CASES = [
     (clients, survivors, colluders)
     for clients in range(2, 41)
     for survivors in range(2, clients + 1)
-    for colluders in range(survivors - 1)
+    for colluders in range(1, survivors)
     if 2 * survivors > clients + colluders
 ]
 
@@ -41,7 +41,9 @@ def test_thresholds_hold_in_the_worst_case(clients):
 def test_plans_by_hand():
     assert plan_graph(10, min_survivors=7, colluders=1) == GraphPlan(degree=7, threshold=5, colluders=1)
     assert plan_graph(50, min_survivors=40, colluders=3) == GraphPlan(degree=23, threshold=14, colluders=3)
-    assert plan_graph(5, min_survivors=5, colluders=0) == GraphPlan(degree=2, threshold=2, colluders=0)
+    assert plan_graph(5, min_survivors=5, colluders=1) == GraphPlan(degree=2, threshold=3, colluders=1)
+    assert plan_graph(3, min_survivors=3, colluders=2) == GraphPlan(degree=2, threshold=3, colluders=2)
+    assert plan_graph(2, min_survivors=2, colluders=1) == GraphPlan(degree=1, threshold=2, colluders=1)
 
 
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), [c for c in CASES if c[0] <= 9])
@@ -51,6 +53,37 @@ def test_honest_survivors_are_connected_whoever_is_gone(clients, survivors, coll
     graph = harary_graph(range(clients), plan.degree)
     away = clients - survivors + colluders
     assert all(connected(graph, set(range(clients)) - set(gone)) for gone in combinations(range(clients), away))
+
+
+def second_group(graph: dict[int, tuple[int, ...]], survivors: int, colluders: int, quorum: int) -> object:
+    """By brute force: a group of honest survivors, not all of them, whose sum a lying server could read, or None.
+
+    ``quorum`` survivors tagged the same sets, so they have masks with all survivors around them. Each other one may
+    have been told sharers without some of its neighbours, D at most, and has no masks with these. The group's sum is
+    read if its masks with honest survivors are all within it.
+    """
+    dropouts, everyone = len(graph) - survivors, 2 ** len(graph)
+    near = [sum(1 << other for other in graph[who]) for who in range(len(graph))]
+    for bad in combinations(range(len(graph)), colluders):
+        mask = sum(1 << who for who in bad)
+        for alive in (a for a in range(everyone) if a.bit_count() >= survivors):
+            honest = alive & ~mask
+            group = honest & (honest - 1)
+            while group:
+                left_out = [(near[who] & honest & ~group).bit_count() for who in graph if group >> who & 1]
+                lied_to = sum(number > 0 for number in left_out)
+                if max(left_out) <= dropouts and alive.bit_count() - lied_to >= quorum:
+                    return bad, bin(alive), bin(group)
+                group = (group - 1) & honest
+    return None
+
+
+@pytest.mark.parametrize("clients", range(2, 9))
+def test_among_m_clients_that_agree_no_second_group_is_read(clients):
+    for count, survivors, colluders in CASES:
+        if count == clients:
+            plan = plan_graph(clients, min_survivors=survivors, colluders=colluders)
+            assert second_group(harary_graph(range(clients), plan.degree), survivors, colluders, survivors) is None
 
 
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), [c for c in CASES if c[0] <= 7])
@@ -84,12 +117,13 @@ def test_the_order_is_public_and_changes_with_the_attempt():
 @pytest.mark.parametrize(
     ("clients", "survivors", "colluders", "text"),
     [
-        (10, 5, 0, r"min_survivors > \(clients"),
+        (10, 5, 1, r"min_survivors > \(clients"),
         (10, 6, 2, r"min_survivors > \(clients"),
-        (10, 11, 0, "min_survivors <= 10"),
-        (10, 8, -1, "colluders=-1 >= 0"),
-        (4, 4, 3, r"3 \+ 2 <= min_survivors"),
-        (1, 1, 0, "min_survivors"),
+        (10, 11, 1, "min_survivors <= 10"),
+        (10, 8, -1, "colluders=-1 >= 1"),
+        (10, 8, 0, "colluders=0 >= 1: every client of a sum reads the sum and knows its own noise"),
+        (4, 4, 4, r"4 \+ 1 <= min_survivors"),
+        (1, 1, 1, "min_survivors"),
     ],
 )
 def test_what_no_graph_fits_is_refused(clients, survivors, colluders, text):
@@ -98,6 +132,20 @@ def test_what_no_graph_fits_is_refused(clients, survivors, colluders, text):
 
 
 # --- negative controls
+
+
+@pytest.mark.parametrize(("clients", "survivors", "colluders"), [(6, 5, 1), (6, 5, 2), (8, 6, 1), (8, 7, 2), (8, 8, 3)])
+def test_one_neighbour_less_is_too_few(clients, survivors, colluders):
+    """The search above sees a graph that is too thin: k is tight."""
+    degree = plan_graph(clients, min_survivors=survivors, colluders=colluders).degree - 1
+    assert second_group(harary_graph(range(clients), degree), survivors, colluders, survivors) is not None
+
+
+@pytest.mark.parametrize(("clients", "survivors", "colluders"), [(5, 4, 2), (6, 5, 1), (7, 6, 2), (8, 7, 5)])
+def test_one_tag_less_is_too_few(clients, survivors, colluders):
+    """A client that is content with m - 1 tags."""
+    degree = plan_graph(clients, min_survivors=survivors, colluders=colluders).degree
+    assert second_group(harary_graph(range(clients), degree), survivors, colluders, survivors - 1) is not None
 
 
 @pytest.mark.parametrize(("threshold", "colluders"), [(3, 0), (4, 1), (2, 0), (4, 2)])

@@ -7,8 +7,10 @@ import pytest
 
 from fedlsg.secure_sum import SecureSumError, reproducible_root, secret_root
 from fedlsg.secure_sum.keys import (
+    TAG_BYTES,
     AttemptSecrets,
     _derive,
+    agreement_tags,
     check_public,
     commitment_to,
     open_shares,
@@ -53,6 +55,29 @@ def test_sealed_shares_open_for_their_receiver_alone():
     ]:  # fmt: skip
         with pytest.raises(SecureSumError, match="altered"):
             open_shares(B, receiver, public_bytes(A), sender, terms, text)
+
+
+def test_tags_fit_at_both_ends_and_depend_on_all_that_they_say():
+    mine, due = agreement_tags(A, 7, public_bytes(B), 3, TERMS, bytes(32))
+    assert (due, mine) == agreement_tags(B, 3, public_bytes(A), 7, TERMS, bytes(32))
+    others = [
+        agreement_tags(A, 7, public_bytes(B), 3, TERMS, TERMS),
+        agreement_tags(A, 7, public_bytes(B), 3, TERMS[::-1], bytes(32)),
+        agreement_tags(A, 8, public_bytes(B), 3, TERMS, bytes(32)),
+        agreement_tags(A, 7, public_bytes(B), 4, TERMS, bytes(32)),
+        agreement_tags(A, 7, public_bytes(private_key(bytes([3]) * 32)), 3, TERMS, bytes(32)),
+    ]  # fmt: skip
+    assert len({mine, due, *(tag for pair in others for tag in pair)}) == 12
+    assert {len(mine), len(due)} == {TAG_BYTES}
+
+
+def test_a_tag_by_hand():
+    """Oracle: HMAC of the standard library. Sender, its key, receiver, its key and the sets are in it."""
+    extracted = hmac.new(bytes(32), A.exchange(B.public_key()), hashlib.sha256).digest()
+    ends = b"\7\0\0\0" + public_bytes(A) + b"\3\0\0\0" + public_bytes(B)
+    said = b"fedlsg secure sum, agreement\0" + TERMS + ends + bytes(32) + b"\x01"
+    wanted = hmac.new(extracted, said, "sha256").digest()[:16]
+    assert agreement_tags(A, 7, public_bytes(B), 3, TERMS, bytes(32))[0] == wanted
 
 
 def test_the_two_directions_of_a_pair_have_different_keys():

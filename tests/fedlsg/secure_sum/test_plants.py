@@ -11,7 +11,7 @@ from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
 from fedlsg.secure_sum.packing import unpack_bits
 from tests.fedlsg.support.secure_rounds import exact_sum, make_terms, random_inputs, run_attempt
 
-TERMS = make_terms(5, survivors=4, colluders=0, length=64)
+TERMS = make_terms(5, survivors=4, colluders=1, length=64)
 INPUTS = random_inputs(TERMS, 0)
 
 
@@ -45,7 +45,7 @@ def masks_repeat(one: Terms, two: Terms) -> bool:
 def test_the_honest_protocol_passes_all_checks():
     assert sum_is_exact()
     assert not late_vector_shows_the_input()
-    assert not masks_repeat(TERMS, make_terms(5, survivors=4, colluders=0, length=64, attempt=1))
+    assert not masks_repeat(TERMS, make_terms(5, survivors=4, colluders=1, length=64, attempt=1))
 
 
 def forget_self_mask(words, seeds) -> None:
@@ -68,7 +68,7 @@ def test_equal_signs_are_caught(monkeypatch: pytest.MonkeyPatch):
 def test_one_mask_in_two_attempts_is_caught(monkeypatch: pytest.MonkeyPatch):
     """Keys that do not bind the attempt."""
     monkeypatch.setattr(Terms, "digest", bytes(32))
-    one, two = (make_terms(5, survivors=4, colluders=0, length=64, attempt=attempt) for attempt in (0, 1))
+    one, two = (make_terms(5, survivors=4, colluders=1, length=64, attempt=attempt) for attempt in (0, 1))
     assert masks_repeat(one, two)
 
 

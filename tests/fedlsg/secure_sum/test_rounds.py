@@ -16,15 +16,15 @@ from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
 from fedlsg.secure_sum.packing import packed_bytes
 from tests.fedlsg.support.secure_rounds import exact_sum, make_clients, make_terms, random_inputs, run_attempt
 
-STAGES = ("keys", "shares", "masked", "unmask")
+STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
 def random_round(seed: int, most: int) -> tuple[str, int]:
     """One attempt with random terms and dropouts, checked. How it ended, and how many clients dropped out."""
     rng = random.Random(seed)
     count = 5 + int((most - 4) * rng.random() ** 3)
-    colluders = rng.randrange(0, 3 if count > 7 else 1)
-    survivors = rng.randint(max(colluders + 2, (count + colluders) // 2 + 1), count)
+    colluders = rng.randint(1, 2 if count > 7 else 1)
+    survivors = rng.randint((count + colluders) // 2 + 1, count)
     terms = make_terms(
         tuple(sorted(rng.sample(range(1000), count))), survivors=survivors, colluders=colluders,
         length=rng.randint(1, 40), bits=rng.randint(8, 64), attempt=seed,
@@ -40,11 +40,11 @@ def random_round(seed: int, most: int) -> tuple[str, int]:
         alive.append(count - len(silent))
     if isinstance(found.outcome, GivenUp):
         stage = STAGES.index(found.outcome.stage)
-        if stage < 3:
+        if stage < 4:
             assert alive[stage] < survivors <= (alive[stage - 1] if stage else count)
             assert not found.answers
         else:
-            assert alive[3] < survivors
+            assert alive[4] < survivors
         with pytest.raises(SecureSumError, match="given up"):
             found.server.total([])
         return found.outcome.stage, len(silent)
@@ -63,7 +63,7 @@ def check_rounds(rounds: int, most: int) -> Counter[str]:
 def test_two_hundred_rounds_with_dropouts_at_each_stage():
     """Also: as many dropouts as planned never end an attempt (alive < survivors above, whenever one is given up)."""
     ended = check_rounds(200, 30)
-    assert ended["sum after dropouts"] >= 30
+    assert ended["sum after dropouts"] >= 25
     assert all(ended[stage] >= 5 for stage in STAGES), ended
 
 
@@ -79,7 +79,7 @@ def test_the_planned_dropouts_are_recovered_at_each_stage(stage):
     inputs, gone = random_inputs(terms, 1), set(terms.clients[1:8:3])
     found = run_attempt(terms, inputs, drop=lambda at, who: at == stage and who in gone)
     assert isinstance(found.outcome, Total)
-    left = frozenset(terms.clients) - (set() if stage == "unmask" else gone)
+    left = frozenset(terms.clients) - (set() if stage in ("agree", "unmask") else gone)
     assert found.outcome.survivors == left
     assert found.outcome.values.tolist() == exact_sum(inputs, left, terms.bits)
 
@@ -87,7 +87,8 @@ def test_the_planned_dropouts_are_recovered_at_each_stage(stage):
 @pytest.mark.parametrize(
     ("stage", "text"),
     [("keys", "6 clients at least, 5 of 9"), ("shares", "6 clients at least, 5 of 9"),
-     ("masked", "6 clients at least, 5 of 9"), ("unmask", "expected 6 shares at least, got 5")],
+     ("masked", "6 clients at least, 5 of 9"), ("agree", "6 clients at least, 5 of 9"),
+     ("unmask", "expected 6 shares at least, got 5")],
 )  # fmt: skip
 def test_one_more_dropout_gives_up_by_name(stage, text):
     terms = make_terms(9, survivors=6, colluders=2)
@@ -99,9 +100,19 @@ def test_one_more_dropout_gives_up_by_name(stage, text):
     assert bool(found.answers) == (stage == "unmask")
 
 
+@pytest.mark.parametrize("clients", [2, 3])
+def test_the_smallest_sums(clients):
+    """Two clients, one of them the reader; three of whom two collude: nobody may be missing."""
+    terms = make_terms(clients, survivors=clients, colluders=clients - 1)
+    inputs = random_inputs(terms, 0)
+    found = run_attempt(terms, inputs)
+    assert isinstance(found.outcome, Total)
+    assert found.outcome.values.tolist() == exact_sum(inputs, frozenset(terms.clients), terms.bits)
+
+
 @pytest.mark.parametrize("bits", [8, 16, 33, 64])
 def test_sums_by_hand_wrap(bits):
-    terms = make_terms(3, survivors=3, colluders=0, length=3, bits=bits)
+    terms = make_terms(3, survivors=3, colluders=1, length=3, bits=bits)
     top = 2 ** (bits - 1)
     kind = np.uint64 if bits == 64 else np.int64
     inputs = {who: np.array([top, 1, top - 1], kind) for who in terms.clients}
@@ -112,7 +123,7 @@ def test_sums_by_hand_wrap(bits):
 
 def test_a_masked_vector_by_hand():
     """Oracle: key streams and signs in Python's integers. A neighbour that sent no shares has no mask in it."""
-    terms = make_terms(6, survivors=4, colluders=0, length=9, bits=13)
+    terms = make_terms(6, survivors=4, colluders=1, length=9, bits=13)
     inputs, gone, who = random_inputs(terms, 0), 25, 16
     found = run_attempt(terms, inputs, drop=lambda stage, client: (stage, client) == ("shares", gone))
     secrets = {client: AttemptSecrets(reproducible_root(0, client), terms.digest, client) for client in terms.clients}
@@ -132,12 +143,12 @@ def test_a_masked_vector_by_hand():
 
 
 def test_message_sizes_by_hand():
-    """42 bytes around each body; 84 a neighbour for shares, 36 a closed neighbour for the answer."""
+    """42 bytes around each body; 84 a neighbour for shares, 20 a survivor for tags, 36 a holder at the end."""
     terms = make_terms(10, survivors=7, length=100, bits=13)
     found = run_attempt(terms, random_inputs(terms, 0))
     degree = terms.plan.degree
     sizes = [len(answer) for _, answer in found.clients[terms.clients[0]]._answers]
-    assert sizes == [42 + 96, 42 + 2 + 84 * degree, 42 + 163, 42 + 32 + 4 + 36 * (degree + 1)]
+    assert sizes == [42 + 96, 42 + 2 + 84 * degree, 42 + 163, 42 + 2 + 20 * 9, 42 + 32 + 4 + 36 * (degree + 1)]
 
 
 @pytest.mark.parametrize("survivors", [50, 40, 30])
@@ -146,7 +157,7 @@ def test_keys_and_shares_of_fifty_clients_take_less_than_ten_kilobytes(survivors
     terms = make_terms(50, survivors=survivors, colluders=9, length=1, bits=8)
     found = run_attempt(terms, random_inputs(terms, 0))
     sizes = [len(answer) for _, answer in found.clients[terms.clients[7]]._answers]
-    assert sum(sizes) - packed_bytes(1, 8) < 6500
+    assert sum(sizes) - packed_bytes(1, 8) < 7500
 
 
 def test_golden_messages():
@@ -160,19 +171,19 @@ def test_golden_messages():
     assert found.outcome.values.tolist() == [sum(terms.clients) - 13] * 8  # type: ignore[union-attr]
 
 
-GOLDEN = "13203dae0c5671ff76e84e7b0f89709dba77c22e4d3dc526bfa0215cfb4f2792"
+GOLDEN = "3ed516e98e91aea8f4f90a8d0e7ee857cdee278835b40db92baa13515f43cb2f"
 
 
 def test_a_masked_vector_that_comes_after_the_set_is_fixed_is_not_added():
     terms = make_terms(6, survivors=4)
     found = run_attempt(terms, random_inputs(terms, 0), drop=lambda s, w: (s, w) == ("masked", 13))
     with pytest.raises(SecureSumError, match="masked: out of order"):
-        found.server.requests([(13, b"")])
+        found.server.survivors([(13, b"")])
 
 
 def test_the_server_adds_vectors_as_they_come():
     """Memory for 30 clients of 100,000 values: a few vectors, not 30."""
-    terms = make_terms(30, survivors=30, colluders=0, length=100_000, bits=16)
+    terms = make_terms(30, survivors=30, colluders=1, length=100_000, bits=16)
     clients = make_clients(terms)
     server = Server(terms)
     rosters = server.rosters((who, client.keys()) for who, client in clients.items())
@@ -180,7 +191,7 @@ def test_the_server_adds_vectors_as_they_come():
     assert not isinstance(server.deliveries((who, clients[who].shares(m)) for who, m in rosters.items()), GivenUp)
     tracemalloc.start()
     body = bytes(packed_bytes(terms.length, terms.bits))
-    server.requests((who, wire.write(wire.MASKED, who, terms, body)) for who in terms.clients)
+    server.survivors((who, wire.write(wire.MASKED, who, terms, body)) for who in terms.clients)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 7 * len(body)

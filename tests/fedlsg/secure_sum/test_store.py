@@ -28,7 +28,11 @@ def test_clients_restored_before_every_stage_end_with_the_same_messages():
     assert masked == wanted.masked
     clients = {who: again(client) for who, client in clients.items()}
     assert {who: client.masked(inputs[who] + 1) for who, client in clients.items()} == masked
-    requests = server.requests(masked.items())
+    told = server.survivors(masked.items())
+    tags = {who: clients[who].agree(m) for who, m in told.items()}  # type: ignore[union-attr]
+    clients = {who: again(client) for who, client in clients.items()}
+    assert {who: clients[who].agree(m) for who, m in told.items()} == tags  # type: ignore[union-attr]
+    requests = server.requests(tags.items())
     answers = {who: clients[who].unmask(m) for who, m in requests.items()}  # type: ignore[union-attr]
     assert answers == wanted.answers
     for who, client in clients.items():

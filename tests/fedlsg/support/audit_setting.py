@@ -1,6 +1,7 @@
-"""A small mechanism to audit: one client's frame on digits, a few rounds."""
+"""A small mechanism to audit: one frame on digits, a few rounds, in every trust mode and unit."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -8,18 +9,25 @@ import strategies
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import planted
-from fedlsg.attacks.audit.unit_mode import Recording, Setting, record
-from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.stated import Stated
+from fedlsg.attacks.audit.unit_mode import Recording, record
+from fedlsg.attacks.audit.verdict import Verdict, judge, stated_claim
+from fedlsg.client_level import ClientUnit
+from fedlsg.discrete import SumTerms
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Schedule, make_frame
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import mlp
 
 DELTA = 1e-5
+MODES = ("client", "aggregate", "secure", "secure, clients", "server")
 
 
-def setting(name: str = "lsg", *, rounds: int = 8, sample_rate: float = 0.5, steps: int = 1, **mechanism) -> Setting:
-    """The recipe at sigma = 1 in a frame of round 2."""
+def setting(
+    name: str = "lsg", *, rounds: int = 8, sample_rate: float = 0.5, steps: int = 1, **mechanism: Any
+) -> Setting:
+    """The recipe at sigma = 1 in a frame of round 2; each payload is private alone."""
     model = mlp().float()
     own = strategies.own_settings(name)
     method = strategies.recipe(name, **({"rank": 4} if "rank" in own else {}), **{"noise_multiplier": 1.0, **mechanism})
@@ -30,32 +38,73 @@ def setting(name: str = "lsg", *, rounds: int = 8, sample_rate: float = 0.5, ste
         round=2, updates=1, schedule=Schedule(rounds=2, sample_rate=0.5), seed=0, classifier="classifier",
     )  # fmt: skip
     local = LocalTraining(sample_rate=sample_rate, steps=steps, momentum=0.5 if steps > 1 else 0.0, expected_batch=50.0)
-    return Setting(model=model, frame=frame, mechanism=method.mechanism, local=local, rounds=rounds)
+    sigma = method.mechanism.effective_noise_multiplier(len(frame.blocks))
+    stated = stated_at(sigma, sample_rate=sample_rate, steps=rounds * steps)
+    return Setting(model=model, frame=frame, mechanism=method.mechanism, local=local, rounds=rounds, stated=stated)
 
 
-def claim_of(made: Setting) -> Claim:
-    """What a ledger would say of it."""
+def stated_at(sigma: float, *, sample_rate: float, steps: int, **threat: Any) -> Stated:
+    """What a ledger would say of this noise."""
+    given = {"sample_rate": sample_rate, "steps": steps, "delta": DELTA}
+    bound = epsilon_of(noise_multiplier=sigma, accountants=("pld",), **given)
+    return Stated(epsilon=bound.upper, **given, **threat)
+
+
+def aggregated(made: Setting, survivors: int, *, clients: int | None = None) -> Setting:
+    """The same where only the sum over ``survivors`` clients is private."""
+    mechanism = replace(made.mechanism, noise_share=(survivors - 1) ** -0.5, colluders=1)
+    stated = replace(made.stated, trust="aggregate", clients=clients or survivors, min_survivors=survivors)
+    return replace(made, mechanism=mechanism, stated=stated)
+
+
+def secure(made: Setting, *, clients: int = 5, survivors: int = 4, colluders: int = 1) -> Setting:
+    """The same in secure sums of at least ``survivors`` of ``clients``."""
+    sums = SumTerms(
+        clients=clients, min_survivors=survivors, colluders=colluders, expected_examples=50.0 * clients,
+        releases=made.rounds, delta=DELTA,
+    )  # fmt: skip
+    counts = {"clients": clients, "min_survivors": survivors, "colluders": colluders}
+    return replace(
+        made,
+        mechanism=replace(made.mechanism, noise_share=sums.contributors**-0.5),
+        sums=sums,
+        stated=replace(made.stated, trust="secure", **counts),
+    )
+
+
+def at_client_level(made: Setting, trust: str) -> Setting:
+    """The same of whole clients: in secure sums, or drawn by a trusted server at the sample rate."""
+    q = made.local.sample_rate if trust == "server" else 1.0
     sigma = made.mechanism.effective_noise_multiplier(len(made.frame.blocks))
-    q, steps = made.local.sample_rate, made.rounds * made.local.steps
-    bound = epsilon_of(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=DELTA, accountants=("pld",))
-    return Claim(epsilon=bound.upper, delta=DELTA, sample_rate=q, noise_multiplier=sigma, steps=steps)
+    stated = stated_at(sigma, sample_rate=q, steps=made.rounds, trust="client", unit="client")
+    unit = ClientUnit(sample_rate=q, at_server=trust == "server")
+    made = replace(made, stated=stated, client_unit=unit)
+    if trust == "server":
+        return replace(made, stated=replace(stated, trust="server", clients=30))
+    return secure(made, clients=6, survivors=5)
+
+
+def in_mode(mode: str, made: Setting) -> Setting:
+    """The setting in one of ``MODES``."""
+    return {
+        "client": lambda: made,
+        "aggregate": lambda: aggregated(made, 4, clients=5),
+        "secure": lambda: secure(made),
+        "secure, clients": lambda: at_client_level(made, "secure"),
+        "server": lambda: at_client_level(made, "server"),
+    }[mode]()
 
 
 def audit(made: Setting, *, plant: str | None = None, canaries: int = 400, seed: int | None = 0) -> Verdict:
     """Record under the plant, judge without it."""
-    with planted(plant):
+    with planted(plant, clients=made.stated.members):
         seen = record(made, canaries, seed=seed)
     return verdict(made, seen)
 
 
 def verdict(made: Setting, seen: Recording) -> Verdict:
     """The judgement of what was recorded."""
-    return judge(seen.scores, seen.included, claim_of(made), unit_checks(seen, made))
-
-
-def aggregated(made: Setting, survivors: int) -> Setting:
-    """The same where only the sum over ``survivors`` clients is private."""
-    return replace(made, mechanism=replace(made.mechanism, noise_share=survivors**-0.5))
+    return judge(seen.scores, seen.included, stated_claim(made.stated), unit_checks(seen, made))
 
 
 def same(first: Recording, second: Recording) -> bool:

@@ -85,11 +85,24 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer of which outputs and last states are used; with a state of its own if ``given``."""
+    """A recurrent layer of which outputs and last states are used; with a state of its own if ``given``.
 
-    def __init__(self, kind: type[nn.RNNBase], *, given: bool = False, **of: object) -> None:
+    ``learned``: how a learned first state becomes one for each of B examples.
+    """
+
+    def __init__(
+        self,
+        kind: type[nn.RNNBase],
+        *,
+        given: bool = False,
+        learned: Callable[[Tensor, int], Tensor] | None = None,
+        **of: object,
+    ) -> None:
         super().__init__()
-        self.before, self.layer, self.given = nn.Linear(3, 4), kind(4, 5, **of), given
+        self.before, self.layer, self.given, self.learned = nn.Linear(3, 4), kind(4, 5, **of), given, learned
+        if learned is not None:
+            places = self.layer.num_layers * (1 + self.layer.bidirectional)
+            self.start, self.cell = (nn.Parameter(torch.randn(places, 1, 5)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.before(x)
@@ -98,6 +111,9 @@ class Recurrent(nn.Module):
         if self.given:
             h = x[:, 0, :1].expand(-1, 5).unsqueeze(0).contiguous()
             state = (h, h.tanh()) if isinstance(self.layer, nn.LSTM) else h
+        if self.learned is not None:
+            h = self.learned(self.start, len(x))
+            state = (h, self.learned(self.cell.tanh(), len(x))) if isinstance(self.layer, nn.LSTM) else h
         out, last = self.layer(x if first else x.transpose(0, 1), state)
         out = out if first else out.transpose(0, 1)
         states = last if isinstance(last, tuple) else (last,)
@@ -156,6 +172,18 @@ ZOO = {
     "LSTM, given states": Case(lambda: Recurrent(nn.LSTM, batch_first=True, given=True), (5, 3)),
     "GRU": Case(lambda: Recurrent(nn.GRU, batch_first=True, given=True, bias=False), (6, 3)),
     "RNN": Case(lambda: Recurrent(nn.RNN, nonlinearity="relu"), (6, 3)),
+    "GRU, learned first state": Case(
+        lambda: Recurrent(nn.GRU, batch_first=True, learned=lambda p, size: p.expand(-1, size, -1).contiguous()), (6, 3)
+    ),
+    "LSTM, learned first states, time first": Case(
+        lambda: Recurrent(
+            nn.LSTM, num_layers=2, bidirectional=True, learned=lambda p, size: p.repeat(1, size, 1).contiguous()
+        ),
+        (4, 3),
+    ),
+    "RNN, a function of a learned first state": Case(
+        lambda: Recurrent(nn.RNN, learned=lambda p, size: (p * 2).expand(len(p), size, 5)), (5, 3)
+    ),
     "attention": Case(Attention, (6, 3)),
     "attention, as many tokens as examples": Case(lambda: Attention(weights=True, mask="causal"), (4, 3)),
     "attention, time first": Case(lambda: Attention(first=False, mask="padding"), (5, 3)),

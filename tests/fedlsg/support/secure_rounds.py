@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlsg.secure_sum import Client, GivenUp, Server, Terms, Total, reproducible_root
+from fedlsg.secure_sum import messages as wire
 
 RUN = bytes(range(32))
 Drop = Callable[[str, int], bool]
@@ -28,6 +29,10 @@ def make_clients(terms: Terms, seed: int = 0) -> dict[int, Client]:
     return {who: Client(terms, who, reproducible_root(seed, who)) for who in terms.clients}
 
 
+def body_of(message: bytes) -> bytes:
+    return message[wire.HEADER.size : -wire.CHECKSUM_BYTES]
+
+
 @dataclass(kw_only=True)
 class Attempt:
     """What happened, and all that the server saw."""
@@ -43,7 +48,7 @@ def run_attempt(
     terms: Terms, inputs: Mapping[int, np.ndarray], *, seed: int = 0, drop: Drop = lambda stage, who: False,
     clients: Mapping[int, Client] | None = None,
 ) -> Attempt:  # fmt: skip
-    """One attempt; ``drop`` says who is silent from which stage on: keys, shares, masked or unmask."""
+    """One attempt; ``drop`` says who is silent from which stage on: keys, shares, masked, agree or unmask."""
     clients = make_clients(terms, seed) if clients is None else clients
     server, masked, answers = Server(terms), dict[int, bytes](), dict[int, bytes]()
 
@@ -62,7 +67,10 @@ def run_attempt(
         if not drop("masked", who):
             clients[who].accept(delivery)
             masked[who] = clients[who].masked(inputs[who])
-    sent = server.requests(masked.items())
+    sent = server.survivors(masked.items())
+    if isinstance(sent, GivenUp):
+        return done(sent)
+    sent = server.requests((who, clients[who].agree(told)) for who, told in sent.items() if not drop("agree", who))
     if isinstance(sent, GivenUp):
         return done(sent)
     for who, request in sent.items():

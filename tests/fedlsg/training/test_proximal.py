@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.audit.canaries import step_weights
+from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining
 from fedlsg.training import accumulated_noise, norm_bound

@@ -1,6 +1,7 @@
 """``fedlsg.simulate``: what it takes, what it refuses before anything is written, callbacks, resuming."""
 
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +33,8 @@ LOSSES = {
     "a module": nn.CrossEntropyLoss(),
     "a function": functional.cross_entropy,
     "one's own": lambda o, t: functional.cross_entropy(o, t, reduction="none"),
+    "class weights": nn.CrossEntropyLoss(weight=torch.ones(CLASSES)),
+    "class weights of a function": partial(functional.cross_entropy, weight=torch.ones(CLASSES)),
     "by hand": lambda o, t: -o.log_softmax(1).gather(1, t[:, None]).squeeze(1),
 }
 
@@ -124,6 +127,34 @@ def unlike():
     return model
 
 
+class Penalised(nn.Module):
+    """Logits, and a number without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.head(x), torch.tensor(0.0)
+
+
+def test_a_model_may_return_a_number_without_dimensions_next_to_its_scores(tmp_path):
+    loss = lambda o, t: functional.cross_entropy(o[0], t, reduction="none")  # noqa: E731
+    run = quick(tmp_path / "run", model=Penalised, loss=loss)
+    assert run.rounds[-1]["accuracy"] is not None
+
+
+class Scaled(nn.Module):
+    """A loss with a learned scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs * self.scale, targets, reduction="none")
+
+
 REFUSED = {
     "a loss that averages": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "the loss averages over the batch"),
     "and without a clip": (
@@ -136,14 +167,24 @@ REFUSED = {
         {"loss": lambda o, t: functional.cross_entropy(o - o.mean(0), t, reduction="none")},
         "mixes examples",
     ),
+    "a loss with parameters": (
+        {"loss": Scaled()},
+        "the loss has trainable parameters (scale)",
+    ),
+    "a loss of three arguments": ({"loss": nn.TripletMarginLoss()}, "TripletMarginLoss needs 3 arguments (anchor, "),
     "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
     "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),
-    "too few outputs": ({"model": lambda: nn.Linear(8, 2)}, "fails on rows of test", "Target 2 is out of bounds"),
-    "another width": ({"model": lambda: nn.Linear(7, 3)}, "shapes cannot be multiplied (1x8 and 7x3))"),
+    "too few outputs": (
+        {"model": lambda: nn.Linear(8, 2)},
+        "the loss function: fails with IndexError: Target 2 is out of bounds, on outputs floats (7, 2)",
+        "targets int64 (7,): rows of test",
+    ),
+    "another width": ({"model": lambda: nn.Linear(7, 3)}, "(Linear): fails with RuntimeError: mat1", "(1x8 and 7x3)"),
     "another width of train": (
         {"train": (TRAIN[0][:, :7], TRAIN[1])},
-        "the model or the loss fails on rows of train (inputs torch.float32 (1, 7)",
+        "the model or the loss fails with RuntimeError: mat1",
+        "on rows of train (inputs torch.float32 (1, 7)",
     ),
     "a model with BatchNorm": (
         {"model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))},

@@ -4,7 +4,9 @@ import io
 import json
 import math
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedlsg.accounting import Event
+from fedlsg.attacks.audit.plants import PLANTS, planted, scaled_noise
 from fedlsg.attacks.audit.verdict import claim_of
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr
 from fedlsg.attacks.membership.roc import Rate, roc
 from simulations.attack.membership.command import as_shadow, membership_command
-from simulations.attack.membership.findings import Report, facts, tables, verdict
+from simulations.attack.membership.findings import Report, bounded, facts, tables, verdict
 from simulations.attack.membership.measure import (
     ATTACKS,
     GRID,
@@ -233,15 +236,67 @@ def test_the_spread_over_models_and_the_error_of_the_test_set_are_two_facts():
     assert told["test set"] == "100 examples: standard error 5.0 points, which all models share"
 
 
-def test_one_round_of_a_sum_is_not_called_one_payload():
+@pytest.mark.parametrize(
+    ("changes", "title", "played", "seen"),
+    [
+        ({}, "One payload of one round", "the clip and the noise of a client", "all payloads of all rounds"),
+        ({"trust": "aggregate"}, "The sum of", "the noise shares of the clients", "no single payload"),
+        (
+            {"trust": "secure", "clients": 4, "colluders": 2},
+            "The sum of",
+            "less the noise of 2 clients",
+            "what 2 clients",
+        ),
+        ({"trust": "server", "unit": "client"}, "The sum of", "the clip and the noise of the server", "no update"),
+        ({"local_steps": 3}, "One local step of one payload", "the noise of a client", "all payloads"),
+    ],
+)
+def test_every_mode_says_what_ran_and_who_is_bounded(changes, title, played, seen):
     rounds = [PerRound(fpr=0.01, sigma=2.0, closed_form=0.03, clipped=True, played=None)]
     models = made(shift=2.0, examples=200)
-    parts = {"models": models, "found": attack(models, seed=0), "claim": None, "limits": (), "own": None}
-    for trust, words in (("client", "One payload of"), ("secure", "The sum of the payloads of one round, matched")):
-        settings = from_mapping(SETTINGS | {"trust": trust})
-        table = tables(Report(**parts, settings=settings, rounds=rounds, seed=0, seconds=0.0))[-1]
-        assert table.title.startswith(words)
-        assert ("sums with and without" in table.note) == (trust == "secure")
+    limit = Limit(name="bound", bound=lambda rate: 1.0)
+    report = Report(
+        settings=from_mapping(SETTINGS | changes), models=models, found=attack(models, seed=0), claim=None,
+        limits=(limit,), rounds=rounds, own=None, seed=0, seconds=0.0,
+    )  # fmt: skip
+    table = tables(report)[-1]
+    assert table.title.startswith(title)
+    assert played in table.note
+    assert seen in bounded(report)
+    assert seen in verdict(report)
+    assert "shipped clip and noise" not in table.note
+
+
+PLAYS: dict[str, dict[str, Any]] = {
+    "client": {},
+    "aggregate": {"trust": "aggregate", "clients": 4},
+    "secure": {"trust": "secure", "clients": 4, "min_survivors": 4, "colluders": 1},
+    "server": {
+        "trust": "server", "unit": "client", "batch_size": 20, "sample_rate": None, "clients": 30,
+        "clients_per_round": 9,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", PLAYS)
+def test_the_game_of_one_round_runs_the_shipped_path(mode, monkeypatch):
+    """Its rates are the closed form's; and where that path has four times the noise, they are not."""
+    monkeypatch.setattr("simulations.attack.membership.per_round.TRIALS", 100)
+    plan = plan_of(clip_norm=0.05, **PLAYS[mode])
+    for one in per_round(plan, seed=0):
+        assert one.played is not None
+        assert one.played.predicted == pytest.approx(one.closed_form, rel=1e-2)
+        assert one.played.tpr.low <= one.closed_form <= one.played.tpr.high
+    monkeypatch.setitem(PLANTS, "loud", lambda _: scaled_noise(Fraction(4)))
+    with planted("loud"):
+        assert per_round(plan, seed=0)[0].played.fpr.low > 0.1
+
+
+def test_a_secure_sum_of_clients_is_refused_with_what_to_do():
+    with pytest.raises(ValueError, match="attack a run with trust=server"):
+        train_all(
+            plan_of(**PLAYS["secure"], unit="client", batch_size=20, sample_rate=None), shadows=6, seed=0, tick=nobody
+        )
 
 
 def test_a_claim_that_a_leaky_model_breaks_is_named():
@@ -254,7 +309,7 @@ def test_a_claim_that_a_leaky_model_breaks_is_named():
 
 def test_one_round_has_the_closed_form(monkeypatch):
     monkeypatch.setattr("simulations.attack.membership.per_round.TRIALS", 500)
-    for one in per_round(plan_of(clip_norm=0.05), seed=0):
+    for one in per_round(plan_of(clip_norm=0.05), seed=3):
         assert one.sigma == 2.0
         assert one.clipped
         assert one.closed_form == closed_form_tpr(one.fpr, 2.0)

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting.events import Interval
 from fedlsg.attacks.audit.plants import PLANTS
+from fedlsg.attacks.audit.power import canaries as enough_canaries
 from fedlsg.attacks.audit.training_mode import payload_checks
 from simulations.audit import training
 from simulations.audit.command import audit_command
@@ -50,11 +52,85 @@ def test_correct_code(tmp_path):
     assert "That does not verify the claim." in page
 
 
-def test_the_threat_model_of_a_secure_sum_is_its_sum(tmp_path):
-    status, found, text = audit(tmp_path, given={**SETTINGS, "trust": "secure", "clients": 4})
-    assert status == 0
+SECURE = SETTINGS | {"trust": "secure", "clients": 5, "min_survivors": 4, "colluders": 1}
+CLIENTS = {
+    key: value for key, value in SETTINGS.items() if key != "sample_rate"
+} | {"unit": "client", "batch_size": 20, "rounds": 3}  # fmt: skip
+MODES = {
+    "aggregate": SETTINGS | {"trust": "aggregate", "clients": 4},
+    "secure": SECURE,
+    "secure, clients": CLIENTS | {"trust": "secure", "clients": 5, "min_survivors": 4, "colluders": 1},
+    "server": CLIENTS | {"trust": "server", "clients": 30, "clients_per_round": 9},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_correct_code_of_every_mode(tmp_path, mode):
+    status, found, text = audit(tmp_path, given=MODES[mode], canaries=40)
+    assert status == 0, text
+    assert (found["trust"], found["unit"]) == (mode.split(",")[0], "example" if "unit" not in MODES[mode] else "client")
+    assert found["canary_kind"] == ("gradients" if found["unit"] == "example" else "updates")
+    assert found["reader"] in (tmp_path / "audit.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mode", "plant"),
+    [
+        ("secure", "shares-for-all"),
+        ("secure", "rotation-doubles"),
+        ("aggregate", "noise-left-out"),
+        ("secure, clients", "readers-not-counted"),
+        ("server", "tenth-of-noise"),
+        ("server", "clip-misses-block"),
+    ],
+)
+def test_a_plant_of_a_mode_is_falsified(tmp_path, mode, plant):
+    status, found, _ = audit(tmp_path, given=MODES[mode], canaries=20, plant=plant)
+    assert status == 1
+    assert found["plant"] == plant
+
+
+def test_the_threat_model_says_who_reads_what(tmp_path):
+    _, found, text = audit(tmp_path, given=SECURE, canaries=20)
+    threat = " ".join(text.split())
     assert "the sum of every round that the server decodes" in found["threat_model"]
-    assert "of one client" not in " ".join(text.split())
+    assert "the server of a secure sum together with one client, who know their own noise" in found["threat_model"]
+    assert "of one client." not in threat
+    _, found, _ = audit(tmp_path, given=MODES["server"], canaries=20)
+    assert "which clients the server draws, and the noise, are secret" in found["threat_model"]
+    assert "examples" not in found["threat_model"]
+
+
+def test_more_canaries_where_the_noise_hides_more():
+    quiet, loud = (audited_settings(SETTINGS | {"noise_multiplier": sigma}).setting for sigma in (0.5, 4.0))
+    assert enough_canaries(quiet) < enough_canaries(loud)
+
+
+def test_the_claim_is_what_the_settings_ask_for():
+    """Epsilon as it is given; and what noise is said to spend, where that is given."""
+    assert audited_settings(SETTINGS | {"noise_multiplier": None, "epsilon": 3.0}).claim.epsilon == 3.0
+    found = audited_settings(SETTINGS)
+    assert found.claim.noise_multiplier == pytest.approx(2.0, rel=0.01)
+    assert found.source == "the planned schedule"
+
+
+def test_a_calibration_that_gives_too_little_noise_is_falsified(tmp_path, monkeypatch):
+    """The audit has its own opinion of which noise an epsilon needs."""
+    short = lambda **given: 0.9 * calibrate_noise_multiplier(**given)  # noqa: E731
+    monkeypatch.setattr("simulations.plan.plan.calibrate_noise_multiplier", short)
+    monkeypatch.setattr("simulations.plan.plan.check_certified", lambda *_: None)
+    status, found, _ = audit(tmp_path, given=SETTINGS | {"noise_multiplier": None, "epsilon": 3.0}, canaries=20)
+    assert status == 1
+    assert "noise deviation, all" in found["falsified_by"]
+
+
+def test_a_run_at_client_level_is_held_to_the_server_s_ledger(tmp_path):
+    run = run_local(tmp_path / "run", **MODES["server"] | {"reproducible": False, "sample_rate": None})
+    run.directory.summary.unlink()
+    found = audited_run(str(run.path))
+    assert found.source == "the server's ledger"
+    assert (found.claim.sample_rate, found.claim.steps) == (0.3, 3)
+    assert found.claim.noise_multiplier == pytest.approx(2.0, rel=0.01)
 
 
 @pytest.mark.parametrize("plant", ["halved-noise", "per-block-clip"])
@@ -108,7 +184,7 @@ def test_a_run_that_was_configured_otherwise_than_its_ledger_says(tmp_path, fini
     copy = Run(shutil.copytree(finished.path, tmp_path / "run"))
     reconfigure(copy, **{"noise-multiplier": 1.0})
     status, found, _ = audit(tmp_path, run=str(copy.path))
-    assert found["claimed"]["noise_multiplier"] == 2.0
+    assert found["claimed"]["noise_multiplier"] == pytest.approx(2.0, rel=0.01)
     assert status == 1
 
 
@@ -204,6 +280,9 @@ def test_the_command_line(tmp_path, monkeypatch):
         ({"given": {"method": "sgd"}}, "claims no epsilon"),
         ({"given": SETTINGS | {"local_steps": 2}, "mode": "training"}, "local_steps=1"),
         ({"given": SETTINGS | {"trust": "aggregate"}, "mode": "training"}, "trust=client"),
+        ({"given": MODES["server"], "mode": "training"}, "trust=client"),
+        ({"plant": "shares-for-all"}, "take trust=secure, got trust=client"),
+        ({"given": MODES["server"], "plant": "noise-left-out"}, "take tenth-of-noise"),
         ({"mode": "training", "canaries": 1400}, "half of"),
     ],
 )

@@ -96,9 +96,12 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "one survivor": (
         ("run", *SMALL, "-c", "trust=secure", "-c", "min_survivors=1"),
-        r"expected min_survivors >= colluders \+ 2 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
+        r"expected min_survivors >= colluders \+ 1 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
     ),
-    "epsilon out of reach": (("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1"), "epsilon=1e-09"),
+    "epsilon out of reach": (
+        ("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1", "-c", "delta=1e-12"),
+        "epsilon=1e-09",
+    ),
     "unwritable output": (("run", *SMALL, "--out", "/dev/null/run"), "cannot write to /dev/null/run.*another --out"),
     "output is a file": (("run", *SMALL, "--out", "/dev/null"), "cannot write to /dev/null"),
     "resume nothing": (("resume", "nowhere"), "nowhere is no run directory: it does not exist"),
@@ -146,14 +149,14 @@ def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulations.run.make_plan", interrupt)
+    monkeypatch.setattr("simulations.run.ready_plan", interrupt)
     status, out, err = fedlsg("run", *SMALL)
     assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_says_the_same(number, fedlsg, monkeypatch):
-    monkeypatch.setattr("simulations.run.make_plan", lambda *_, **__: os.kill(os.getpid(), number))
+    monkeypatch.setattr("simulations.run.ready_plan", lambda *_, **__: os.kill(os.getpid(), number))
     before = signal.signal(number, signal.SIG_DFL)  # nohup starts its programs with SIGHUP ignored
     try:
         status, out, err = fedlsg("run", *SMALL)
@@ -167,7 +170,7 @@ def test_a_missing_package_is_one_line(fedlsg, monkeypatch):
     def missing(*_: object, **__: object) -> None:
         raise ImportError("expected pyarrow; pip install 'fedlsg[hub]'")
 
-    monkeypatch.setattr("simulations.run.make_plan", missing)
+    monkeypatch.setattr("simulations.run.ready_plan", missing)
     assert fedlsg("run", *SMALL)[::2] == (1, "fedlsg: error: expected pyarrow; pip install 'fedlsg[hub]'\n")
 
 
@@ -233,6 +236,7 @@ def test_calibrate_by_both_accountants(fedlsg):
     assert f"noise multiplier 1: epsilon {epsilon_words(bound.upper, 4)} at delta 1e-05" in out
     assert "1.828" in out, "published: q=.01, sigma=1, T=1000"
     assert f"{bound.accountant} (reported)" in out
+    assert "prv (witness)" in out
     assert all(epsilon_words(interval.upper, 4) in out for interval in bound.intervals.values())
 
 

@@ -24,7 +24,7 @@ from tests.simulations.support.secure_clients import (
     watch_encode,
 )
 
-STAGES = ("keys", "shares", "masked", "unmask")
+STAGES = ("keys", "shares", "masked", "agree", "unmask")
 SECRET = {"reproducible": False}
 
 
@@ -72,7 +72,7 @@ def test_bytes_of_a_message_are_at_least_those_of_its_values(whole):
     rows = [line.split(",") for line in lines]
     assert all(int(values) <= int(payload) <= int(wire) for *_, values, payload, wire in rows)
     up = [int(row[3]) for row in rows if row[:3] == ["1", "0", "up"]]
-    assert [values > 0 for values in up] == [False, False, True, False], "of four replies, one has values"
+    assert [values > 0 for values in up] == [False, False, True, False, False], "of five replies, one has values"
 
 
 def test_the_sum_is_that_under_an_assumed_secure_sum_but_for_the_noise(tmp_path, monkeypatch):
@@ -138,8 +138,9 @@ def test_one_dropout_is_recovered(stage, how, tmp_path, monkeypatch):
     parts = watch_encode(monkeypatch)
     run = run_five(tmp_path / "run", dropping(stage, 2, how=how), **SECRET)
     (row,) = run.rows
-    others = "0 1 2 3 4" if stage == "unmask" else "0 1 3 4"
-    assert (row.answered, row.rejected) == (others, "" if stage == "unmask" else "2")
+    late = stage in ("agree", "unmask")
+    others = "0 1 2 3 4" if late else "0 1 3 4"
+    assert (row.answered, row.rejected) == (others, "" if late else "2")
     assert recorded_sum(run).equal(decoded(parts)), "who dropped out before had encoded nothing"
     assert charged_clients(run) == [int(client) for client in others.split()]
 
@@ -162,7 +163,7 @@ def test_a_round_with_too_few_clients_is_given_up(stage, tmp_path, with_weights)
     assert "given up" in row.reasons
     assert recorded_sum(run) is None
     assert run.weights.equal(with_weights)
-    assert charged_clients(run) == {"masked": [0, 1, 4], "unmask": [0, 1, 2, 3, 4]}.get(stage, [])
+    assert charged_clients(run) == {"masked": [0, 1, 4], "agree": [*range(5)], "unmask": [*range(5)]}.get(stage, [])
     asked = [at for _, at in clients.stages]
     assert asked.count("unmask") == (5 if stage == "unmask" else 0), "nobody is asked for a share in vain"
 
@@ -182,7 +183,7 @@ def test_an_attempt_that_lost_replies_before_values_is_repeated_for_free(tmp_pat
     assert [at for _, at in clients.stages].count("keys") == 10
 
 
-@pytest.mark.parametrize("stage", ["masked", "unmask"])
+@pytest.mark.parametrize("stage", ["masked", "agree", "unmask"])
 def test_an_attempt_with_values_is_not_repeated(stage, tmp_path):
     """Another one would charge those once more whose reply was lost."""
     clients = dropping(stage, 0, 1, 2, 3, 4, how="late")
@@ -246,7 +247,7 @@ def test_other_clips_and_carriers_keep_the_noise_and_its_charge(settings, tmp_pa
 
 def test_clients_that_are_not_selected_are_not_charged(tmp_path):
     run = run_local(
-        tmp_path / "run", clients=6, clients_per_round=4, rounds=3, trust="secure", min_survivors=3, colluders=0,
+        tmp_path / "run", clients=6, clients_per_round=4, rounds=3, trust="secure", min_survivors=3, colluders=1,
     )  # fmt: skip
     for client in range(6):
         asked = [row.round for row in run.rows if str(client) in row.asked.split()]

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedlsg.secure_sum import messages as wire
+from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest
 from strategies.federation.secure_sum.wire import MESSAGE, TERMS, Stage, read_stage, write_stage
@@ -29,12 +30,24 @@ def terms_of(stage: Stage) -> Terms:
 
 
 def survivors(*clients: int):
-    """A request for shares of these survivors, as the protocol's server would write it."""
+    """The message that names these survivors, as the protocol's server would write it."""
 
     def attack(stage: Stage) -> Stage:
         terms = terms_of(stage)
-        digest = wire.survivors_digest(range(5), clients, terms)
-        body = wire.write_set(clients, terms) + digest
+        return replace(stage, message=wire.write(wire.SURVIVORS, 1, terms, wire.write_set(clients, terms)))
+
+    return attack
+
+
+def tags(*true: int):
+    """A request for shares with the tags of these clients, and wrong ones of all others."""
+
+    def attack(stage: Stage) -> Stage:
+        terms, honest = terms_of(stage), stage.message[wire.HEADER.size : -wire.CHECKSUM_BYTES]
+        size = wire.set_bytes(terms)
+        table = wire.read_table(honest[size:], TAG_BYTES, {0, 2, 3, 4}, of="test")
+        table = {who: tag if who in true else bytes(TAG_BYTES) for who, tag in table.items()}
+        body = honest[:size] + wire.write_table(table)
         return replace(stage, message=wire.write(wire.REQUEST, 1, terms, body))
 
     return attack
@@ -60,6 +73,8 @@ def without_terms(stage: Stage) -> RecordDict:
     return content
 
 
+LATE = ("agree", "unmask")
+"""Stages after the charge."""
 STALE = "has not announced keys for this attempt"
 BEFORE = {
     "shares before keys": ("keys", with_terms(name="shares"), STALE),
@@ -81,15 +96,19 @@ BEFORE = {
     "another attempt's delivery": ("masked", with_terms(attempt=1), STALE),
     "an altered delivery": ("masked", flipped, "checksum differs"),
     "no delivery": ("masked", with_terms(message=b""), "bytes, got 0"),
-    "too few survivors": ("unmask", survivors(0, 1, 2), "expected 4 clients at least, got 3"),
-    "survivors without the client": ("unmask", survivors(0, 2, 3, 4), "client 1 itself is missing"),
+    "too few survivors": ("agree", survivors(0, 1, 2), "expected 4 clients at least, got 3"),
+    "survivors without the client": ("agree", survivors(0, 2, 3, 4), "client 1 itself is missing"),
+    "unmask before tags": ("agree", with_terms(name="unmask"), "out of order, the next stage is agree"),
+    "tags of nobody": ("unmask", tags(), "expected 4 clients that were told the same sets, got 1"),
+    "tags of one other": ("unmask", tags(0), "expected 4 clients that were told the same sets, got 2"),
     "an unknown stage": ("keys", with_terms(name="all"), "expected a stage among"),
     "no terms": ("shares", without_terms, "got none of the name 'run'"),
 }  # fmt: skip
 AFTER = {
     "another roster": ("shares", flipped, "this attempt has answered another message of this stage"),
     "another delivery": ("masked", flipped, "this attempt has accepted another one"),
-    "other survivors": ("unmask", survivors(0, 1, 2, 3), "this attempt has answered another message of this stage"),
+    "other survivors": ("agree", survivors(0, 1, 2, 3), "this attempt has answered another message of this stage"),
+    "other tags": ("unmask", tags(0, 2, 3), "this attempt has answered another message of this stage"),
 }
 
 
@@ -111,11 +130,11 @@ def refused(client: Abused, text: str, out) -> None:
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(*client.errors)
     before, after = client.charges
-    assert before == after == (1 if (client.after and client.at == "masked") or client.at == "unmask" else 0)
+    assert before == after == (1 if (client.after and client.at == "masked") or client.at in LATE else 0)
     assert (run.rows[0].answered, len(run.entries(1))) == ("0 1 2 3 4", 1)
 
 
-@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "agree", "unmask"])
 def test_a_repeated_message_gets_the_stored_answer(stage, tmp_path, monkeypatch):
     """Nothing is drawn, masked or charged again."""
     parts = watch_encode(monkeypatch)

@@ -32,8 +32,8 @@ def test_a_line_by_hand():
     line = next(line for line in lines(TABLE) if line.method == "lsg")
     assert as_record(line) == {
         "label": "lsg", "method": "lsg", "workload": "digits", "model": "mlp", "rank": 4, "sparsity": 0.3,
-        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "private": True,
-        "unit": "example", "trust": "client",
+        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "epsilon_outside": None,
+        "private": True, "unit": "example", "trust": "client",
         "rho": None, "n": 3, "planned": 3, "accuracy_mean": pytest.approx(0.83),
         "accuracy_sd": pytest.approx(math.sqrt(7e-4)),
         "loss_mean": 0.5, "standard_error": pytest.approx(math.sqrt(7e-4 / 3 + 0.83 * 0.17 / 400)), "chance": 0.1,
@@ -51,6 +51,23 @@ def test_a_table_says_whom_each_epsilon_protects_against_unless_all_protect_each
     assert [note for note in notes(lines(sums)) if note.startswith("trust=")] != []
     assert "trust" not in comparison_table(lines(TABLE)).columns
     assert not any(note.startswith("trust=") for note in notes(lines(TABLE)))
+
+
+def read_by(outside: float, **more: Any) -> Result:
+    found = result(0.8, **more)
+    return replace(found, summary=found.summary | {"epsilon_by_reader": {"outside": outside, "participant": 2.999}})
+
+
+def test_a_comparison_of_trust_shows_the_epsilon_against_the_outside_next_to_that_against_the_clients():
+    """Rounded up, like every epsilon; no column where one number holds for every reader."""
+    runs = [read_by(2.1001, settings={"trust": "secure"}), read_by(2.999, method="rs")]
+    table = comparison_table(lines(runs))
+    place = table.columns.index("outside")
+    assert sorted(row.cells[place] for row in table.rows) == ["2.101", "2.999"]
+    assert any("outside: the epsilon against a reader of the weights alone" in note for note in notes(lines(runs)))
+    assert "outside" not in comparison_table(lines(runs[1:])).columns
+    assert [as_record(line)["epsilon_outside"] for line in lines(runs)] == [2.1001, 2.999]
+    assert results_csv(runs[:1]).splitlines()[0].count("epsilon_outside") == 1
 
 
 def test_order_marks_and_failures():

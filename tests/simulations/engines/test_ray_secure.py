@@ -40,7 +40,7 @@ def test_secrets_of_clients_are_in_no_file_of_the_driver(tmp_path, on_ray, monke
     plan, directory = plan_at(tmp_path / "run", **(FIVE | {"engine": "ray", "reproducible": False}))
     ray.run(plan, directory, on_round=ignore)
     roots = {state[49:81] for state in kept if state[41] == 32}
-    assert len(kept) == 20
+    assert len(kept) == 25
     assert len(roots) == 5, "the first part of a state is the root, of 32 bytes"
     files = [path.read_bytes() for path in directory.path.rglob("*") if path.is_file()]
     assert not any(root in content or root.hex().encode() in content for root in roots for content in files)

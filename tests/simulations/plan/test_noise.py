@@ -130,7 +130,28 @@ def test_the_line_of_secure_sums_says_whose_noise_counts(tmp_path):
     found = sum_line(plan, plan.public_state())
     assert found is not None
     assert "secure sum of at least 9 of 10 clients, 1 of which may collude with the server: " in found
-    assert found.endswith(" bits a value, noise planned for 8 honest clients")
+    said, cost = found.splitlines()
+    assert said.endswith(" bits a value, noise planned for 8 honest clients")
+    assert cost == (
+        "every client knows its own noise: protection against 1 of them makes the noise of a sum 1.06 times as large"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "honest", "cost"),
+    [
+        ({"clients": 2, "trust": "secure"}, "1 honest client", 1.41),
+        ({"clients": 5, "trust": "aggregate"}, "4 honest clients", 1.12),
+        ({"clients": 10, "trust": "secure", "colluders": 3}, "6 honest clients", 1.22),
+    ],
+)
+def test_the_line_says_what_protection_against_the_clients_of_a_sum_costs(settings, honest, cost, tmp_path):
+    """sqrt(m / (m - t)), which is also the ratio of the sums' noise with and without a reader among the clients."""
+    plan, _ = plan_at(tmp_path / "run", **settings)
+    found = sum_line(plan, plan.public_state())
+    assert found is not None
+    assert f"noise planned for {honest}\n" in found
+    assert found.endswith(f"of a sum {cost} times as large")
 
 
 def test_without_secure_sums_there_is_no_such_line(tmp_path):

@@ -33,6 +33,10 @@ def test_a_private_run_by_hand():
         ({"private": False, "epsilon_max": "inf"}, f"93.1 % test accuracy {WITHOUT}, with"),
         ({"private": False, "reproducible": True}, "in test mode: the noise is reproducible, so nothing is private"),
         ({"trust": "secure", "secure_sum": SUMS}, "at epsilon 7.999 for secure sums of the clients' payloads (delta"),
+        (
+            {"trust": "secure", "secure_sum": SUMS, "epsilon_by_reader": {"outside": 7.0, "participant": 7.999}},
+            "at epsilon 7.999 against one participant for secure sums of the clients' payloads (delta",
+        ),
         ({"trust": "aggregate"}, "for the sum of all payloads, if an ideal secure aggregation is assumed (delta"),
         ({"uplink_bytes": 8000}, "with 2.0x more uplink bytes than dense updates."),
         ({"uplink_bytes": 4000}, "with as many uplink bytes as dense updates."),

@@ -30,6 +30,7 @@ ESCAPE = "\x1b"
 
 def row(round: int, **changes: Any) -> Row:
     values = dict.fromkeys(Row.__dataclass_fields__, 0) | {
+        "only": None,
         "simulated": None,
         "round": round, "accuracy": 0.5, "loss": 1.0, "epsilon_max": 1.234, "epsilon_median": 1.2,
         "uplink_bytes": 1000, "downlink_bytes": 2000, "seconds": 2.0,

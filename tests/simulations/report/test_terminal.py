@@ -77,6 +77,45 @@ def test_what_the_privacy_line_rests_on(changes, expected):
     assert expected in words
 
 
+def by_reader(outside: float, one: float, together: float) -> dict[str, float]:
+    names = ("outside", "server", "participant", "participants", "server_and_participants")
+    return dict(zip(names, (outside, outside, one, together, together), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4},
+             "epsilon_by_reader": by_reader(6.5001, 7.999, 7.999)},
+            "epsilon 7.999 against one participant, also together with the server; 6.501 against the outside or the "
+            "server alone",
+        ),
+        (
+            {"trust": "secure", "secure_sum": {"clients": 50, "min_survivors": 45, "colluders": 5, "contributors": 40},
+             "epsilon_by_reader": by_reader(7.3, 7.4, 7.999)},
+            "epsilon 7.999 against 5 participants, also together with the server; 7.400 against one of them; 7.300 "
+            "against the outside or the server alone",
+        ),
+        (
+            {"trust": "aggregate", "secure_sum": None, "epsilon_by_reader": by_reader(7.5, 7.999, 7.999)},
+            "epsilon 7.999 against one participant, also together with the server; 7.500 against the outside or the "
+            "server alone",
+        ),
+        ({"epsilon_by_reader": by_reader(7.999, 7.999, 7.999)}, None),
+        (
+            {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4}},
+            None,
+        ),
+        ({"trust": "aggregate", "private": False, "epsilon_by_reader": by_reader(1.0, 2.0, 2.0)}, None),
+        ({"trust": "aggregate", "epsilon_by_reader": by_reader(7.999, 7.999, 7.999)}, None),
+    ],
+)  # fmt: skip
+def test_the_readers_of_a_sum_in_words(changes, words):
+    """Each number is rounded up. One that holds for all, or is not on record, has no line."""
+    assert outcome(SUMMARY | changes).get("readers") == words
+
+
 @pytest.mark.parametrize(
     ("rho", "words"), [(0.12345, "rho 0.123 (norm of a step's noise over the clip norm)"), (0.0, ""), (None, "")]
 )

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import lru_cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from simulations import workloads
-from simulations.server.evaluate import evaluate, score
+from simulations.server.evaluate import evaluate, score, scores_of
 from simulations.workloads import LoadedWorkload, Options, Split, to_device
 from simulations.workloads.base.workload import refuse_unused
 
@@ -234,3 +235,20 @@ def test_each_module_comes_back_in_its_own_mode():
     assert set(modes) == {True, False}
     evaluate(model, LONG_FIRST, device="cpu")
     assert [module.training for module in model.modules()] == modes
+
+
+SCORES, NUMBER = torch.ones(3, 2), torch.tensor(0.5)
+
+
+@pytest.mark.parametrize("outputs", [
+    SCORES, (SCORES, NUMBER), [NUMBER, SCORES], {"loss": NUMBER, "logits": SCORES}, {"aux": NUMBER, "scores": SCORES},
+    SimpleNamespace(logits=SCORES, loss=NUMBER),
+])  # fmt: skip
+def test_scores_are_the_first_tensor_with_a_batch(outputs):
+    assert scores_of(outputs) is SCORES
+
+
+@pytest.mark.parametrize("outputs", [NUMBER, (NUMBER,), {"logits": NUMBER}, [], None])
+def test_outputs_without_a_batch_are_refused(outputs):
+    with pytest.raises(ValueError, match="without a tensor that has a batch dimension"):
+        scores_of(outputs)

@@ -19,7 +19,6 @@ from simulations.report.run_page import run_page
 from simulations.report.words import duration
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.results import read_run
-from simulations.rundir.tables import Row
 from simulations.server import app as server_app
 from simulations.settings.settings import from_mapping
 from strategies.federation.clock import SimulatedClock
@@ -206,7 +205,7 @@ def test_replicas_that_missed_a_round_catch_up(hard, tmp_path):
 
 def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     settings = {
-        "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 0,
+        "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 1,
         "dropout": 0.15, "speed": "lognormal 0.8", "deadline": 0.4, "sample_rate": 0.2,
     }  # fmt: skip
     run = run_local(tmp_path / "run", **settings)
@@ -287,9 +286,7 @@ def test_the_clock_is_shown_next_to_wall_time(hard):
         assert words in page
     assert hard.rows[-1].scalars["simulated_clock"] == last.simulated_clock
     assert hard.rows[-1].scalars["clients/dropped"] == len(last.dropped.split())
-    assert all(Row.of_columns(row.columns) == row for row in hard.rows)
     assert metrics_of(hard.rows[-1].columns) == hard.rows[-1].scalars, "what loggers get"
-    assert not {"simulated_clock", "clients/late"} & metrics_of(hard.rows[-1].released).keys()
     text = io.StringIO()
     display = RoundDisplay(Console(file=text, width=200), rounds=5, first=0)
     for row in hard.rows:

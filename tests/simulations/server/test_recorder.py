@@ -170,6 +170,7 @@ def test_the_summary_holds_what_the_design_lists(small):
     assert summary["epsilon_max"] == summary["epsilon_median"] == spent.upper
     assert set(summary["accountant"]["intervals"]) == {"prv", "pld"}
     assert summary["accountant"]["reported"] == spent.accountant
+    assert summary["accountant"]["witness"] == spent.witness
     assert summary["accountant"]["intervals"][spent.accountant]["upper"] == summary["epsilon_max"]
     assert summary["private"] is False, "reproducible"
     assert {"python", "torch", "flwr", "ray", "fedlsg"} <= set(summary["versions"])

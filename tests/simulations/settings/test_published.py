@@ -91,8 +91,11 @@ def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
     assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
     sigma, proved = PAPERS_NOISE[method, epsilon]
     steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
-    assert epsilon_of(sample_rate=0.02, steps=steps, **one).upper == pytest.approx(epsilon, rel=1e-3)
-    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper == pytest.approx(proved, abs=0.1)
+    poisson = epsilon_of(sample_rate=0.02, steps=steps, **one).upper
+    assert epsilon * 0.994 <= poisson <= epsilon * 1.001, "these multipliers were calibrated to prv's upper end"
+    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper == pytest.approx(
+        proved, rel=6e-3, abs=0.1
+    )
     assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper <= proved
 
 

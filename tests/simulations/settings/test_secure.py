@@ -15,13 +15,16 @@ def plan(**settings: object):
 
 
 @pytest.mark.parametrize(
-    ("clients", "survivors", "colluders"), [(2, 2, 0), (5, 5, 0), (9, 9, 0), (10, 9, 1), (19, 18, 1), (50, 45, 5)]
+    ("clients", "survivors", "colluders"),
+    [(2, 2, 1), (3, 3, 1), (5, 5, 1), (9, 9, 1), (10, 9, 1), (19, 18, 1), (50, 45, 5)],
 )
-def test_one_client_of_ten_may_be_missing_and_one_may_collude(clients, survivors, colluders):
+def test_one_client_of_ten_may_be_missing_and_one_may_collude_at_least_one(clients, survivors, colluders):
     settings, sums = (found := plan(clients=clients)).settings, found.sums
     assert (settings.min_survivors, settings.colluders) == (survivors, colluders)
     assert (sums.clients, sums.min_survivors, sums.colluders) == (clients, survivors, colluders)
-    assert found.method.mechanism.noise_share == 1 / math.sqrt(survivors - colluders)
+    mechanism = found.method.mechanism
+    assert mechanism.noise_share == 1 / math.sqrt(survivors - colluders)
+    assert (mechanism.min_survivors, mechanism.colluders) == (survivors, colluders)
     assert (sums.releases, sums.delta, sums.expected_examples) == (2, settings.delta, found.divisor)
 
 
@@ -63,9 +66,10 @@ REFUSED = {
     "noise without a clip": ({"mechanism": "noise-only"}, "needs mechanism=dp and indices=derived, got 'noise-only'"),
     "pruning by data": ({"method": "dp-ssgd", "prune": "dp-snip"}, "prunes by sums that trust=secure does not plan"),
     "explicit positions": ({"indices": "explicit"}, "needs mechanism=dp and indices=derived, got 'dp' and 'explicit'"),
-    "half the clients": ({"clients": 6, "min_survivors": 3}, "colluders\\) / 2 = 3, got 3"),
+    "half the clients": ({"clients": 6, "min_survivors": 3}, "colluders\\) / 2 = 3.5, got 3"),
     "more than all": ({"clients": 6, "min_survivors": 7}, "expected 1 <= min_survivors=7 <= clients_per_round=6"),
-    "too many colluders": ({"clients": 6, "colluders": 5}, r"clients_per_round=6, min_survivors=6, colluders=5: .*"),
+    "too many colluders": ({"clients": 6, "colluders": 6}, r"clients_per_round=6, min_survivors=6, colluders=6: .*"),
+    "nobody reads": ({"clients": 6, "colluders": 0}, "colluders=0: every client of a sum .* knows its own noise"),
     "colluders alone": ({"trust": "client", "colluders": 1}, "colluders=1 is a setting of trust=secure"),
     "colluders of an assumed sum": ({"trust": "aggregate", "colluders": 0}, "not of trust=aggregate"),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from strategies.federation.wire import FRAME_DIFFERS, failure, read_update, upda
 from tests.simulations.support.secure_clients import charged_clients, run_five, stage_in
 
 
-@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "agree", "unmask"])
 @pytest.mark.parametrize("how", ["damaged", "empty", "long", "of another client"])
 def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
     earlier: dict[str, bytes] = {}
@@ -31,8 +31,9 @@ def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
 
     run = run_five(tmp_path / "run", bad)
     (row,) = run.rows
-    assert row.answered == ("0 1 2 3 4" if stage == "unmask" else "0 1 3 4")
-    if stage != "unmask":
+    late = stage in ("agree", "unmask")
+    assert row.answered == ("0 1 2 3 4" if late else "0 1 3 4")
+    if not late:
         assert row.rejected == "2"
         assert any(word in row.reasons for word in ("checksum", "expected", "no payload")), row.reasons
 

@@ -1,6 +1,7 @@
 """Canaries against the shipped client: what they are, and that nothing but the backward pass is replaced."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from fedlsg.attacks.audit.canaries import (
     release,
     shares,
     spread,
-    step_weights,
 )
+from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.method import Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
@@ -31,7 +32,7 @@ GENERATOR = torch.Generator
 
 
 def canaries(made, count=60):
-    return make_canaries(made.frame, made.mechanism, count, GENERATOR().manual_seed(0))
+    return make_canaries(made, count, GENERATOR().manual_seed(0))
 
 
 def sent(made, rows, **changes):
@@ -133,4 +134,4 @@ def test_refuses():
     with pytest.raises(ValueError, match="kept coordinates"):
         canaries(made, made.frame.kept + 1)
     with pytest.raises(ValueError, match="does not clip"):
-        make_canaries(made.frame, Mechanism(kind="noise-only"), 3, GENERATOR())
+        make_canaries(replace(made, mechanism=Mechanism(kind="noise-only")), 3, GENERATOR())

@@ -1,40 +1,43 @@
-"""The audit of secure sums: outputs are sums of integers with discrete noise, as a server decodes them."""
+"""The audit of secure sums: outputs are sums of integers with discrete noise, less what the readers know."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from fedlsg.attacks.audit.unit_mode import Setting, rounds_of
-from fedlsg.discrete import SumTerms
-from tests.fedlsg.support.audit_setting import audit, setting
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.unit_mode import rounds_of, values_of
+from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
 
 
-def secure() -> Setting:
-    """Three clients of whom one may collude: the outputs are sums of the two whose noise counts."""
-    made = setting("lsg", rounds=4)
-    sums = SumTerms(
-        clients=3, min_survivors=3, colluders=1, expected_examples=50.0, releases=made.rounds, delta=1e-5
-    )  # fmt: skip
-    mechanism = replace(made.mechanism, noise_share=sums.contributors**-0.5)
-    return replace(made, mechanism=mechanism, sums=sums)
+def silent(made: Setting, rounds: int = 30) -> torch.Tensor:
+    return values_of(rounds_of(made, torch.zeros(1, made.frame.kept), "silent", 0, rounds, lambda: None))
 
 
-@pytest.mark.parametrize(("plant", "falsified"), [(None, False), ("halved-noise", True), ("no-clip", True)])
-def test_discrete_noise_is_as_claimed_unless_a_mistake_is_planted(plant, falsified):
-    assert audit(secure(), plant=plant, canaries=100).falsified == falsified
+@pytest.mark.parametrize("made", [secure(setting()), at_client_level(setting(), "secure")], ids=["example", "client"])
+def test_the_noise_of_an_output_is_that_of_the_honest_clients(made):
+    assert float(silent(made).std()) == pytest.approx(made.noise_std, rel=0.03)
 
 
-def test_outputs_are_on_the_grid_and_their_noise_is_that_of_the_honest():
-    made = secure()
-    outputs = rounds_of(made, torch.zeros(1, made.frame.kept), "silent", 0, 30, lambda: None)
-    assert float(outputs.std()) == pytest.approx(made.noise_std, rel=0.03)
+def test_an_output_that_keeps_the_readers_noise_would_have_too_much():
+    """Negative control: with one share more the same clients reach sqrt(4 / 3) of what the readers are left with."""
+    made = secure(setting())
+    own = replace(made.stated, min_survivors=5)  # one more, whose noise is not taken off
+    assert float(silent(replace(made, stated=own)).std()) == pytest.approx(made.noise_std * (4 / 3) ** 0.5, rel=0.03)
 
 
-def test_noise_that_is_planned_for_all_clients_is_too_small():
-    """Planted: shares for three honest clients, and one of them colludes."""
-    made = secure()
-    assert made.sums is not None
-    short = replace(made, mechanism=replace(made.mechanism, noise_share=3**-0.5))
+def test_a_client_moves_a_sum_by_its_clipped_update():
+    made = at_client_level(setting(), "secure")
+    made = replace(made, mechanism=replace(made.mechanism, noise_multiplier=0.001))
+    row = torch.zeros(1, made.frame.kept)
+    row[0, :2] = 30.0  # far above the clip
+    output = values_of(rounds_of(made, row.expand(4, -1), "alike", 0, 1, lambda: None))[0]
+    wanted = 4 * made.sensitivity * row[0] / row[0].norm()
+    assert float((output - wanted).norm()) < 0.05 * float(wanted.norm())
+
+
+def test_noise_that_is_planned_for_another_number_is_refused_by_the_release():
+    made = secure(setting())
+    short = replace(made, mechanism=replace(made.mechanism, noise_share=4**-0.5))
     with pytest.raises(ValueError, match="expected noise_share"):
-        rounds_of(short, torch.zeros(1, made.frame.kept), "silent", 0, 1, lambda: None)
+        silent(short, 1)

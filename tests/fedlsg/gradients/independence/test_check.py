@@ -205,9 +205,75 @@ def test_a_loss_that_mixes_is_named():
             check(made(tokens_model), loss_fn)
 
 
+def test_a_loss_in_float32_leaves_the_check_of_the_model_in_float64():
+    weights = torch.ones(CLASSES)
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, weights, reduction="none")
+
+    check(made(tokens_model), loss_fn)
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(MeanMixer\)"):
+        check(made(lambda: tokens_model(MeanMixer(1e-6))), loss_fn)
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(BackwardMixer\).*gradient"):
+        check(made(lambda: tokens_model(mixers.BackwardMixer())), loss_fn)
+
+
+def test_a_model_that_torch_cannot_copy_names_the_attribute():
+    model = nn.Sequential(nn.Linear(WIDTH, CLASSES))
+    model[0].last = model[0].weight * 2
+    with pytest.raises(UnsupportedLayerError, match=r"^0 \(Linear\): its attribute last was computed from parameters"):
+        check(model)
+
+
+class Number(nn.Module):
+    """A module that gives one number for the whole batch: of a parameter, of none, or of the batch."""
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self.of, self.log = of, nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.of == "batch":
+            return x.square().mean()
+        return self.log.exp() if self.of == "parameter" else torch.tensor(2.0, dtype=x.dtype)
+
+
+class WithNumber(nn.Module):
+    """A head whose outputs are scaled by the number; or which returns it, too."""
+
+    def __init__(self, of: str, *, scaled: bool) -> None:
+        super().__init__()
+        self.net, self.number, self.scaled = nn.Sequential(*tokens_model()), Number(of), scaled
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        y, number = self.net(x), self.number(x)
+        return y * number if self.scaled else (y, number)
+
+
+def first(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    return cross_entropy(outputs[0], targets)
+
+
+@pytest.mark.parametrize("of", ["parameter", "nothing"])
+def test_a_number_without_dimensions_is_no_fault(of):
+    check(made(lambda: WithNumber(of, scaled=True)))
+    check(made(lambda: WithNumber(of, scaled=False)), first)
+    check(made(lambda: WithNumber(of, scaled=False)), lambda o, t: cross_entropy(o[0] * o[1], t))
+
+
+def test_a_number_of_the_whole_batch_is_refused_by_its_module_only_where_it_counts():
+    """Such as the loss that a transformers model returns for its labels."""
+    check(made(lambda: WithNumber("batch", scaled=False)), first)
+    message = r"^number \(Number\): mixes examples: .* another output of shape \(\), one number for all examples"
+    with pytest.raises(UnsupportedLayerError, match=message):
+        check(made(lambda: WithNumber("batch", scaled=True)))
+    with pytest.raises(UnsupportedLayerError, match=message):
+        check(made(lambda: WithNumber("batch", scaled=False)), lambda o, t: cross_entropy(o[0] * o[1], t))
+
+
 def test_a_model_that_takes_no_single_example_is_refused_with_the_layer():
     model = tokens_model(Apply(lambda x: x - x[1]))
-    with pytest.raises(UnsupportedLayerError, match=r"^2 \(Apply\): fails on a batch of 1 \(IndexError"):
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(Apply\): fails with IndexError: .*line.* batch of 1 "):
         check(made(lambda: model))
 
 

@@ -1,6 +1,7 @@
 """Two deployed clients with data of their own and a server, in one process: the real server over real messages."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +146,29 @@ SECURE = {"nodes": {"trust": "secure", "num-partitions": 2}, "trust": "secure", 
 def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     summary = run(tmp_path, "run", record_updates=True, **SECURE)
     check_copies(tmp_path, "run")
-    assert summary["secure_sum"] == {"clients": 2, "min_survivors": 2, "colluders": 0, "contributors": 2}
+    assert summary["secure_sum"] == {"clients": 2, "min_survivors": 2, "colluders": 1, "contributors": 1}
     assert (summary["private"], summary["rounds"], summary["empty_rounds"]) == (True, 3, 0)
     entries = Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
     assert [entry.attempt for entry in entries] == [0, 0, 0]
     assert all(entry.log_ratio > 0 for entry in entries)
+    assert {(entry.min_survivors, entry.colluders) for entry in entries} == {(2, 1)}
+    found = summary["epsilon_by_reader"]
+    assert found["participant"] == found["server_and_participants"] == summary["epsilon_max"]
+    sigma = 2.0 * math.sqrt(2)  # of two whole shares
+    assert found["outside"] == pytest.approx(
+        epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=3, delta=1e-5).upper
+    )
     assert {path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")} >= {"sum.npy"}
+
+
+def test_an_assumed_sum_of_two_hospitals_has_all_of_the_noise_twice(tmp_path):
+    """Each of them knows its own: the other one's alone is what the ledger is charged with."""
+    nodes = {"trust": "aggregate", "num-partitions": 2}
+    summary = run(tmp_path, "run", nodes, trust="aggregate", clients=2)
+    check_copies(tmp_path, "run")
+    assert {(e.min_survivors, e.colluders) for e in Ledger(tmp_path / "node-1" / "ledger.jsonl", 1).entries} == {(2, 1)}
+    alone = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=3, delta=1e-5).upper
+    assert summary["epsilon_by_reader"]["participant"] == pytest.approx(alone) == summary["epsilon_max"]
 
 
 def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path, monkeypatch):
@@ -161,9 +179,16 @@ def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_
 
 def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, monkeypatch):
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
-    nodes = {"nodes": SECURE["nodes"] | {"colluders": 1}}
-    with pytest.raises(RuntimeError, match=r"colluders=0: the run's noise .* asks for 1"):
+    nodes = {"nodes": SECURE["nodes"] | {"colluders": 2}}
+    with pytest.raises(RuntimeError, match=r"colluders=1: the run's noise .* asks for 2"):
         run(tmp_path, "run", **SECURE | nodes)
+    assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
+
+
+def test_a_run_that_counts_every_client_s_own_noise_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    with pytest.raises(RuntimeError, match=r"colluders=0: .* each of them knows its own"):
+        run(tmp_path, "run", **SECURE | {"colluders": 0})
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
 
 
@@ -191,7 +216,7 @@ def test_a_client_without_its_keys_drops_out_and_is_not_charged(tmp_path, monkey
 
 
 CLIENT_LEVEL: dict[str, Any] = {
-    "unit": "client", "trust": "secure", "clients": 2, "colluders": 0, "min_survivors": 2, "batch_size": 20,
+    "unit": "client", "trust": "secure", "clients": 2, "colluders": 1, "min_survivors": 2, "batch_size": 20,
     "sample_rate": None, "local_steps": 3, "noise_multiplier": 4.0,
 }  # fmt: skip
 NODE = {"unit": "client", "trust": "secure", "num-partitions": 2}

@@ -22,6 +22,12 @@ WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a share among nobody knows how many": (
         {"trust": "aggregate"}, {"trust": "aggregate", "num_partitions": None}, "trust=aggregate with clients=2",
     ),
+    "a sum that nobody in it reads": (
+        {"trust": "secure", "colluders": 0}, {"trust": "secure"}, "colluders=0: .* each of them knows its own",
+    ),
+    "terms without a reader": (
+        {"trust": "secure"}, {"trust": "secure", "colluders": 0}, "colluders=0 counts the noise of every other client",
+    ),
     "a larger delta": ({"delta": 2e-5}, {}, "delta=2e-05 is weaker than this client's delta-max=1e-05"),
     "the preset's delta": ({"delta": None}, {"delta_max": 1e-6}, "delta=1e-05 is weaker"),
     "a larger epsilon": ({"epsilon": 3.5}, {}, "epsilon=3.5 is more than this client's epsilon-max=3"),

@@ -58,7 +58,7 @@ def test_keys_that_are_not_ours_are_left_alone():
         ("num-partitions", 0), ("num-partitions", 1), ("ledger-dir", "ledger"), ("ledger-dir", ""), ("ledger-dir", 3),
         ("epsilon-max", 0), ("epsilon-max", -1), ("epsilon-max", float("inf")), ("epsilon-max", float("nan")),
         ("epsilon-max", "3"), ("epsilon-max", True), ("delta-max", 0.0), ("delta-max", 1.0), ("delta-max", "1e-5"),
-        ("trust", "server"), ("colluders", -1), ("colluders", True), ("trust", True),
+        ("trust", "server"), ("colluders", -1), ("colluders", 0), ("colluders", True), ("trust", True),
         ("accept-changed-data", "yes"), ("accept-changed-data", 1),
         ("data", ""), ("data", 5),
     ],

@@ -1,0 +1,50 @@
+"""What failed in a user's code, in one sentence: the error, its text, and the line of code."""
+
+import sysconfig
+import traceback
+from functools import cache
+from pathlib import Path
+
+OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "per-example gradients")
+"""Words in the text of an error about shapes and types, which no other values would avoid."""
+LONGEST = 400
+"""Characters of an error's text that are shown."""
+OWN = tuple(
+    str(Path(__file__).resolve().parent.parent / name) + "/" for name in ("fedlsg", "strategies", "simulations")
+)
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Whether a file of code is a user's own: not of Python, of an installed package, or of fedlsg."""
+    if file.startswith("<frozen") or "site-packages" in file or "dist-packages" in file:
+        return False
+    return not str(Path(file).resolve()).startswith((*OWN, sysconfig.get_paths()["stdlib"] + "/"))
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an error, and the innermost line of the user's code; the text alone of an error of fedlsg's."""
+    text = " ".join(str(error).split())
+    if is_own(error):
+        return text
+    text = text.rstrip(".") if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    steps = traceback.extract_tb(error.__traceback__)
+    lines = [f"{Path(s.filename).name}, line {s.lineno}: {s.line}".rstrip(": ") for s in steps if is_users(s.filename)]
+    return f"{type(error).__name__}: {text}{f' ({lines[-1]})' if lines else ''}"
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether fedlsg raised an error itself, so that its text says what was expected, what was found, what to do."""
+    steps = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ValueError) and bool(steps) and steps[-1].filename.startswith(OWN)
+
+
+def depends_on_values(error: BaseException) -> bool:
+    """Whether other rows of the same shapes and types might not fail so: a guess from the error's type and text."""
+    first = error.__cause__ or error
+    if is_own(first):
+        return "finite" in str(first)
+    if isinstance(first, TypeError | AttributeError | NameError | ImportError | NotImplementedError):
+        return False
+    text = f"{error} {first}".lower()
+    return "out of bounds" in text or not any(word in text for word in OF_FORM)

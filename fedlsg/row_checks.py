@@ -1,0 +1,177 @@
+"""Rows that a step would be charged for and then fail on: found before, and named by their number.
+
+    numbers    NaN and infinite inputs: they make a gradient that the clip drops, or a loss that says nothing
+    targets    what the loss cannot take, such as a class that the outputs have not
+    extremes   the largest and smallest integers, such as a token id beyond its table
+Rows are counted from 0. Messages quote rows: they are for the owner of the data alone.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.gradients import Batch, LossFunction
+from fedlsg.gradients.losses import PerExampleLoss
+
+Run = Callable[[Tensor], Any]
+"""Row numbers -> the model's outputs of these rows, on the CPU."""
+TOGETHER = 64
+"""Targets that a loss gets together."""
+AT_ONCE = 2**16
+"""Rows that are looked at together."""
+COLUMNS = 64
+"""Most columns of integers whose own extremes are tried."""
+FIX = "fill them in, or leave the rows out"
+
+
+def fields(part: Batch) -> list[tuple[str, Tensor]]:
+    """Tensors with their names; "" for one alone."""
+    return [("", part)] if isinstance(part, Tensor) else [(str(name), value) for name, value in part.items()]
+
+
+def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: str = FIX) -> None:
+    """Raise ValueError, naming row and column, for inputs that are complex, NaN or infinite.
+
+    ``rows``: the numbers of the rows, by default from 0.
+    """
+    for name, value in fields(inputs):
+        called = f"{what} inputs{f' {name}' if name else ''}"
+        if value.is_complex():
+            raise ValueError(f"{called} are complex ({value.dtype}): give real and imaginary parts as columns")
+        bad = not_finite(value)
+        if len(bad):
+            place = (~value[bad[0]].isfinite()).nonzero()[0].tolist() if value.ndim > 1 else []
+            row = int(bad[0] if rows is None else rows[bad[0]])
+            found = float(value[bad[0]][tuple(place)])
+            raise ValueError(
+                f"{called} have missing or infinite values: {found} in row {row}{_column(place)} ({len(bad)} such rows "
+                f"among the {len(value)} that were looked at together); {fix}"
+            )
+
+
+def not_finite(value: Tensor) -> Tensor:
+    """Places of the rows (N, ...) with a number that is NaN or infinite."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return torch.zeros(0, dtype=torch.int64)
+    parts = value.split(AT_ONCE)
+    wrong = [~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite() for part in parts]
+    return torch.cat(wrong).nonzero().squeeze(1).cpu() if wrong else torch.zeros(0, dtype=torch.int64)
+
+
+def _column(place: list[int]) -> str:
+    if not place:
+        return ""
+    return f", column {place[0]}" if len(place) == 1 else f", place {tuple(place)}"
+
+
+def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, known: bool = False) -> bool:
+    """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite; else, whether it works.
+
+    Every target is given to the loss with outputs of some rows; where that fails, with those of its own row.
+    ``run(rows)``: the model's outputs of rows by number, on the CPU: there a class that the outputs have not does not
+    end all work on a GPU. Where the loss takes no target at all, and is not ``known`` to take others, the cause is not
+    a row, and nothing is raised.
+    """
+    loss, count = on_cpu(loss), len(fields(targets)[0][1])
+    size = min(TOGETHER, count)
+    try:
+        outputs = run(torch.arange(size))
+    except Exception:
+        return known  # not of a target: what runs the model next says why
+    for start in range(0, count, size):
+        rows = torch.arange(start, start + size).clamp(max=count - 1)
+        if _failure(loss, outputs, targets, rows) is None:
+            known = True
+            continue
+        for row in rows.unique().tolist():
+            alone = torch.tensor([row])
+            failure = _failure(loss, run(alone), targets, alone)
+            if failure is None:
+                known = True
+            elif known or any(_failure(loss, run(r[None]), targets, r[None]) is None for r in spread(count)):
+                raise ValueError(
+                    f"the loss cannot take the target of {what} row {row}, {_shown(targets, row)}: {failure}"
+                )
+            else:
+                return False
+    return known
+
+
+def spread(count: int, most: int = 16) -> Tensor:
+    """Some row numbers from the first to the last."""
+    return torch.linspace(0, count - 1, min(count, most)).long()
+
+
+@torch.no_grad()
+def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> str | None:
+    chosen: Any = (
+        targets[rows].cpu() if isinstance(targets, Tensor) else {name: t[rows].cpu() for name, t in targets.items()}
+    )
+    try:
+        losses = loss(outputs, chosen)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return next((f"the loss is {float(value)}" for value in losses.flatten() if not value.isfinite()), None)
+
+
+def _shown(targets: Batch, row: int) -> str:
+    values = [(name, value[row]) for name, value in fields(targets)]
+    return ", ".join(
+        f"{name} {value.item() if value.ndim == 0 else f'of shape {tuple(value.shape)}'}".strip()
+        for name, value in values
+    )
+
+
+def on_cpu(thing: Any) -> Any:
+    """Outputs or a loss on the CPU; a module is copied there if it has numbers elsewhere."""
+    if isinstance(thing, PerExampleLoss):
+        return replace(thing, loss=on_cpu(thing.loss))
+    if isinstance(thing, nn.Module):
+        tensors = [*thing.parameters(), *thing.buffers()]
+        return thing if all(t.device.type == "cpu" for t in tensors) else deepcopy(thing).cpu()
+    if isinstance(thing, Tensor):
+        return thing.detach().cpu()
+    if hasattr(thing, "logits"):
+        return type(thing)(logits=thing.logits.detach().cpu())
+    return thing
+
+
+@torch.no_grad()
+def check_extremes(run: Run, inputs: Batch, what: str) -> None:
+    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest integer.
+
+    Of each column, where there are at most ``COLUMNS``: each may have a table of its own.
+    """
+    places: dict[int, str] = {}
+    for name, value in fields(inputs):
+        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
+            continue
+        columns = value.flatten(1) if value.ndim > 1 else value[:, None]
+        rows = [columns.min(1).values.argmin()[None], columns.max(1).values.argmax()[None]]
+        if columns.shape[1] <= COLUMNS:
+            rows += [columns.min(0).indices, columns.max(0).indices]
+        for row in torch.cat(rows).unique().tolist():
+            own = columns[row]
+            places[row] = f"inputs{f' {name}' if name else ''} from {int(own.min())} to {int(own.max())}"
+    with suppress(Exception):
+        if places:
+            run(torch.tensor(sorted(places)))
+            return
+    for row, said in sorted(places.items()):
+        try:
+            run(torch.tensor([row]))
+        except Exception as error:
+            raise ValueError(
+                f"the model fails on {what} row {row}, with {said}: {type(error).__name__}: "
+                f"{str(error).partition(chr(10))[0]}"
+            ) from error
+
+
+def model_outputs(model: nn.Module, inputs: Any) -> Any:
+    """The model's outputs of inputs: one tensor, or tensors by keyword."""
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)

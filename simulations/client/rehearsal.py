@@ -1,0 +1,118 @@
+"""Before a federation charges anybody: one round of one client and the server, on public rows, by the code of both.
+
+The driver takes it once for a plan, a deployed client once for its settings, with rows of the test split in place of
+its own. What it computes is thrown away; no ledger, file or message is written, and generators and the user's objects
+are afterwards as they were.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.carriers.probe import CannotDrawError
+from fedlsg.gradients import check
+from fedlsg.own_loop.rehearsal import check_moved, in_words, sizes_of
+from fedlsg.payload import unpack
+from fedlsg.privacy import Entry
+from fedlsg.randomness import own_draws
+from fedlsg.restored import restored
+from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.training.microbatches import shape_of
+from simulations.client.account import Account
+from simulations.client.basis import Held
+from simulations.client.model import Process
+from simulations.client.train import expected_payload, pack_values, train_round
+from simulations.plan.base import Base
+from simulations.plan.plan import probes
+from simulations.workloads import Split
+from strategies.federation.wire import Announcement
+
+CLIENT = 0
+STEPS = 2
+"""Most local steps of a rehearsal: the second one starts from weights that the first one moved."""
+
+
+@dataclass(frozen=True)
+class NoAccount:
+    """The account of a rehearsal: nothing is charged, checked or kept."""
+
+    client: int = CLIENT
+    name: str = ""
+
+    def next_attempt(self, round: int) -> int:
+        """The first."""
+        return 0
+
+    def next_batch(self, entry: Entry) -> Entry:
+        """The entry as it is."""
+        return entry
+
+    def check(self, entry: Entry) -> None:
+        """Nothing."""
+
+    def charge(self, entry: Entry) -> None:
+        """Nothing."""
+
+    def keep_truth(self, round: int, rows: object) -> None:
+        """Nothing."""
+
+
+def rehearse(base: Base, terms: ClientTerms) -> None:
+    """Take the first round of a client with these terms, and the pruning before it.
+
+    Raises ValueError with the cause, UnsupportedLayerError as the round itself would, and CannotDrawError for a client
+    to which the carriers of a probe are sent: the server has taken this round.
+    """
+    test = base.workload.test
+    rows = probes(test)
+    if test.lengths is not None:
+        rows = rows[:1]  # texts of one padded length
+    inputs, targets = test.batch(rows)
+    state = base.server_state()
+    try:
+        with restored(base.workload.loss, test.prepare, base.workload.models), own_draws(base.device):
+            while True:
+                common = state.plan(base.local, base.sums, base.client_unit)
+                plan = common.for_client(terms.of(common.phase))
+                received = _answer(base, state, plan, terms, rows)
+                if plan.phase is Phase.TRAINING:
+                    break
+                state.prune(plan.frame, [received], num_examples=terms.num_examples)
+            state.finish_round(plan.frame, [received], noise_std=plan.noise_std)
+            with state.evaluated() as model:
+                check_moved(model)
+    except CannotDrawError:
+        raise
+    except Exception as error:
+        raise in_words(error, state.model, inputs, targets) from error
+
+
+def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, rows: Tensor) -> Tensor:
+    """What the server reads of a client's payload of made-up rows."""
+    shape = shape_of(plan.local, state.public.parameters.values(), one_shape=plan.frame.one_shape)
+    size = sizes_of(plan.local, shape, terms.num_examples)[-1]
+    local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
+    here = Process(base=_with_rows(base, base.workload.test, rows, size), state=state.public, held=Held(state.public))
+    checked = check(state.model, plan.frame)
+    train = partial(train_round, here, cast(Account, NoAccount()), replace(plan, local=local), size, checked)
+    if plan.release is not None:
+        seed, release = base.settings.seed, plan.release
+        values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))
+        return release.decode(values, seed=seed, round=plan.round)
+    announced = Announcement(
+        round=plan.round, updates=0, frame_digest=plan.frame.digest, sample_rate=1.0,
+        noise_multiplier=terms.noise_multiplier, expected_batch=base.local.expected_batch, run_dir="",
+    )  # fmt: skip
+    dither = base.dither(CLIENT, plan)
+    payload = pack_values(encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None)
+    return decode(unpack(payload, expected_payload(plan.frame, here.base, announced, dither)), plan.frame)
+
+
+def _with_rows(base: Base, test: Split, rows: Tensor, size: int) -> Base:
+    """The base of a federation whose only client holds public rows, over and over."""
+    some = test.pick(rows[torch.arange(size) % len(rows)])
+    return replace(base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None)

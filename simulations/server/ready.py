@@ -1,0 +1,83 @@
+"""A plan that may be charged for: before that, the initial model is measured, and one round has run on public rows."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fedlsg.randomness import own_draws
+from fedlsg.restored import restored
+from fedlsg.row_checks import model_outputs, spread
+from simulations import workloads
+from simulations.client.rehearsal import rehearse
+from simulations.plan.plan import Base, Plan, make_plan
+from simulations.server.evaluate import evaluate, score, scores_of
+from simulations.settings.settings import Settings
+from simulations.workloads import Progress, Split, silent, to_device
+
+
+def ready_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
+    """``make_plan``, and what is checked on it: nobody was charged, and nothing is written.
+
+    Raises ValueError as ``make_plan``, ``check_evaluation`` and ``rehearse``.
+    """
+    plan = make_plan(settings, progress=progress, declared=declared)
+    progress("a round on public rows")
+    rehearse(plan, max(plan.terms, key=lambda terms: terms.num_examples))
+    if workloads.own(plan.settings.workload) is not None:
+        check_evaluation(plan)
+    return plan
+
+
+@torch.no_grad()
+def check_evaluation(base: Base) -> None:
+    """Measure the initial model on the whole test split, as after each round. Raises ValueError, naming the row.
+
+    All that an evaluation needs is found before round 1: rows that the model cannot take, a loss that is not finite,
+    metrics that fail, fewer outputs than classes.
+    """
+    workload, model = base.workload, base.build_model()
+    own = workloads.own(base.settings.workload)
+    with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
+        for name, split in workload.tests.items():
+            try:
+                found = evaluate(model, split, loss=workload.loss, classes=False, device=base.device).loss
+                failure = None if math.isfinite(found) else f"its loss is {found}"
+            except Exception as error:
+                failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if failure is not None:
+                raise ValueError(
+                    f"the initial model cannot be measured on {name}{_where(model, split, base)}: {failure}"
+                )
+            _check_outputs(model, split, base, None if own is None else own.num_classes)
+        score(model, workload, device=base.device)
+
+
+def _where(model: nn.Module, split: Split, base: Base) -> str:
+    """ " row N", the first that fails alone; empty if none does."""
+    for row in range(len(split)):
+        try:
+            one = split.pick(torch.tensor([row]))
+            found = evaluate(model, one, loss=base.workload.loss, classes=False, device=base.device)
+        except Exception:
+            return f" row {row}"
+        if not math.isfinite(found.loss):
+            return f" row {row}"
+    return ""
+
+
+def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None) -> None:
+    """Raise ValueError for outputs (B, K) with fewer numbers than there are classes, or another K than was given."""
+    classes = base.workload.num_classes
+    if classes is None:
+        return
+    inputs = to_device(split.batch(spread(len(split), 2))[0], base.device)
+    outputs = scores_of(model_outputs(model.eval(), inputs))
+    wide = outputs.ndim == 2 and outputs.shape[1] > 1
+    if wide and (outputs.shape[1] < classes or (given is not None and outputs.shape[1] != given)):
+        raise ValueError(
+            f"the model gives {outputs.shape[1]} numbers for each example, and there are {classes} classes "
+            f"({'num_classes' if given is not None else 'the largest target of test is one less'}): give the model as "
+            "many outputs as classes"
+        )

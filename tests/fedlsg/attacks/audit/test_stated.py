@@ -1,0 +1,78 @@
+"""The audit's own expectation: against another accountant, by hand, and for whom the noise counts."""
+
+import math
+from typing import Any
+
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from fedlsg.attacks.audit.power import RATIO, Z, canaries, found_ratio, silent_rounds
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
+from tests.fedlsg.support.audit_setting import aggregated, at_client_level, secure, setting
+
+CLAIM: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "steps": 6}
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "epsilon"),
+    [(0.5, 3.118, 100, 8.0), (0.01, 1.0, 1000, 2.0), (0.3, 1.5, 4, 5.0), (0.05, 2.0, 2, 0.5), (0.01, 0.5, 30, 3.0)],
+)
+def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
+    one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
+    golden = one.self_compose(steps).get_delta_for_epsilon(epsilon)
+    assert delta_of(epsilon, q, sigma, steps) == pytest.approx(golden, rel=1e-2)
+    found = least_noise(epsilon, golden, q, steps)
+    assert sigma * (1 - 2 * ERROR) < found < sigma
+
+
+def test_full_batches_have_the_closed_form():
+    """Balle and Wang: delta(0) = 2 Phi(mu / 2) - 1; ten steps at sigma 2 are one at mu = sqrt(10) / 2."""
+    mu = math.sqrt(10) / 2
+    assert delta_of(0.0, 1.0, 2.0, 10) == pytest.approx(math.erf(mu / 2 / math.sqrt(2)))
+
+
+def test_whose_noise_counts():
+    counts = {"clients": 10, "min_survivors": 9}
+    honest = {
+        trust: Stated(**CLAIM, **counts, trust=trust, colluders=t).honest
+        for trust, t in (("client", 0), ("aggregate", 0), ("secure", 0), ("server", 0))
+    }
+    assert honest == {"client": 1, "aggregate": 8, "secure": 8, "server": 1}
+    assert Stated(**CLAIM, **counts, trust="secure", colluders=3).honest == 6
+    assert "together with 3 clients" in Stated(**CLAIM, **counts, trust="secure", colluders=3).reader
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": math.inf},
+        {"sample_rate": 0.0},
+        {"trust": "secure", "clients": 2, "min_survivors": 1},
+        {"trust": "secure", "clients": 5, "min_survivors": 3, "colluders": 3},
+    ],
+    ids=str,
+)
+def test_refuses(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        Stated(**CLAIM | wrong)
+
+
+@pytest.mark.parametrize(
+    "made", [setting(), secure(setting(), clients=10, survivors=9), at_client_level(setting(), "server")], ids=str
+)
+def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting):
+    h = made.stated.honest
+    smallest = max(RATIO, math.sqrt((h - 1) / h))
+    assert found_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest
+    assert 200 <= canaries(made) <= 5000
+
+
+def test_more_clients_take_more_outputs():
+    assert silent_rounds(aggregated(setting(), 30)) > silent_rounds(aggregated(setting(), 4))
+
+
+def test_the_power_by_hand():
+    """Alarm 1e-6 and miss 1e-3: 4.753 + 3.090 deviations, each 1 / sqrt(2 N)."""
+    assert abs(Z - 4.753 - 3.090) < 1e-3
+    assert found_ratio(20_000) == pytest.approx(1 - Z / 200)

@@ -1,0 +1,279 @@
+"""Every loss of torch.nn: the gradient of an example is torch's of that example alone, or the loss is refused by name.
+
+Oracle: autograd of torch's loss under the asked reduction, on one example. Two things differ, as ``losses`` says: class
+weights are not divided by their sum, and the average over no counted target is 0.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.losses import per_example_loss
+from fedlsg.gradients.supported import UnsupportedLayerError
+
+B, K = 4, 3
+W = torch.tensor([0.5, 1.0, 2.0])
+SHAPES = ((B,), (B, K), (B, 2, K), (B, 2, 1, K))
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def numbers(shape: Sequence[int], seed: int = 2) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def classes(shape: Sequence[int]) -> Tensor:
+    """One class for each place: the outputs' shape without dimension 1."""
+    return torch.randint(K, (shape[0], *shape[2:]), generator=torch.Generator().manual_seed(2))
+
+
+def signs(shape: Sequence[int]) -> Tensor:
+    return numbers(shape).sign()
+
+
+def shares(shape: Sequence[int]) -> Tensor:
+    return numbers(shape).sigmoid()
+
+
+def lists(shape: Sequence[int]) -> Tensor:
+    """The classes of each row, up to the first -1."""
+    return torch.tensor([[0, -1, 1], [1, 2, -1], [-1, 0, 0], [2, -1, -1]])
+
+
+def unchanged(outputs: Tensor) -> Tensor:
+    return outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A loss of torch with its targets. ``prepare``: from any numbers to outputs that it takes."""
+
+    targets: Callable[[Sequence[int]], Tensor] = numbers
+    prepare: Callable[[Tensor], Tensor] = unchanged
+    shapes: Sequence[tuple[int, ...]] = SHAPES
+    settings: Sequence[dict[str, Any]] = field(default=({},))
+    reductions: Sequence[str] = REDUCTIONS
+
+
+BY_CLASS = ((B, K), (B, K, 2), (B, K, 2, 2))
+WEIGHTED: Sequence[dict[str, Any]] = (
+    {}, {"weight": W}, {"weight": W, "ignore_index": 1}, {"ignore_index": 1},
+)  # fmt: skip
+SMOOTH: Sequence[dict[str, Any]] = ({"label_smoothing": 0.1}, {"label_smoothing": 0.2, "weight": W})
+LOSSES = {
+    "L1Loss": Loss(),
+    "MSELoss": Loss(),
+    "SmoothL1Loss": Loss(settings=({}, {"beta": 0.3})),
+    "HuberLoss": Loss(settings=({}, {"delta": 0.3})),
+    "BCELoss": Loss(targets=shares, prepare=torch.sigmoid),
+    "BCEWithLogitsLoss": Loss(
+        targets=shares, settings=({}, {"pos_weight": W}, {"weight": W}), shapes=SHAPES[1:], reductions=REDUCTIONS
+    ),
+    "KLDivLoss": Loss(
+        targets=shares, prepare=partial(F.log_softmax, dim=-1), settings=({}, {"log_target": True}),
+        shapes=SHAPES[1:], reductions=(*REDUCTIONS, "batchmean"),
+    ),
+    "PoissonNLLLoss": Loss(targets=shares, settings=({}, {"log_input": False}, {"full": True}), prepare=F.softplus),
+    "HingeEmbeddingLoss": Loss(targets=signs, settings=({}, {"margin": 0.4})),
+    "SoftMarginLoss": Loss(targets=signs),
+    "MultiLabelSoftMarginLoss": Loss(targets=shares, shapes=((B, K),), settings=({}, {"weight": W})),
+    "MultiLabelMarginLoss": Loss(targets=lists, shapes=((B, K),)),
+    "MultiMarginLoss": Loss(targets=classes, shapes=((B, K),), settings=({}, {"weight": W}, {"p": 2})),
+    "NLLLoss": Loss(targets=classes, prepare=partial(F.log_softmax, dim=1), shapes=BY_CLASS, settings=WEIGHTED),
+    "CrossEntropyLoss": Loss(targets=classes, shapes=BY_CLASS, settings=(*WEIGHTED, *SMOOTH)),
+}  # fmt: skip
+"""By torch's name; ``SOFT`` has cross-entropy with a share for each class."""
+SOFT = Loss(targets=lambda shape: numbers(shape).softmax(1), shapes=BY_CLASS, settings=({}, {"weight": W}, *SMOOTH))
+FUNCTIONS = {
+    "L1Loss": F.l1_loss, "MSELoss": F.mse_loss, "SmoothL1Loss": F.smooth_l1_loss, "HuberLoss": F.huber_loss,
+    "BCELoss": F.binary_cross_entropy, "BCEWithLogitsLoss": F.binary_cross_entropy_with_logits, "KLDivLoss": F.kl_div,
+    "PoissonNLLLoss": F.poisson_nll_loss, "HingeEmbeddingLoss": F.hinge_embedding_loss,
+    "SoftMarginLoss": F.soft_margin_loss, "MultiLabelSoftMarginLoss": F.multilabel_soft_margin_loss,
+    "MultiLabelMarginLoss": F.multilabel_margin_loss, "MultiMarginLoss": F.multi_margin_loss, "NLLLoss": F.nll_loss,
+    "CrossEntropyLoss": F.cross_entropy,
+}  # fmt: skip
+MORE = {
+    "CosineEmbeddingLoss": "input1, input2, target",
+    "MarginRankingLoss": "input1, input2, target",
+    "TripletMarginLoss": "anchor, positive, negative",
+    "TripletMarginWithDistanceLoss": "anchor, positive, negative",
+    "CTCLoss": "log_probs, targets, input_lengths, target_lengths",
+    "GaussianNLLLoss": "input, target, var",
+}
+"""Losses that a function of (outputs, targets) must call, by the arguments that they need."""
+TRAINED = {"AdaptiveLogSoftmaxWithLoss": (4, 6, [2]), "LinearCrossEntropyLoss": (4, 6)}
+"""Losses that have weights to train, with the arguments that make one."""
+EVERY = [
+    pytest.param(name, loss, shape, settings, reduction, id=f"{name} {shape} {'-'.join(settings)} {reduction}")
+    for name, loss in (*LOSSES.items(), ("CrossEntropyLoss", SOFT))
+    for shape, settings, reduction in itertools.product(loss.shapes, loss.settings, loss.reductions)
+]
+
+
+def test_every_loss_of_torch_is_here():
+    known = {name for name in dir(nn) if name.endswith("Loss")}
+    assert known <= LOSSES.keys() | MORE.keys() | TRAINED.keys()
+
+
+def alone(name: str, settings: dict[str, Any], reduction: str, output: Tensor, target: Tensor) -> Tensor:
+    """The loss of one example in torch; "none" is our mean over its values."""
+    asked = "mean" if reduction == "none" else reduction
+    if asked == "mean" and "weight" in settings and not target.is_floating_point() and name != "MultiMarginLoss":
+        counted = (target != settings.get("ignore_index", -100)).sum().clamp(min=1)
+        return getattr(nn, name)(reduction="sum", **settings)(output, target) / counted
+    found = getattr(nn, name)(reduction=asked, **settings)(output, target)
+    return found.nan_to_num(0.0)  # torch's mean over no target
+
+
+def gradients(loss: Any, prepare: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    outputs = outputs.clone().requires_grad_()
+    (found,) = torch.autograd.grad(loss(prepare(outputs), targets).sum(), outputs)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
+@pytest.mark.parametrize(("name", "loss", "shape", "settings", "reduction"), EVERY)
+def test_the_gradient_of_an_example_is_that_of_torch_alone(name, loss, shape, settings, reduction):
+    outputs, targets = numbers(shape, seed=1), loss.targets(shape)
+    wanted = torch.cat([
+        gradients(partial(alone, name, settings, reduction), loss.prepare, outputs[i : i + 1], targets[i : i + 1])
+        for i in range(B)
+    ]).nan_to_num(0.0)  # fmt: skip
+    module = getattr(nn, name)(reduction=reduction, **settings)
+    function = partial(FUNCTIONS[name], reduction=reduction, **settings)
+    if "log_input" in settings or "full" in settings:
+        function = module
+    for own in (module, function):
+        found = gradients(per_example_loss(own), loss.prepare, outputs, targets)
+        torch.testing.assert_close(found, wanted)
+        assert bool((found != 0).any()) or reduction == "none" or name == "HingeEmbeddingLoss"
+
+
+def test_a_mean_in_place_of_a_sum_is_caught():
+    """Negative control of the oracle: what was done before with ``reduction="sum"``."""
+    outputs, targets = numbers((B, K)), shares((B, K))
+    honest = per_example_loss(nn.BCEWithLogitsLoss(reduction="sum"))
+    wrong = per_example_loss(nn.BCEWithLogitsLoss(reduction="mean"))
+    assert torch.allclose(honest(outputs, targets), K * wrong(outputs, targets))
+    assert not torch.allclose(honest(outputs, targets), wrong(outputs, targets))
+
+
+class Shaped(nn.Module):
+    """A linear layer whose outputs have the shape and the range that a loss takes."""
+
+    def __init__(self, shape: tuple[int, ...], prepare: Any) -> None:
+        super().__init__()
+        self.layer, self.shape, self.prepare = nn.Linear(5, max(1, int(torch.tensor(shape[1:]).prod()))), shape, prepare
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prepare(self.layer(x).reshape(len(x), *self.shape[1:]))
+
+
+@pytest.mark.parametrize(("name", "loss"), [*LOSSES.items(), ("CrossEntropyLoss", SOFT)])
+@pytest.mark.parametrize("form", ["module", "function"])
+def test_every_loss_passes_the_check_in_float64_and_is_not_changed(name, loss, form):
+    """Class weights are float32, and the model of the check is float64."""
+    for settings in loss.settings:
+        shape = loss.shapes[-1]
+        own = getattr(nn, name)(**settings) if form == "module" else partial(FUNCTIONS[name], **settings)
+        torch.manual_seed(0)
+        model = Shaped(shape, loss.prepare)
+        check_independent(model, per_example_loss(own), numbers((B, 5)), loss.targets(shape))
+        if form == "module":
+            assert all(buffer.dtype == torch.float32 for buffer in own.buffers())
+            assert own.reduction == "mean"
+        assert W.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_loss_of_more_arguments_names_them(name):
+    made = getattr(nn, name)()
+    needed = MORE[name].count(",") + 1
+    with pytest.raises(ValueError, match=rf"^{name} needs {needed} arguments \({MORE[name]}\).*a function of \("):
+        per_example_loss(made)
+
+
+def test_a_function_of_more_arguments_names_them():
+    with pytest.raises(ValueError, match=r"gaussian_nll_loss needs 3 arguments \(input, target, var\)"):
+        per_example_loss(F.gaussian_nll_loss)
+    with pytest.raises(ValueError, match=r"needs 1 arguments \(outputs\)"):
+        per_example_loss(lambda outputs: outputs)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if hasattr(nn, name)])
+def test_a_loss_with_weights_to_train_names_them(name):
+    made = getattr(nn, name)(*TRAINED[name])
+    first = next(iter(dict(made.named_parameters())))
+    with pytest.raises(ValueError, match=rf"trainable parameters \({first}"):
+        per_example_loss(made)
+
+
+def none_of(name: str, **settings: Any) -> Any:
+    return getattr(nn, name)(reduction="none", **settings)
+
+
+WRAPPED = {
+    "CosineEmbeddingLoss": lambda o, t: none_of("CosineEmbeddingLoss")(o[:, :2], o[:, 2:], t.sign()),
+    "MarginRankingLoss": lambda o, t: none_of("MarginRankingLoss")(o[:, 0], o[:, 1], t.sign()),
+    "TripletMarginLoss": lambda o, t: none_of("TripletMarginLoss")(o[:, :2], o[:, 2:], o[:, 1:3]),
+    "GaussianNLLLoss": lambda o, t: none_of("GaussianNLLLoss")(o[:, 0], t, F.softplus(o[:, 1])),
+    "CTCLoss": lambda o, t: none_of("CTCLoss")(
+        o.unsqueeze(0).expand(3, -1, -1).log_softmax(2), torch.ones(len(t), 2, dtype=torch.long),
+        torch.full((len(t),), 3), torch.full((len(t),), 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_the_fix_for_a_loss_of_more_arguments_works(name):
+    torch.manual_seed(0)
+    check_independent(nn.Linear(5, 4), per_example_loss(WRAPPED[name]), numbers((B, 5)), numbers((B,)))
+
+
+@pytest.mark.parametrize("loss", [
+    lambda: nn.MSELoss(size_average=False), lambda: nn.MSELoss(reduce=True, size_average=False),
+    lambda: partial(F.mse_loss, size_average=False), lambda: partial(F.mse_loss, reduce=True, size_average=False),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:size_average and reduce args")
+def test_the_old_names_of_a_sum_are_honoured(loss):
+    outputs, targets = numbers((B, K)), shares((B, K))
+    torch.testing.assert_close(per_example_loss(loss())(outputs, targets), (outputs - targets).square().sum(1))
+
+
+def default_sum(outputs: Tensor, targets: Tensor, reduction: str = "sum") -> Tensor:
+    values = (outputs - targets).abs()
+    return values if reduction == "none" else getattr(values, reduction)()
+
+
+@pytest.mark.parametrize(("loss", "total"), [
+    (default_sum, True), (partial(default_sum, reduction="mean"), False), (partial(default_sum, reduction="sum"), True),
+    (partial(partial(F.l1_loss, reduction="sum")), True), (partial(default_sum, reduction="none"), False),
+])  # fmt: skip
+def test_the_reduction_of_a_function_is_its_default_or_what_was_given(loss, total):
+    outputs, targets = numbers((B, K)), shares((B, K))
+    values = (outputs - targets).abs()
+    torch.testing.assert_close(per_example_loss(loss)(outputs, targets), values.sum(1) if total else values.mean(1))
+
+
+@pytest.mark.parametrize(("loss", "message"), [
+    (partial(F.mse_loss, reduction="batchmean"), r"^mse_loss: expected a reduction in \('none', 'mean', 'sum'\), got"),
+    (partial(default_sum, reduction="weighted"), r"^default_sum: expected a reduction in .*got 'weighted'"),
+    (nn.CrossEntropyLoss(reduction="batchmean"), "^CrossEntropyLoss: expected a reduction"),
+])  # fmt: skip
+def test_an_unknown_reduction_is_refused_by_name(loss, message):
+    with pytest.raises(ValueError, match=message):
+        per_example_loss(loss)
+
+
+def test_a_weight_for_each_place_in_the_batch_is_refused():
+    """``BCELoss(weight)`` of shape (B, 1) weighs places, not examples."""
+    loss = per_example_loss(nn.BCEWithLogitsLoss(weight=torch.rand(B, 1)))
+    with pytest.raises(UnsupportedLayerError, match=r"^the loss function: fails with RuntimeError: .* shape"):
+        check_independent(nn.Linear(5, 2), loss, numbers((B, 5)), shares((B, 2)))

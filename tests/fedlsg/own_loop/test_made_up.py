@@ -1,0 +1,132 @@
+"""Models and losses that mix on values that real rows have are refused on made-up rows; honest ones pass."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedlsg.gradients import per_example_loss
+from fedlsg.gradients.supported import UnsupportedLayerError
+from fedlsg.own_loop import check_example, check_synthetic, examples
+from fedlsg.own_loop.examples import Trial
+from fedlsg.own_loop.made_up import ROWS, Maker, numbers
+from tests.fedlsg.support.mixing_zoo import COUNTS, HONEST, LABELS, LONG, MIXING, TOKENS, Case, Embedded, Tables
+
+
+def check(case: Case) -> None:
+    torch.manual_seed(1)
+    check_synthetic(case.model(), per_example_loss(case.loss), case.x, case.y)
+
+
+@pytest.mark.parametrize("case", MIXING)
+def test_what_mixes_is_refused_without_an_example(case):
+    with pytest.raises(UnsupportedLayerError, match="mixes examples"):
+        check(MIXING[case])
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_what_is_honest_passes_without_an_example(case):
+    check(HONEST[case])
+
+
+NEW = [
+    "missing by the mean", "maximum of bytes", "minimum of bytes", "counts over the largest", "negative counts",
+    "maximum of ids", "one id less the largest", "distinct ids", "ignored labels", "ignored rows", "missing targets",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_the_families_find_what_numbers_of_one_kind_do_not(case, monkeypatch):
+    """Negative control: rows of 0 and 1, or of normal numbers alone, let all of these pass."""
+    monkeypatch.setattr(examples, "check_families", lambda *given: True)
+    check(MIXING[case])
+
+
+def families(case: Case):
+    trial = Trial.of(case.model(), per_example_loss(case.loss))
+    return Maker(inputs=case.x, targets=case.y, takes=trial.takes, sizes=frozenset({50, 8})).families()
+
+
+def test_rows_have_the_values_of_real_ones():
+    bytes_ = torch.cat([x for x, _ in families(HONEST["bytes"])])
+    assert bytes_.dtype == torch.uint8
+    assert (int(bytes_.min()), int(bytes_.max()) > 240) == (0, True)
+    ids = torch.cat([x for x, _ in families(HONEST["ids"])])
+    assert 45 < int(ids.max()) < 50, "rows of the table"
+    counts = torch.cat([x for x, _ in families(HONEST["large counts"])])
+    assert counts.max() > 9e5
+    assert counts.min() < -1e5
+    floats = torch.cat([x for x, _ in families(HONEST["missing by zero"])])
+    assert floats.isnan().any()
+    assert floats.nan_to_num().max() > 1.6e9
+    labels = torch.cat([y for _, y in families(HONEST["ignored labels"])])
+    assert sorted({int(n) for n in (labels != -100).sum(1)})[:2] == [0, 1]
+    assert (labels != -100).all(1).any()
+    assert int(labels.max()) == 7
+    targets = torch.cat([y for _, y in families(HONEST["missing targets"])])
+    assert targets.isnan().any()
+
+
+def test_each_column_has_its_own_largest_number():
+    sizes = (3, 40, 7, 2, 100, 9)
+    trial = Trial.of(Tables(sizes), per_example_loss(nn.CrossEntropyLoss()))
+    maker = Maker(inputs=COUNTS, targets=LABELS, takes=trial.takes, sizes=frozenset(sizes))
+    rows = torch.cat([x for x, _ in maker.families()])
+    assert all(0 < most < size for most, size in zip(rows.amax(0).tolist(), sizes, strict=True))
+    assert int(rows[:, 4].max()) > 70
+
+
+def test_rows_of_a_family_differ():
+    rows = numbers(torch.tensor(50))(torch.zeros(1, dtype=torch.int64), torch.Generator())
+    assert len(set(rows.tolist())) == ROWS
+
+
+def test_no_value_of_the_data_is_read():
+    """Negative control: values that the model refuses would fail the check, if it read them."""
+    for x in (torch.full((2, 6), 10**6), torch.full((2, 6), -7)):
+        check(Case(x, torch.full((2,), 99), Embedded))
+
+
+def test_where_made_up_rows_are_equal_an_example_is_demanded():
+    one_word = Case(torch.zeros(2, 3, dtype=torch.int64), LABELS, lambda: Embedded(rows=1))
+    with pytest.raises(ValueError, match=r"give example=\(inputs, targets\)"):
+        check(one_word)
+    loss = per_example_loss(nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="that differ from each other"):
+        check_example(Embedded(rows=1), loss, one_word.x, one_word.y)
+
+
+def test_an_example_of_one_kind_does_not_hide_a_loss_that_mixes():
+    case = MIXING["ignored labels"]
+    with pytest.raises(UnsupportedLayerError, match="the loss function: mixes examples"):
+        check_example(case.model(), per_example_loss(case.loss), LONG.clone().normal_(), TOKENS)
+
+
+class Noisy(nn.Module):
+    """Counts its calls in a buffer in train mode only; drops; is random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.drop = nn.Linear(6, 3), nn.Dropout(0.5)
+        self.register_buffer("ones", torch.ones(3))
+
+    def forward(self, x):
+        return self.drop(self.body(x)) * self.ones
+
+
+def test_nothing_is_left_behind():
+    model, loss = Noisy(), nn.CrossEntropyLoss(weight=torch.ones(3))
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    check_synthetic(model, per_example_loss(loss), torch.zeros(2, 6), LABELS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert loss.weight.dtype == torch.float32
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.array_equal(np.random.get_state()[1], states[2])

@@ -1,0 +1,89 @@
+"""What the server of a secure sum can see of clients' mistakes or lies is refused by name; the others go on."""
+
+import pytest
+
+from fedlsg.secure_sum import GivenUp, SecureSumError
+from fedlsg.secure_sum import messages as wire
+from fedlsg.secure_sum.keys import SEALED_BYTES, TAG_BYTES
+from tests.fedlsg.support.secure_rounds import body_of, exact_sum, make_terms
+from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told
+
+
+def test_a_client_that_lies_about_its_neighbours_is_refused():
+    terms = make_terms(8, survivors=7, colluders=1)
+    assert terms.plan.degree < 7
+    session = Session(terms)
+    shares = {who: session.clients[who].shares(roster) for who, roster in session.rosters().items()}
+    near = terms.neighbours[WHO]
+    far = next(c for c in terms.clients if c not in (*near, WHO))
+    table = wire.read_table(body_of(shares[WHO]), SEALED_BYTES, near, of="test")
+    table[far] = table.pop(near[0])
+    shares[WHO] = wire.write(wire.SHARES, WHO, terms, wire.write_table(table))
+    told(session.server.deliveries(shares.items()))
+    assert f"client {far} is not expected here: no neighbour" in session.server.refused[WHO]
+
+
+def test_second_and_unexpected_messages_are_refused():
+    session = Session()
+    keys = [(who, client.keys()) for who, client in session.clients.items()]
+    told(session.server.rosters([*keys[1:], keys[1], (99, b"")]))
+    assert "a second one" in session.server.refused[keys[1][0]]
+    told(
+        session.server.deliveries(
+            [(keys[0][0], b"")] + [(w, session.clients[w].shares(m)) for w, m in session.server.sent.items()]
+        )
+    )
+    assert "after a dropout" in session.server.refused[keys[0][0]]
+
+
+def test_tags_that_are_not_for_all_other_survivors_are_refused():
+    session = Session()
+    tags = {who: session.clients[who].agree(message) for who, message in session.survivors().items()}
+    table = wire.read_table(body_of(tags[WHO]), TAG_BYTES, EVERYONE - {WHO}, of="test")
+    table[WHO] = table.pop(OTHER)
+    tags[WHO] = wire.write(wire.TAGS, WHO, session.terms, wire.write_table(table))
+    requests = told(session.server.requests(tags.items()))
+    assert f"client {WHO} is not expected here" in session.server.refused[WHO]
+    assert set(requests) == EVERYONE - {WHO}
+
+
+def test_stages_of_the_server_out_of_order_are_refused():
+    session = Session()
+    server = session.server
+    for step in (server.deliveries, server.survivors, server.requests, server.total):
+        with pytest.raises(SecureSumError, match="out of order, expected keys"):
+            step([])
+    session.rosters()
+    with pytest.raises(SecureSumError, match="keys: out of order, expected shares"):
+        session.server.rosters([])
+
+
+@pytest.mark.parametrize("secret", ["seed", "key"])
+def test_a_wrong_share_is_found_and_the_attempt_given_up(secret):
+    terms = make_terms(6, survivors=4, colluders=1)
+    session = Session(terms)
+    masked = session.masked()
+    gone = terms.clients[-1]
+    del masked[gone]
+    survivors = told(session.server.survivors(masked.items()))
+    tags = {who: session.clients[who].agree(message) for who, message in survivors.items()}
+    requests = told(session.server.requests(tags.items()))
+    answers = {who: session.clients[who].unmask(request) for who, request in requests.items()}
+    body = bytearray(body_of(answers[WHO]))
+    body[32 + 2 + 4 + 5 if secret == "seed" else -3] ^= 1
+    answers[WHO] = wire.write(wire.ANSWER, WHO, terms, bytes(body))
+    outcome = session.server.total(answers.items())
+    assert isinstance(outcome, GivenUp)
+    assert outcome.reason.startswith("self-mask seed of client" if secret == "seed" else f"mask key of client {gone}")
+    assert "do not fit" in outcome.reason
+
+
+def test_an_answer_for_another_set_is_refused():
+    session = Session()
+    requests = session.requests()
+    answers = {who: session.clients[who].unmask(request) for who, request in requests.items()}
+    answers[WHO] = wire.write(wire.ANSWER, WHO, session.terms, bytes(32) + body_of(answers[WHO])[32:])
+    total = session.server.total(answers.items())
+    assert "other sets of clients" in session.server.refused[WHO]
+    assert not isinstance(total, GivenUp)
+    assert total.values.tolist() == exact_sum(session.inputs, total.survivors, session.terms.bits)

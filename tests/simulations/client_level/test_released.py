@@ -1,0 +1,192 @@
+"""Under trust=server nothing that leaves the server depends on who, or how many, took part.
+
+Two runs have the same noise and draw other clients, another number of them. Their updates are left out of the sums, so
+that the weights are equal; then every byte that others may see must be equal, too.
+"""
+
+import io
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+import simulations.plan.base
+import strategies.federation.server_noise as server_noise
+from fedlsg.client_level import release_round
+from simulations.callbacks.callback import Callback
+from simulations.callbacks.logged import metrics_of, names_of, results_of
+from simulations.report.run_page import run_page
+from simulations.run import execute
+from simulations.rundir.released import AT_SERVER, EVERYTHING, RELEASED, Released
+from simulations.rundir.results import read_run, results_csv
+from simulations.rundir.tables import Row
+from simulations.rundir.tensorboard import FILE
+from strategies.federation.exchange import Exchange
+from tests.simulations.client_level.test_runs import CLIENT_LEVEL
+from tests.simulations.support.runs import plan_at, run_local
+
+DRAWN = ((0, 3, 7), tuple(range(1, 29, 2)))
+"""The clients of every round in either run."""
+SETTINGS = CLIENT_LEVEL | {
+    "rounds": 3, "record_updates": True, "downlink": "sparse", "example_seconds": 0.01, "uplink_mbps": 1.0,
+    "downlink_mbps": 1.0, "speed": "lognormal 0.5",
+}  # fmt: skip
+OWN = ("run.log", "checkpoint", ".lock", FILE)
+"""Of the server alone, see docs/client-level.md; and the events, whose times are left out below."""
+
+
+class Watching(Callback):
+    """Keeps everything that callbacks and loggers get."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_begin(self, run):
+        self.seen += [dict(run.settings), names_of(run.settings), list(run.rows)]
+
+    def on_round(self, row):
+        self.seen += [row, metrics_of(row)]
+
+    def on_end(self, summary):
+        self.seen += [summary, results_of(summary)]
+
+    def on_failure(self, error):
+        self.seen.append(str(error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What others may see of a run: by file, by consumer."""
+
+    files: dict[str, bytes]
+    events: list[Any]
+    callbacks: list[Any]
+    terminal: str
+    page: str
+    result: Any
+
+    def differs(self, other: "Seen") -> list[str]:
+        """The consumers, or files, that differ."""
+        parts = [name for name in ("events", "callbacks", "terminal", "page", "result")
+                 if getattr(self, name) != getattr(other, name)]  # fmt: skip
+        names = self.files.keys() | other.files.keys()
+        return parts + sorted(name for name in names if self.files.get(name) != other.files.get(name))
+
+
+@contextmanager
+def drawing(clients: tuple[int, ...]):
+    """A server that draws these clients, and leaves their updates out of the sum."""
+
+    def select(self, plan):
+        self._charge(plan)
+        return list(clients)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_noise.ServerNoiseExchange, "select", select)
+        patch.setattr(server_noise, "release_round", lambda updates, **given: release_round([], **given))
+        yield
+
+
+def seen_of(folder: Path, clients: tuple[int, ...]) -> Seen:
+    """A run with these clients, as everybody outside the server sees it."""
+    plan, directory = plan_at(folder / "run", **SETTINGS)
+    watching, text = Watching(), io.StringIO()
+    with drawing(clients):
+        execute(plan, directory, Console(file=text, width=500), callbacks=[watching])
+    where = re.compile(re.escape(str(folder)))
+    files = {
+        str(path.relative_to(directory.path)): where.sub("", path.read_bytes().decode("latin-1")).encode("latin-1")
+        for path in directory.path.rglob("*")
+        if path.is_file() and path.relative_to(directory.path).parts[0] not in OWN
+    }
+    events = [
+        (event.step, [(value.tag, list(value.tensor.float_val)) for value in event.summary.value])
+        for event in EventFileLoader(str(directory.path / FILE)).Load()
+    ]
+    result = read_run(directory.path)
+    said = (result.as_row(), results_csv([result]), [asdict(row) for row in result.rows])
+    return Seen(
+        files=files,
+        events=events,
+        callbacks=[where.sub("", repr(one)) for one in watching.seen],
+        terminal=re.sub(r"left \S+|estimate: .*", "", where.sub("", text.getvalue())),
+        page=run_page(result),
+        result=where.sub("", repr(said)),
+    )
+
+
+def different(folder: Path) -> list[str]:
+    """What differs between the two runs."""
+    one, other = (seen_of(folder / str(len(clients)), clients) for clients in DRAWN)
+    return one.differs(other)
+
+
+def test_nothing_that_leaves_the_server_depends_on_who_was_drawn(tmp_path):
+    assert different(tmp_path) == []
+    kinds = {path.name for path in (tmp_path / "3" / "run").rglob("*")}
+    assert {"rounds.csv", "summary.json", "server.jsonl", "sum.npy", "frame.json", FILE} <= kinds
+    assert "bytes.csv" not in kinds
+    assert "updates-truth" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("entry", "names", "where"),
+    [
+        ("summary", "uplink_bytes uplink_bytes_dense downlink_bytes", {"summary.json", "callbacks", "result"}),
+        ("summary", "transfer_seconds", {"summary.json", "callbacks", "terminal", "page"}),
+        ("summary", "simulated", {"summary.json", "callbacks"}),
+        ("summary", "wall_seconds", {"summary.json", "callbacks"}),
+        ("rows", "asked", {"rounds.csv", "callbacks", "events"}),
+        ("rows", "uplink_messages", {"rounds.csv", "callbacks"}),
+    ],
+)
+def test_a_name_that_is_let_pass_is_seen(tmp_path, monkeypatch, entry, names, where):
+    """Negative control: a name more in the list, and a server that reports all that it knows."""
+    before = getattr(AT_SERVER, entry)
+    more = replace(AT_SERVER, **{entry: before | set(names.split())})
+    monkeypatch.setattr(simulations.plan.base, "RELEASED", {**RELEASED, "server": more})
+    monkeypatch.setattr("simulations.rundir.tables.AT_SERVER", more)
+    monkeypatch.setattr(Released, "counted", property(lambda self: True))
+    monkeypatch.setattr(server_noise.ServerNoiseExchange, "end", Exchange.end)
+    assert where <= set(different(tmp_path))
+
+
+def test_a_client_that_is_charged_on_its_own_is_seen(tmp_path, monkeypatch):
+    """Negative control: clients charge ledgers of their own, as where everybody knows who takes part."""
+    monkeypatch.setattr("simulations.client.train.takes_part_in_secret", lambda base: False)
+    found = different(tmp_path)
+    assert any(name.startswith("ledger/client-") for name in found)
+    assert any(name.startswith("updates-truth/") for name in found)
+
+
+@pytest.mark.parametrize("trust", ["client", "secure", "aggregate"])
+def test_other_modes_show_everything(tmp_path, trust):
+    assert RELEASED[trust] is EVERYTHING
+    settings = {"trust": trust, "clients": 4, "rounds": 1}
+    run = run_local(tmp_path / "run", **settings | ({"colluders": 1, "min_survivors": 4} if trust == "secure" else {}))
+    assert {"uplink_bytes", "wall_seconds", "transfer_seconds"} <= run.summary.keys()
+    assert {"asked", "seconds"} <= run.rows[0].columns.keys()
+
+
+def test_an_error_names_no_client(tmp_path):
+    """A client that never answers ends the run, whoever it is."""
+    said = []
+    for clients in DRAWN:
+        silent: Callable[..., Any] = lambda message, context: None  # noqa: E731
+        with drawing(clients), pytest.raises(RuntimeError) as error:
+            run_local(tmp_path / str(len(clients)), client=silent, **CLIENT_LEVEL)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+def test_a_row_is_read_back_as_it_was_written(tmp_path):
+    run = run_local(tmp_path / "run", **CLIENT_LEVEL | {"rounds": 2})
+    rows = [Row.parse(row) for row in run.directory.read_rounds()]
+    assert [row.counted for row in rows] == [False, False]
+    assert all(set(row.columns) == AT_SERVER.rows for row in rows)

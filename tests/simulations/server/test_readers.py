@@ -1,0 +1,162 @@
+"""Epsilon of a finished run against each reader: from the lines of its ledgers alone, and from K and the shares."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedlsg import load_run
+from fedlsg.accounting import epsilon
+from fedlsg.privacy import Ledger
+from simulations.audit.subject import audited_run
+from simulations.report.run_page import run_page
+from simulations.report.words import outcome
+from simulations.run import continued
+from simulations.rundir.own_noise import PROMISED
+from simulations.rundir.results import read_run
+from tests.simulations.support.runs import Run, reconfigure, run_local, stopped_after
+
+SIGMA, RATE, ROUNDS, DELTA = 2.0, 0.05, 2, 1e-5
+SECRET: dict[str, Any] = {"reproducible": False}
+SUMS: dict[str, dict[str, Any]] = {
+    "two clients": {"trust": "secure"},
+    "three clients": {"trust": "secure", "clients": 3},
+    "five clients": {"trust": "secure", "clients": 5, "method": "dpsgd"},
+    "many clients": {"trust": "secure", "clients": 21, "colluders": 3},
+    "an assumed sum of two": {"trust": "aggregate"},
+    "an assumed sum": {"trust": "aggregate", "clients": 4, "min_survivors": 3},
+    "whole clients": {"trust": "secure", "clients": 3, "unit": "client", "sample_rate": None, "batch_size": 20},
+}
+EXPECTED = {  # the fewest clients of a sum, and those of them who read together
+    "two clients": (2, 1), "three clients": (3, 1), "five clients": (5, 1), "many clients": (19, 3),
+    "an assumed sum of two": (2, 1), "an assumed sum": (3, 1), "whole clients": (3, 1),
+}  # fmt: skip
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Every entry of every ledger, as JSON."""
+    files = sorted(path.glob("ledger/client-*.jsonl"))
+    return [entry for file in files for entry in map(json.loads, file.read_text().splitlines()[1:])]
+
+
+def from_lines(path: Path, known: int) -> float:
+    """Epsilon against a reader who knows so many shares, from the text of the ledgers and nothing else."""
+    (terms,) = {
+        (e["sample_rate"], e["noise_multiplier"], e.get("min_survivors", 0), e.get("colluders", 0)) for e in lines(path)
+    }
+    rate, sigma, shares, readers = terms
+    noise = sigma * math.sqrt((shares - known) / (shares - readers)) if shares else sigma
+    steps = len(lines(path)) // len(list(path.glob("ledger/client-*.jsonl")))
+    return epsilon(sample_rate=rate, noise_multiplier=noise, steps=steps, delta=DELTA).upper
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_a_run_names_the_reader_of_each_epsilon(case, tmp_path):
+    run = run_local(tmp_path / "run", **SECRET | {"rounds": ROUNDS} | SUMS[case])
+    survivors, readers = EXPECTED[case]
+    found, rate = run.summary["epsilon_by_reader"], 1.0 if "unit" in SUMS[case] else RATE
+    share = SIGMA / math.sqrt(survivors - readers)
+    for names, known in (
+        (("outside", "server"), 0), (("participant",), 1), (("participants", "server_and_participants"), readers),
+    ):  # fmt: skip
+        noise = share * math.sqrt(survivors - known)
+        true = epsilon(sample_rate=rate, noise_multiplier=noise, steps=ROUNDS, delta=DELTA).upper
+        for name in names:
+            assert found[name] == pytest.approx(true, rel=1e-6)
+            assert found[name] == pytest.approx(from_lines(run.path, known), rel=1e-6)
+    assert run.summary["epsilon_max"] == max(found.values()) == found["server_and_participants"]
+    words = outcome(run.summary)["readers"]
+    who = "one participant" if readers == 1 else f"{readers} participants"
+    assert f"against {who}, also together with the server" in words
+    assert "against the outside or the server alone" in words
+    assert "also together with the server" in run_page(read_run(run.path))
+
+
+def test_one_number_holds_for_every_reader_where_each_payload_has_all_of_its_noise(tmp_path):
+    run = run_local(tmp_path / "run", **SECRET)
+    assert set(run.summary["epsilon_by_reader"].values()) == {run.summary["epsilon_max"]}
+    assert not {"min_survivors", "colluders"} & set().union(*lines(run.path))
+    assert "readers" not in outcome(run.summary)
+    assert "the same against everybody who reads it" in run_page(read_run(run.path))
+
+
+def test_nothing_is_said_of_a_server_that_adds_the_noise(tmp_path):
+    settings = {"unit": "client", "trust": "server", "sample_rate": None, "batch_size": 20, "clients_per_round": 3}
+    run = run_local(tmp_path / "run", **SECRET | settings, clients=8)
+    assert run.summary["epsilon_by_reader"].keys() == {"outside", "participant", "participants"}
+    assert set(run.summary["epsilon_by_reader"].values()) == {run.summary["epsilon_max"]}
+
+
+def test_nothing_is_said_of_a_run_without_privacy(tmp_path):
+    run = run_local(tmp_path / "run", **SECRET, method="sgd", noise_multiplier=None)
+    assert run.summary["epsilon_by_reader"] == {}
+
+
+def test_a_reader_who_is_given_the_outside_s_epsilon_is_caught(tmp_path):
+    """Negative control: a ledger whose lines claim one share more than there was."""
+    run = run_local(tmp_path / "run", **SECRET, trust="secure", clients=3)
+    told = from_lines(run.path, 0)
+    assert told < from_lines(run.path, 1) * 0.9
+
+
+# --- runs of before a sum counted a reader among its clients
+
+
+def made_old(run: Run, *, trust: str) -> Run:
+    """As an older version left it: no reader in summary and ledgers, and ``colluders = 0`` in its settings.
+
+    Its noise multiplier was that of all m shares.
+    """
+    for path in run.directory.ledger_files:
+        client = int(path.stem.rpartition("-")[2])
+        entries = Ledger(path, client=client).entries
+        path.unlink()
+        for entry in entries:
+            Ledger(path, client=client).charge(replace(entry, min_survivors=0, colluders=0))
+    if trust == "secure":
+        reconfigure(run, colluders=0)
+    if run.directory.summary.exists():
+        summary = run.directory.read_summary(strict=False)
+        del summary["epsilon_by_reader"]
+        if trust == "secure":
+            summary["secure_sum"] |= {"colluders": 0, "contributors": summary["secure_sum"]["min_survivors"]}
+        run.directory.write_summary(summary)
+    return run
+
+
+@pytest.mark.parametrize("trust", ["secure", "aggregate"])
+def test_an_old_run_is_shown_with_the_epsilon_that_holds_against_its_clients(trust, tmp_path):
+    old = made_old(run_local(tmp_path / "run", **SECRET, trust=trust, clients=3), trust=trust)
+    result = read_run(old.path)
+    said = epsilon(sample_rate=RATE, noise_multiplier=SIGMA, steps=ROUNDS, delta=DELTA).upper
+    true = epsilon(sample_rate=RATE, noise_multiplier=SIGMA * math.sqrt(2 / 3), steps=ROUNDS, delta=DELTA).upper
+    assert result.epsilon_max == pytest.approx(true, rel=1e-6) == load_run(old.path).epsilon
+    assert load_run(old.path).summary["epsilon_max"] == result.epsilon_max
+    assert result.summary[PROMISED] == pytest.approx(said, rel=1e-6)
+    assert result.summary["epsilon_by_reader"].keys() == {"outside", "server", "participant"}
+    page = run_page(result)
+    for words in ("which the run reported, holds against the outside and the server alone", "It cannot be continued"):
+        assert words in page
+
+
+@pytest.mark.parametrize("trust", ["secure", "aggregate"])
+def test_an_old_run_is_not_continued(trust, tmp_path):
+    old = made_old(stopped_after(1, tmp_path / "run", **SECRET, trust=trust, clients=3), trust=trust)
+    refusal = r"counted each client's own noise as protection .* start a new run"
+    with pytest.raises(ValueError, match=refusal):
+        continued(old.directory, Console(quiet=True))
+    with pytest.raises(ValueError, match=refusal):
+        audited_run(str(old.path))
+    assert read_run(old.path).epsilon_max == math.inf, "its rows say too little"
+
+
+def test_an_old_run_that_counted_a_colluder_is_left_as_it_is(tmp_path):
+    run = run_local(tmp_path / "run", **SECRET, trust="secure", clients=3)
+    summary = run.directory.read_summary()
+    del summary["epsilon_by_reader"]
+    run.directory.write_summary(summary)
+    assert read_run(run.path).summary == summary

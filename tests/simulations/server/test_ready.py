@@ -1,0 +1,227 @@
+"""Before a client is charged: rows, the initial model and a whole round are tried; what fails is free and is named."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedlsg
+import simulations.server.ready
+from fedlsg import user_code
+from fedlsg.restored import restored
+from simulations import workloads
+from simulations.client.rehearsal import rehearse
+from simulations.plan.plan import make_plan
+from simulations.run import run_command
+from simulations.settings.published import resolve
+from simulations.settings.settings import from_mapping
+from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, fresh, quick, refused, write
+
+X, Y = (torch.as_tensor(part) for part in TRAIN)
+X, Y = X.float(), Y.long()
+U, V = torch.as_tensor(TEST[0]).float(), torch.as_tensor(TEST[1]).long()
+
+
+def with_one(values: torch.Tensor, place: tuple[int, ...], value: float) -> torch.Tensor:
+    changed = values.clone()
+    changed[place] = value
+    return changed
+
+
+class Words(nn.Module):
+    """Tokens (B, 3) of a table of nine."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, CLASSES)
+        self.table.requires_grad_(False)
+
+    def forward(self, tokens):
+        return self.head(self.table(tokens).mean(1))
+
+
+TOKENS, TEST_TOKENS = torch.arange(180).reshape(60, 3) % 9, torch.arange(72).reshape(24, 3) % 9
+NAN, INF = float("nan"), float("inf")
+FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "a test label": ({"test": (U, with_one(V, (20,), 7))}, ("target of test row 20, 7", "Target 7 is out of bounds")),
+    "a negative label": ({"train": (X, with_one(Y, (50,), -3))}, ("train labels are in -3..2",)),
+    "NaN in test": ({"test": (with_one(U, (20, 3), NAN), V)}, ("test inputs", "nan in row 20, column 3")),
+    "Inf in test": ({"test": (with_one(U, (20, 3), INF), V)}, ("test inputs", "inf in row 20, column 3")),
+    "NaN in train": ({"train": (with_one(X, (50, 1), NAN), Y)}, ("train inputs", "nan in row 50, column 1")),
+    "Inf in a data set": ({"train": TensorDataset(with_one(X, (50, 1), -INF), Y)}, ("-inf in row 50, column 1",)),
+    "Inf of numpy": ({"train": (with_one(X, (50, 1), INF).numpy(), Y.numpy())}, ("inf in row 50, column 1",)),
+    "a dict": ({"train": ({"input": with_one(X, (9, 0), INF)}, Y), "test": ({"input": U}, V)}, ("input have", "row 9")),
+    "made by a transform": ({"transform": lambda x: x.abs().sub(5).clamp(min=0).log()}, ("-inf in row 0",)),
+    "complex": ({"train": (X.to(torch.complex64), Y), "test": (U.to(torch.complex64), V)}, ("are complex",)),
+    "texts": ({"train": (np.array([["a"] * 8] * 60), Y)}, ("give transform=",)),
+    "float targets": ({"train": (X, Y.float()), "test": (U, V.float())}, ("takes the number of each class",)),
+    "no test rows": ({"test": (U[:0], V[:0])}, ("one at least",)),
+    "float64 tensors": ({"train": (X.double(), Y), "test": (U.double(), V)}, ("float64", "float32")),
+    "fewer outputs than num_classes": (
+        {"num_classes": 5}, ("the model gives 3 numbers for each example, and there are 5 classes (num_classes)",),
+    ),
+    "more outputs than num_classes": (
+        {"num_classes": 3, "model": lambda: nn.Linear(8, 4)}, ("gives 4 numbers", "there are 3 classes"),
+    ),
+    "a metric": ({"metrics": {"mine": lambda o, t: o[:, 9].mean()}}, ("metric 'mine' failed", "IndexError")),
+    "a token of train": (
+        {"model": Words, "train": (with_one(TOKENS, (44, 1), 9), Y), "test": (TEST_TOKENS, V)},
+        ("the model fails on train row 44", "index out of range"),
+    ),
+    "a token of test": (
+        {"model": Words, "train": (TOKENS, Y), "test": (with_one(TEST_TOKENS, (5, 1), 9), V)},
+        ("the model fails on test row 5", "index out of range"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_rows_is_named_before_anything_is_written(name, tmp_path):
+    changes, words = FAULTS[name]
+    rounds: list[Any] = []
+    with refused(*words):
+        quick(tmp_path / "run", callbacks=[rounds.append], **changes)
+    assert not rounds
+    assert not any(tmp_path.iterdir())
+
+
+def test_missing_values_that_a_transform_fills_in_are_welcome(tmp_path):
+    train = with_one(X, (50, 1), NAN), Y
+    assert quick(tmp_path / "run", train=train, transform=lambda x: x.nan_to_num()).rounds
+
+
+def test_a_command_ends_before_round_1_as_well(tmp_path, monkeypatch):
+    text = MINE.replace("test=rows(24, 2)", "test=bad(rows(24, 2))") + (
+        "\ndef bad(pair):\n    pair[1][20] = 7\n    return pair\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "mine.py", text)
+    given = {"workload": f"{path}:workload", "method": "dpsgd", "engine": "local"}
+    with fresh():
+        user_code.allow()
+        with refused("target of test row 20, 7"):
+            run_command(given, str(tmp_path / "run"), Console(quiet=True))
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".py" and p.name != "__pycache__"] == []
+
+
+# --- a round on public rows
+
+
+class Crowded(nn.Module):
+    """Fails on more rows than the check of independence tries."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        if torch.is_grad_enabled() and len(x) > 20:
+            raise RuntimeError("no place for more than twenty rows")
+        return self.layer(x)
+
+
+def charged(folder: Path) -> bool:
+    return any(folder.rglob("client-*.jsonl"))
+
+
+def crowded(folder: Path) -> fedlsg.Run:
+    """A run of a model that fails on a full batch."""
+    return quick(folder, model=Crowded, sample_rate=1.0, clients=1)
+
+
+def test_a_failure_of_a_full_batch_is_free_and_says_where(tmp_path):
+    with refused("RuntimeError: no place for more than twenty rows, in test_ready.py, line ", "nothing was charged"):
+        crowded(tmp_path / "run")
+    assert not charged(tmp_path)
+
+
+def test_without_the_rehearsal_it_is_charged(tmp_path, monkeypatch):
+    """A negative control of the test before."""
+    monkeypatch.setattr(simulations.server.ready, "rehearse", lambda plan, terms: None)
+    assert not crowded(tmp_path / "run").rounds[0]["answered"]
+    assert charged(tmp_path)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "lsg": {"method": "lsg", "rank": 2}, "adam": {"optimizer": "adam", "ema": 0.9},
+    "lora": {"method": "lora", "rank": 2}, "bfloat16": {"precision": "bfloat16"},
+    "snip": {"method": "dp-ssgd", "prune": "dp-snip"}, "topk": {"method": "topk", "noise_multiplier": None},
+    "factors": {"method": "dp-powersgd", "rank": 2}, "local steps": {"local_steps": 3, "local_momentum": 0.5},
+    "probe": {"method": "probe", "rank": 2, "out_rank": 2, "probe": lambda n, g: torch.randn(n, 8, generator=g)},
+    "noise floor": {"codec": "noise-floor"}, "sparse downlink": {"downlink": "sparse"},
+    "personal": {"personal": "classifier", "classifier": "2"}, "secure": {"trust": "secure", "clients": 3},
+    "shuffled": {"sampling": "shuffle", "batch_size": 6, "sample_rate": None},
+    "client level": {
+        "unit": "client", "trust": "server", "clients": 8, "sample_rate": None, "batch_size": 4, "delta": 0.01,
+    },
+    "sgd": {"method": "sgd", "noise_multiplier": None},
+}  # fmt: skip
+
+
+def traces(folder: Path, changes: dict[str, Any]) -> tuple[Any, ...]:
+    """What a run leaves: its weights, and the generators of the process."""
+    torch.manual_seed(1)
+    np.random.seed(1)
+    changes = {"record_updates": False} | changes
+    run = quick(folder, **changes)
+    return [w.tolist() for w in run.model.state_dict().values()], torch.rand(1).item(), np.random.rand()
+
+
+def is_untouched(folder: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> bool:
+    with_it = traces(folder / "with", changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulations.server.ready, "rehearse", lambda plan, terms: None)
+        return traces(folder / "without", changes) == with_it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_are_those_without_a_rehearsal(kind, tmp_path, monkeypatch):
+    assert is_untouched(tmp_path, KINDS[kind], monkeypatch)
+
+
+class Drawing(nn.Module):
+    """A loss that draws from the generators of the process, and counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, outputs, targets):
+        self.calls += 1
+        np.random.rand()
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_rehearsal_that_restores_nothing_is_noticed(monkeypatch):
+    """A negative control: the generators of the process are seen by the comparison."""
+
+    def left_alone(keep: Callable[..., Any]) -> bool:
+        loss = Drawing()
+        state = np.random.get_state()[2]
+        with keep(loss):
+            loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+        return loss.calls == 0 and np.random.get_state()[2] == state
+
+    assert left_alone(restored)
+    assert not left_alone(nullcontext)
+
+
+def test_the_users_loss_and_generators_are_as_they_were(tmp_path):
+    loss = Drawing()
+    made = fedlsg.Workload(model=build, train=TRAIN, test=TEST, loss=loss, name="drawing")
+    with fresh():
+        workloads.give("drawing", made)
+        chosen = {name: value for name, value in QUICK.items() if name != "quiet"}
+        plan = make_plan(from_mapping(resolve({**chosen, "workload": "drawing"})))
+        calls, state, own = loss.calls, np.random.get_state()[2], torch.get_rng_state()
+        rehearse(plan, plan.terms[0])
+    assert loss.calls == calls
+    assert np.random.get_state()[2] == state
+    assert torch.equal(torch.get_rng_state(), own)

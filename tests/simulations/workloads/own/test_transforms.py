@@ -1,0 +1,133 @@
+"""A transform of a user: it makes every row from itself alone, on rows as they are and on made-up ones."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import fedlsg
+from simulations.workloads.own import checks, transform
+from tests.fedlsg.support.batch_zoo import HONEST_TRANSFORMS, MIXING_TRANSFORMS, X, Y
+from tests.simulations.support.own import build, load, refused
+
+REFUSED = "for a row alone than in a batch, which mixes examples: make each row from itself alone"
+
+
+def loaded(x, change, **more):
+    return load(fedlsg.Workload(model=build, train=(x, Y), test=(x, Y), loss=torch.nn.CrossEntropyLoss(),
+                                transform=change, **more))  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MIXING_TRANSFORMS)
+@pytest.mark.parametrize("form", ["numbers", "at once"])
+def test_a_transform_that_mixes_is_refused(case, form):
+    change = MIXING_TRANSFORMS[case]
+    x = X.clone()
+    x[::7, 2] = torch.nan if "missing" in case else 0.0
+    with refused(REFUSED):
+        if form == "numbers":
+            loaded(x, change)
+        else:
+            loaded([tuple(row) for row in x.tolist()], lambda rows: change(torch.tensor(rows)))
+
+
+@pytest.mark.parametrize("case", HONEST_TRANSFORMS)
+def test_an_honest_transform_passes(case):
+    loaded(X, HONEST_TRANSFORMS[case])
+
+
+IMAGES = torch.full((len(Y), 3, 8, 8), 255, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("mixing", [
+    lambda x: x.float() / x.max(), lambda x: x.float() - x.float().mean(), lambda x: (x > x.float().mean()).float(),
+    lambda x: x.float() / x.flatten(1).amax(1).max(), lambda x: x - x.amin(0),
+])  # fmt: skip
+def test_made_up_rows_show_what_equal_test_rows_hide(mixing, monkeypatch):
+    """All images of the test split are white here: a maximum of the batch is that of each."""
+    with refused(REFUSED):
+        loaded(IMAGES, mixing)
+    monkeypatch.setattr(checks, "_made_up", lambda rows: [])  # negative control
+    loaded(IMAGES, mixing)
+
+
+def test_honest_transforms_of_images_pass():
+    loaded(IMAGES, lambda x: x.float() / x.flatten(1).amax(1).view(-1, 1, 1, 1).clamp(min=1))
+    loaded(IMAGES, lambda x: {"x": x / 255, "mean": x.float().mean((1, 2, 3))})
+
+
+def test_a_column_is_compared_in_its_own_units(monkeypatch):
+    """Negative control: in units of the largest number of a row, a unix time hides all other columns."""
+
+    def in_units_of_the_row(alone, together):
+        scale = alone.abs().max()
+        return [] if bool(((alone - together).abs() <= 1e-4 * scale).all()) else [0]
+
+    case = MIXING_TRANSFORMS["standardised next to a unix time"]
+    with refused(REFUSED):
+        loaded(X, case)
+    monkeypatch.setattr(transform, "differing", in_units_of_the_row)
+    monkeypatch.setattr(checks, "_made_up", lambda rows: [])
+    loaded(X, case)
+
+
+def test_generators_are_left_as_they_were():
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    with refused(REFUSED):
+        loaded(X, MIXING_TRANSFORMS["chance"])
+    loaded(X, HONEST_TRANSFORMS["products"])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])
+
+
+class Items(torch.utils.data.Dataset):
+    """Items one by one, less something."""
+
+    def __init__(self, less) -> None:
+        self.less = less
+
+    def __len__(self) -> int:
+        return len(Y)
+
+    def __getitem__(self, place):
+        return X[place] - self.less(X[place]), Y[place]
+
+
+def remembered():
+    seen = [torch.zeros(6)]
+
+    def less(row):
+        seen[0] = 0.9 * seen[0] + row
+        return seen[0]
+
+    return less
+
+
+def test_a_data_set_with_a_memory_is_refused():
+    generator = np.random.default_rng(0)
+    for less in (remembered(), lambda row: generator.random()):
+        with refused("is another item after others were read, which mixes examples"):
+            load(fedlsg.Workload(model=build, train=Items(less), test=(X, Y), loss=torch.nn.CrossEntropyLoss()))
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), np.random.rand, random.random])
+def test_random_changes_of_an_item_depend_on_no_other(draw):
+    """After a known seed, an example less at the start would move the random numbers of all others."""
+    found = []
+    for start in (0, 1):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        data = Items(lambda row: draw() * torch.ones(6))
+        if start:
+            data.__class__ = type("Late", (Items,), {"__getitem__": late})
+        made = load(fedlsg.Workload(model=build, train=data, test=(X, Y), loss=torch.nn.CrossEntropyLoss()))
+        found.append(made.train.batch(torch.arange(1, len(Y)))[0])
+    assert torch.equal(*found)
+
+
+def late(self, place):
+    """The first item draws nothing."""
+    return (X[0], Y[0]) if place == 0 else Items.__getitem__(self, place)

@@ -1,0 +1,387 @@
+"""Before the first charge a whole step runs on made-up rows: what fails is free, and nothing of it remains."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import fedlsg.own_loop.release
+from fedlsg.gradients import trainable
+from fedlsg.own_loop.release import Release
+from fedlsg.privacy import LedgerError
+from strategies.private_step import PrivateStep
+from tests.strategies.own_loop import EXAMPLES, INPUTS, PUBLIC, RECIPES, TARGETS, batch, made, private_step, weights
+from tests.strategies.small_federation import model
+
+
+def free(step: PrivateStep) -> bool:
+    return not step._account.ledger.entries
+
+
+def refused_free(step: PrivateStep, data, match: str) -> None:
+    """The first step is refused with a ValueError, and nothing is charged."""
+    with pytest.raises(ValueError, match=match):
+        step.step(data if callable(data) else step.batches(data))
+    assert free(step)
+
+
+# --- nothing of it remains
+
+
+def by_rehearsal(name: str, monkeypatch, *, rehearsed: bool) -> tuple:
+    """The state after two reproducible steps, with rehearsals or without."""
+    with monkeypatch.context() as patch:
+        if not rehearsed:
+            patch.setattr(Release, "rehearse", lambda self, *rows: None)
+        step = made(name)
+        torch.manual_seed(3)
+        for _ in range(2):
+            step.step(batch)
+    state = step.state_dict()["server"]
+    return (
+        step.model.state_dict(),
+        state["optimizer"],
+        state["average"],
+        state["memory"],
+        torch.rand(1),
+        np.random.rand(1),
+    )
+
+
+def equal(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+def is_untouched(name: str, monkeypatch) -> bool:
+    found = []
+    for rehearsed in (True, False):
+        np.random.seed(0)
+        found.append(by_rehearsal(name, monkeypatch, rehearsed=rehearsed))
+    return equal(*found)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_steps_are_those_without_a_rehearsal(name, monkeypatch):
+    assert is_untouched(name, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "lsg dp-adambc", "rs ranked", "dp-ssgd snip"])
+def test_a_rehearsal_that_restores_nothing_is_noticed(name, monkeypatch):
+    """A negative control: weights, optimizer and state stay as the rehearsal left them."""
+
+    @contextmanager
+    def careless(*things, generators_of=None):
+        yield
+
+    monkeypatch.setattr(fedlsg.own_loop.release, "restored", careless)
+    assert not is_untouched(name, monkeypatch)
+
+
+class Noisy(nn.Module):
+    """A module with a counter, a buffer, a generator and gradients of its own making."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.classifier, self.calls = nn.Linear(12, 6), nn.Linear(6, 3), 0
+        self.draws = torch.Generator().manual_seed(1)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.classifier(torch.tanh(self.layer(x)))
+
+
+def test_the_users_model_is_as_it_was():
+    """What the check of independence does is on a copy; the rehearsal is on the model itself."""
+    net = Noisy()
+    step = private_step(net, method="dpsgd", example=PUBLIC)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    modes, draws = [m.training for m in net.modules()], torch.get_rng_state()
+    step._rounds.rehearse(*PUBLIC, step._terms)
+    assert net.calls == 0
+    assert all(
+        torch.equal(before[name], p) and torch.equal(p.grad, torch.ones_like(p)) for name, p in net.named_parameters()
+    )
+    assert modes == [m.training for m in net.modules()]
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert not step._state.optimizer.state
+
+
+def test_random_numbers_of_a_data_set_are_as_they_were(monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+
+    def augmented(positions):
+        return INPUTS[positions] + 0 * torch.randn(len(positions), 1, generator=draws), TARGETS[positions]
+
+    step = private_step(method="dpsgd", example=PUBLIC)
+    kept, before = [], draws.get_state()
+    run = Release.run
+    monkeypatch.setattr(Release, "run", lambda self, *given: kept.append(draws.get_state()) or run(self, *given))
+    step.step(augmented)
+    assert torch.equal(kept[0], before)
+
+
+# --- what fails is free
+
+
+class Reads(nn.Module):
+    """Fails in one way or another, in training only."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.layer, self.classifier = how, nn.Linear(12, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.classifier(torch.tanh(self.layer(self.how(x))))
+
+
+def fails_in_company(x):
+    if len(x) > 20:
+        raise RuntimeError("no place for more than twenty rows")
+    return x
+
+
+def test_an_error_of_a_full_microbatch_is_free_and_says_where():
+    step = private_step(Reads(fails_in_company), method="dpsgd", sample_rate=1.0)
+    refused_free(
+        step, batch, r"^RuntimeError: no place for more than twenty rows, in test_private_step_rehearsal.py, line \d+"
+    )
+
+
+def squeezed(outputs, targets):
+    """A mean over one row that loses the dimension of the batch."""
+    return nn.functional.cross_entropy(outputs, targets, reduction="none").squeeze()
+
+
+def test_an_error_of_the_rest_of_a_batch_is_free():
+    """A method that sums whole batches runs a rest of one row as it is."""
+    step = private_step(model(), squeezed, method="sgd", noise_multiplier=None, microbatch_size=8, sample_rate=1.0)
+    refused_free(step, batch, "one loss an example")
+
+
+class Failing(torch.optim.SGD):
+    """An optimizer that fails when it steps."""
+
+    def step(self, closure=None):
+        raise RuntimeError("expected sparse gradients")
+
+
+def test_an_error_of_the_optimizer_is_free():
+    refused_free(private_step(method="dpsgd", learning_rate=None, optimizer=lambda p: Failing(p, lr=0.1)), batch,
+                 "RuntimeError: expected sparse gradients")  # fmt: skip
+
+
+def test_a_charge_before_the_rehearsal_is_noticed(monkeypatch):
+    """A negative control of ``free``: with the rehearsal left out, the same fault costs a step."""
+    monkeypatch.setattr(Release, "rehearse", lambda self, *rows: None)
+    step = private_step(method="dpsgd", learning_rate=None, optimizer=lambda p: Failing(p, lr=0.1))
+    with pytest.raises(RuntimeError):
+        step.step(batch)
+    assert not free(step)
+
+
+def test_groups_that_lose_positions_are_free():
+    step = private_step(method="dpsgd")
+    with pytest.raises(ValueError, match="hold every position"):
+        step.step(batch, groups=lambda positions: [positions[:1]])
+    assert free(step)
+
+
+def test_another_form_of_data_later_is_rehearsed_as_well():
+    step = private_step(method="dpsgd")
+    step.step(batch)
+    with pytest.raises(ValueError, match=r"inputs are torch.float64 and the model's weights torch.float32"):
+        step.step(lambda positions: (INPUTS[positions].double(), TARGETS[positions]))
+    assert len(step._account.ledger.entries) == 1
+
+
+def test_an_example_of_another_type_does_not_stand_for_the_data():
+    step = private_step(method="dpsgd", example=PUBLIC)
+    refused_free(step, lambda positions: (INPUTS[positions].double(), TARGETS[positions]), "torch.float64")
+
+
+def test_a_rehearsal_is_not_repeated(monkeypatch):
+    calls, rehearse = [], Release.rehearse
+    monkeypatch.setattr(Release, "rehearse", lambda self, *rows: calls.append(1) or rehearse(self, *rows))
+    step = private_step(method="dpsgd")
+    for _ in range(3):
+        step.step(batch)
+    step.step(lambda positions: batch(positions))
+    step.model.eval()
+    step.step(batch)
+    assert len(calls) == 2  # in each mode
+
+
+# --- types
+
+
+class Pairs(Dataset):
+    """Items as numpy and python make them."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, number):
+        return INPUTS[number].double().numpy(), int(TARGETS[number])
+
+
+FORMS = {
+    "arrays": (INPUTS.double().numpy(), TARGETS.numpy()), "lists": (INPUTS.tolist(), TARGETS.tolist()),
+    "a data set of arrays": Pairs(), "tensors": (INPUTS, TARGETS), "columns": {"x": INPUTS.double().numpy()},
+}  # fmt: skip
+
+
+class Named(nn.Module):
+    """Takes its inputs by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.classifier(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", ["arrays", "a data set of arrays", "columns"])
+def test_arrays_of_numpy_get_the_type_of_the_model(form, dtype):
+    step = private_step(Named().to(dtype), method="dpsgd")
+    data = (FORMS[form], TARGETS.numpy()) if form == "columns" else FORMS[form]
+    inputs, targets = step.batches(data)(torch.arange(4))
+    assert (inputs["x"] if form == "columns" else inputs).dtype == dtype
+    assert targets.dtype == torch.int64
+    step.step(step.batches(data))
+    assert not free(step)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint16])
+def test_small_integers_of_a_pair_are_classes(dtype):
+    step = private_step(method="dpsgd")
+    step.step(step.batches((INPUTS, TARGETS.numpy().astype(dtype))))
+    assert not free(step)
+
+
+@pytest.mark.parametrize("data", [(INPUTS.double(), TARGETS), TensorDataset(INPUTS.double(), TARGETS)])
+def test_tensors_of_another_type_than_the_model_are_refused_free(data):
+    refused_free(
+        private_step(method="dpsgd"), data, r"^inputs are torch.float64 and the model's weights torch.float32: give"
+    )
+
+
+class TwoTypes(nn.Module):
+    """A body and a head of two types."""
+
+    def __init__(self, body, head):
+        super().__init__()
+        self.body, self.classifier = nn.Linear(12, 16).to(body), nn.Linear(16, 3).to(head)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x.to(self.body.weight.dtype)))
+        return self.classifier(hidden.to(self.classifier.weight.dtype)).float()
+
+
+TWO = {"float32 first": (torch.float32, torch.bfloat16), "bfloat16 first": (torch.bfloat16, torch.float32)}
+STEPS = {
+    "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam"}, "dp-adambc": {"optimizer": "dp-adambc"},
+    "average": {"ema": 0.9}, "own": {"learning_rate": None, "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("types", TWO.values(), ids=list(TWO))
+@pytest.mark.parametrize("settings", STEPS.values(), ids=list(STEPS))
+def test_parameters_of_two_types_train(types, settings):
+    step = private_step(TwoTypes(*types), method="dpsgd", **settings)
+    before = {name: p.clone() for name, p in step.model.named_parameters()}
+    for _ in range(2):
+        step.step(batch)
+    for name, p in trainable(step.model).items():
+        assert p.dtype == before[name].dtype
+        assert not torch.equal(p, before[name]), name
+
+
+def test_gradients_of_two_types_are_those_of_one():
+    """The released sum is lifted in the widest type: a narrow parameter before a wide one takes no digits from it."""
+    given = {"method": "dpsgd", "mechanism": "clip-only", "noise_multiplier": None, "sample_rate": 1.0}
+    net = TwoTypes(torch.bfloat16, torch.float32)
+    step = private_step(net, learning_rate=None, optimizer=lambda p: torch.optim.SGD(p, lr=0.0), **given)
+    step.step(batch)
+    grad = net.classifier.weight.grad
+    assert not torch.equal(grad, grad.bfloat16().float())
+
+
+def test_a_step_that_leaves_infinite_weights_is_free():
+    """Adam's averages of float16 underflow: the first step divides by 0."""
+    step = private_step(model().half(), method="dpsgd", optimizer="adam", learning_rate=1e4)
+    refused_free(step, (INPUTS.half(), TARGETS), r"^one step leaves weights that are not finite \(\S+, torch.float16\)")
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("row", [0, 39])
+def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
+    step, x, y = private_step(method="dpsgd"), INPUTS.clone(), TARGETS.clone()
+    x[row, 3], y[row] = float("inf"), 7
+    with pytest.raises(
+        ValueError, match=rf"training inputs have missing or infinite values: inf in row {row}, column 3"
+    ):
+        step.batches((x, TARGETS))
+    with pytest.raises(ValueError, match=rf"cannot take the target of training row {row}, 7: IndexError"):
+        step.batches(TensorDataset(INPUTS, y))
+    with pytest.raises(ValueError, match="inputs: expected numbers, got list"):
+        step.batches(([["a"]] * EXAMPLES, TARGETS))
+    with pytest.raises(ValueError, match="are complex"):
+        step.batches((INPUTS.to(torch.complex64), TARGETS))
+    assert free(step)
+
+
+# --- a second private step on the same weights
+
+
+def test_trained_weights_on_a_new_temporary_ledger_are_refused():
+    net = model()
+    step = private_step(net, method="dpsgd")
+    step.step(batch)
+    with step.evaluated():
+        pass
+    with pytest.raises(ValueError, match="was trained by an earlier PrivateStep, whose steps a new temporary ledger"):
+        private_step(net, method="dpsgd")
+
+
+@pytest.mark.parametrize("how", ["same ledger", "another ledger", "loaded", "initialised", "nothing trained"])
+def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
+    net, new = model(), model().state_dict()
+    step = private_step(net, method="dpsgd", ledger=tmp_path / "first.jsonl")
+    if how != "nothing trained":
+        step.step(batch)
+    if how == "loaded":
+        net.load_state_dict(new)
+    if how == "initialised":
+        for p in net.parameters():
+            nn.init.normal_(p)
+    ledger = {"same ledger": tmp_path / "first.jsonl", "another ledger": tmp_path / "second.jsonl"}.get(how)
+    second = private_step(net, method="dpsgd", ledger=ledger)
+    second.step(batch)
+    assert len(second._account.ledger.entries) == (2 if how == "same ledger" else 1)
+
+
+def test_a_ledger_of_other_rows_is_refused_still(tmp_path):
+    private_step(method="dpsgd", ledger=tmp_path / "l").step(batch)
+    with pytest.raises(LedgerError):
+        private_step(method="dpsgd", ledger=tmp_path / "l", num_examples=EXAMPLES - 1)
+
+
+def test_weights_are_finite_after_it_all():
+    step = private_step(method="lsg", rank=2)
+    step.step(batch)
+    assert weights(step).isfinite().all()
