@@ -51,6 +51,7 @@ LOW_RANK: Mapping[str, Values] = {
     "lsg 8, p 0": {"method": "lsg", "rank": 8, "sparsity": 0.0},
     "rgp-random 8": {"method": "rgp-random", "rank": 8},
 }
+HEAD_RATE = float(f"{auto_server(UPDATES, dense=True)['learning_rate']:.4g}")
 CLIENT: Values = {"unit": "client", "trust": "server", "clients_per_round": 50, "batch_size": 10}
 
 PARTS: Mapping[str, Part] = {
@@ -100,6 +101,24 @@ PARTS: Mapping[str, Part] = {
         cells=_cells("digits teacher wine", "10:8", "10:1"),
         bases={"trust=secure": {"trust": "secure"}},
         arms={"rule": {}, **_factors(0.5, 2)},
+    ),
+    "pretrained": Part(
+        cells=_cells("digits_upper gratings_turned sequences_other teacher_near", "5:8", "1:1"),
+        bases={"dpsgd": {}},
+        arms={
+            "rule": {},
+            **{
+                f"body {factor:g} x": {**rule(factor=factor, rates="equal"), "classifier_learning_rate": HEAD_RATE}
+                for factor in (0.03, 0.1, 0.3, 1)
+            },
+            "all 0.1 x": rule(factor=0.1, rates="equal"),
+            "head alone": {"method": "linear-probe"},
+        },
+    ),
+    "lora": Part(
+        cells=_cells("digits_upper sequences_other teacher_near", "5:8", "1:1"),
+        bases={name: {"method": name, "rank": 4} for name in ("ffa-lora", "lora")},
+        arms={"rule": {}, **{f"equal {name}": v for name, v in _factors(0.1, 0.3, 1, 3, rates="equal").items()}},
     ),
     "partition": Part(
         cells=_cells("digits teacher", "50:8", "50:3"),

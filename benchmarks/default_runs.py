@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fedlsg
+from benchmarks.default_pretrained import PRETRAINED
 from benchmarks.default_tasks import TASKS
 
 OLD = {"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.0, "rounds": 10, "sample_rate": 0.1, "clip_norm": 1.0}
@@ -34,7 +35,7 @@ def as_cell(task: str, text: str) -> Cell:
 
 def run(cell: Cell, seed: int, settings: Values) -> float:
     """Accuracy in %, or 100 R^2, of one run, 0 at least; 0 for a run that diverged. Noise is drawn from the seed."""
-    task = TASKS[cell.task]()
+    task = (TASKS | PRETRAINED)[cell.task]()
     given: dict[str, Any] = {"method": "dpsgd", "evaluate_every": 10_000, "reproducible": True, **settings}
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -95,10 +95,11 @@ def _split(x: np.ndarray, y: np.ndarray, test: int, model: Callable[[], nn.Modul
     return Task(train=(inputs[test:], targets[test:]), test=(inputs[:test], targets[:test]), model=model)
 
 
-def teacher() -> Task:
-    """The largest of four random linear functions of 20 normal inputs."""
+def teacher(*, other: float = 0.0) -> Task:
+    """The largest of four random linear functions of 20 normal inputs, ``other`` times another one added."""
     generator = np.random.default_rng(1)
     x, W = generator.standard_normal((6500, 20)), generator.standard_normal((20, 4))
+    W = W + other * generator.standard_normal((20, 4))
     return _split(x, (x @ W).argmax(1), 4000, mlp(20, 64, 64, 4))
 
 
@@ -137,11 +138,11 @@ def digits_cnn() -> Task:
     return _split(x.reshape(-1, 1, 8, 8) / 8 - 1, y, 450, cnn(1, 10, side=8))
 
 
-def gratings() -> Task:
+def gratings(*, turned: float = 0.0, waves: tuple[float, float] = (1.0, 1.8), seed: int = 2) -> Task:
     """Waves in noise, of four directions and two lengths, at any place: eight classes, a CNN with GroupNorm."""
-    generator = np.random.default_rng(2)
+    generator = np.random.default_rng(seed)
     y = generator.integers(8, size=5000)
-    angle, wave = np.pi / 4 * (y % 4), np.where(y < 4, 1.0, 1.8)
+    angle, wave = np.pi / 4 * (y % 4) + turned, np.where(y < 4, *waves)
     row, column = np.mgrid[:PIXELS, :PIXELS]
     across = np.cos(angle)[:, None, None] * row + np.sin(angle)[:, None, None] * column
     phase = generator.uniform(0, 2 * np.pi, (5000, 1, 1))
@@ -159,12 +160,12 @@ def photos() -> Task:
     return _split(x, y, 2500, mlp(192, 128, 2))
 
 
-def sequences() -> Task:
-    """Which of the first four words occurs most often, a small transformer."""
-    generator = np.random.default_rng(4)
+def sequences(*, first: int = 0, seed: int = 4) -> Task:
+    """Which of four words occurs most often, a small transformer."""
+    generator = np.random.default_rng(seed)
     y = generator.integers(4, size=5000)
     ids = generator.integers(WORDS, size=(5000, TOKENS))
-    ids = np.where(generator.random((5000, TOKENS)) < 0.2, y[:, None], ids)
+    ids = np.where(generator.random((5000, TOKENS)) < 0.2, first + y[:, None], ids)
     return _split(ids, y, 2000, Encoder)
 
 
