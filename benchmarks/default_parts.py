@@ -52,7 +52,7 @@ LOW_RANK: Mapping[str, Values] = {
     "rgp-random 8": {"method": "rgp-random", "rank": 8},
 }
 HEAD_RATE = float(f"{auto_server(UPDATES, dense=True)['learning_rate']:.4g}")
-CLIENT: Values = {"unit": "client", "trust": "server", "clients_per_round": 50, "batch_size": 10}
+CLIENT: Values = {"unit": "client", "trust": "server", "clients_per_round": 30, "batch_size": 10}
 
 PARTS: Mapping[str, Part] = {
     "low-rank": Part(
@@ -86,7 +86,7 @@ PARTS: Mapping[str, Part] = {
         },
     ),
     "client": Part(
-        cells=_cells("digits teacher", "200:8", "200:3"),
+        cells=_cells("digits teacher", "100:8"),
         bases={"1 step": CLIENT, "3 steps": {**CLIENT, "local_steps": 3}},
         arms={
             "rule": {},
@@ -121,7 +121,7 @@ PARTS: Mapping[str, Part] = {
         arms={"rule": {}, **{f"equal {name}": v for name, v in _factors(0.1, 0.3, 1, 3, rates="equal").items()}},
     ),
     "partition": Part(
-        cells=_cells("digits teacher", "50:8", "50:3"),
+        cells=_cells("digits teacher", "50:8"),
         bases={"dirichlet .3, 10 of 50": {"partition": "dirichlet", "alpha": 0.3, "clients_per_round": 10}},
         arms={
             "rule": {},
