@@ -13,7 +13,6 @@ from benchmarks.default_runs import Cell, Scores, Values, as_cell
 from fedlsg.training.auto import auto_server
 
 UPDATES = 20
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,107 +45,101 @@ def _factors(*factors: float, **chosen: Any) -> dict[str, Values]:
     return {f"{factor:g} x": rule(factor=factor, **chosen) for factor in factors}
 
 
+def _each(name: str, setting: str, values: tuple[float, ...], **chosen: Any) -> dict[str, Values]:
+    return {f"{name} {value:g}": {**rule(**chosen), setting: value} for value in values}
+
+
+HEAD_RATE = rule(rates="equal")["learning_rate"]
 LOW_RANK: Mapping[str, Values] = {
     "lsg 4, p .3": {"method": "lsg", "rank": 4, "sparsity": 0.3},
     "lsg 8, p 0": {"method": "lsg", "rank": 8, "sparsity": 0.0},
     "rgp-random 8": {"method": "rgp-random", "rank": 8},
 }
-HEAD_RATE = float(f"{auto_server(UPDATES, dense=True)['learning_rate']:.4g}")
 CLIENT: Values = {"unit": "client", "trust": "server", "clients_per_round": 30, "batch_size": 10}
+FEW: Values = {"partition": "dirichlet", "alpha": 0.3, "clients_per_round": 10}
 
 PARTS: Mapping[str, Part] = {
-    "low-rank": Part(
-        cells=_cells("digits teacher wide", "5:8", "5:1"),
-        bases=LOW_RANK,
+    "regression": Part(
+        cells=_cells("friedman diabetes friedman2", "5:8", "5:1", "1:1"),
+        bases={"dpsgd": {}},
         arms={
-            f"{rates} {name}": values
-            for rates in ("equal", "fan-in")
-            for name, values in _factors(0.5, 1, 2, rates=rates).items()
+            **_factors(0.5, 1.0),
+            **{f"{factor:g} x, 40 rounds": rule(factor=factor, rounds=40, rate=0.5) for factor in (0.5, 1.0)},
         },
     ),
     "networks": Part(
         cells=_cells("digits_cnn gratings sequences", "5:8", "1:1"),
         bases={"dpsgd": {}},
-        arms={"equal 1 x": rule(rates="equal"), **_factors(*FACTORS)},
+        arms={"equal, 1 x": rule(rates="equal"), **_factors(0.5, 1.0, 2.0)},
+    ),
+    "low-rank": Part(
+        cells=_cells("digits teacher wide", "5:8", "5:1"),
+        bases=LOW_RANK,
+        arms={"fan-in, 1 x": rule(), **{f"equal, {name}": x for name, x in _factors(0.5, 1, 2, rates="equal").items()}},
     ),
     "local-steps": Part(
         cells=_cells("digits teacher friedman", "5:8", "5:1"),
         bases={"5 local steps": {"local_steps": 5}},
         arms={
             "rule": {},
-            **{
-                f"local {local:g}": {**rule(rate=0.2), "local_learning_rate": local}
-                for local in (0.005, 0.02, 0.1, 0.3, 1.0)
-            },
-            **{
-                f"{factor:g} x, local .1": {**rule(rate=0.2, factor=factor), "local_learning_rate": 0.1}
-                for factor in (0.5, 2.0)
-            },
+            **_each("local", "local_learning_rate", (0.005, 0.2, 1.0), rate=0.2),
+            **_factors(0.5, 2.0, rate=0.2),
             "1 local step": {"local_steps": 1},
         },
     ),
     "client": Part(
         cells=_cells("digits teacher", "100:8"),
         bases={"1 step": CLIENT, "3 steps": {**CLIENT, "local_steps": 3}},
-        arms={
-            "rule": {},
-            **{
-                f"{rounds} rounds, {factor:g} x": rule(factor=factor, rounds=rounds, rate=None)
-                for rounds in (20, 60)
-                for factor in (0.5, 1.0, 2.0)
-            },
-        },
+        arms={"rule": {}, **_factors(0.5, 1.0, 2.0, rounds=30, rate=None)},
     ),
     "secure": Part(
         cells=_cells("digits teacher wine", "10:8", "10:1"),
         bases={"trust=secure": {"trust": "secure"}},
-        arms={"rule": {}, **_factors(0.5, 2)},
+        arms={"rule": {}, **_factors(0.5, 2.0)},
+    ),
+    "partition": Part(
+        cells=_cells("digits teacher", "50:8"),
+        bases={"dirichlet .3, 10 of 50": FEW},
+        arms={"rule": {}, **_factors(0.5, 2.0, rounds=100), "25 rounds": rule(rounds=25)},
     ),
     "pretrained": Part(
-        cells=_cells("digits_upper gratings_turned sequences_other teacher_near", "5:8", "1:1"),
+        cells=_cells("features teacher_near digits_upper sequences_other", "5:8", "1:1"),
         bases={"dpsgd": {}},
         arms={
             "rule": {},
             **{
                 f"body {factor:g} x": {**rule(factor=factor, rates="equal"), "classifier_learning_rate": HEAD_RATE}
-                for factor in (0.03, 0.1, 0.3, 1)
+                for factor in (0.03, 0.1, 0.3)
             },
-            "all 0.1 x": rule(factor=0.1, rates="equal"),
+            "all 0.1 x": rule(factor=0.1),
             "head alone": {"method": "linear-probe"},
         },
     ),
     "lora": Part(
-        cells=_cells("digits_upper sequences_other teacher_near", "5:8", "1:1"),
+        cells=_cells("features teacher_near", "5:8", "1:1"),
         bases={name: {"method": name, "rank": 4} for name in ("ffa-lora", "lora")},
-        arms={"rule": {}, **{f"equal {name}": v for name, v in _factors(0.1, 0.3, 1, 3, rates="equal").items()}},
-    ),
-    "partition": Part(
-        cells=_cells("digits teacher", "50:8"),
-        bases={"dirichlet .3, 10 of 50": {"partition": "dirichlet", "alpha": 0.3, "clients_per_round": 10}},
-        arms={
-            "rule": {},
-            **{
-                f"{rounds} rounds, {factor:g} x": rule(factor=factor, rounds=rounds)
-                for rounds in (25, 100)
-                for factor in (0.5, 1.0, 2.0)
-            },
-        },
+        arms={"rule": {}, **_factors(0.1, 0.3, 1.0, 3.0, rates="equal")},
     ),
 }
 
 
 def measure(scores: Scores, part: Part, seeds: range) -> list[str]:
     """A table for each base: a row a cell, a column an arm; then means, and mean losses to the best arm of the cell."""
-    lines = []
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
     for name, base in part.bases.items():
-        lines += [f"| {name} | {' | '.join(part.arms)} |", f"|{'---|' * (1 + len(part.arms))}"]
+        say(f"| {name} | {' | '.join(part.arms)} |\n|{'---|' * (1 + len(part.arms))}")
         rows = []
         for cell in part.cells:
             rows.append([scores.mean(cell, seeds, {**base, **arm}) for arm in part.arms.values()])
-            lines.append(_line(f"{cell.task}, K = {cell.clients}, epsilon {cell.epsilon:g}", rows[-1]))
-        lines.append(_line("mean", [mean(column) for column in zip(*rows, strict=True)]))
+            say(_line(f"{cell.task}, K = {cell.clients}, epsilon {cell.epsilon:g}", rows[-1]))
         losses = [[max(row) - value for value in row] for row in rows]
-        lines += [_line("mean loss to the best", [mean(column) for column in zip(*losses, strict=True)]), ""]
+        say(_line("mean", [mean(column) for column in zip(*rows, strict=True)]))
+        say(_line("mean loss to the best", [mean(column) for column in zip(*losses, strict=True)]) + "\n")
     return lines
 
 

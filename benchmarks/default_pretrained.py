@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.default_tasks import SEED, Rows, Task, digits, gratings, mlp, sequences, teacher
+from benchmarks.default_tasks import SEED, Rows, Task, digits, mlp, sequences, split, teacher
 
 PASSES, BATCH = 30, 64
 
@@ -57,9 +58,19 @@ def digits_upper() -> Task:
     return _start(_classes(digits(), 0, build), _classes(digits(), 5, build))
 
 
-def gratings_turned() -> Task:
-    """Waves between whose directions and lengths those of the public images are."""
-    return _start(gratings(turned=torch.pi / 8, waves=(0.8, 1.4), seed=12), gratings())
+def _features(rows: int, classes: int, seed: int) -> Task:
+    """The largest of linear functions, made from the seed, of 24 features that all seeds share and no layer sees."""
+    shared, generator = np.random.default_rng(21), np.random.default_rng(seed)
+    W, x = shared.standard_normal((60, 24)) / 60**0.5, generator.standard_normal((rows, 60))
+    hidden = np.maximum(np.abs(1.5 * x @ W) - 0.3, 0)
+    hidden = (hidden - hidden.mean(0)) / hidden.std(0)
+    y = (hidden @ generator.standard_normal((24, classes))).argmax(1)
+    return split(x, y, 2000, mlp(60, 128, 64, classes))
+
+
+def features() -> Task:
+    """2,000 private rows, hard to learn from nothing; 20,000 public rows of other classes teach the features."""
+    return _start(_features(22_000, 16, 31), _features(4000, 5, 32))
 
 
 def sequences_other() -> Task:
@@ -72,4 +83,4 @@ def teacher_near() -> Task:
     return _start(teacher(other=0.5), teacher())
 
 
-PRETRAINED = {task.__name__: cache(task) for task in (digits_upper, gratings_turned, sequences_other, teacher_near)}
+PRETRAINED = {task.__name__: cache(task) for task in (digits_upper, features, sequences_other, teacher_near)}

@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         return logits
 
 
-def _split(x: np.ndarray, y: np.ndarray, test: int, model: Callable[[], nn.Module], *, scale: bool = False) -> Task:
+def split(x: np.ndarray, y: np.ndarray, test: int, model: Callable[[], nn.Module], *, scale: bool = False) -> Task:
     """Rows in random order, the first ``test`` of them to test on; columns of mean 0 and variance 1 if ``scale``."""
     order = np.random.default_rng(SEED).permutation(len(x))
     if scale:
@@ -100,27 +100,27 @@ def teacher(*, other: float = 0.0) -> Task:
     generator = np.random.default_rng(1)
     x, W = generator.standard_normal((6500, 20)), generator.standard_normal((20, 4))
     W = W + other * generator.standard_normal((20, 4))
-    return _split(x, (x @ W).argmax(1), 4000, mlp(20, 64, 64, 4))
+    return split(x, (x @ W).argmax(1), 4000, mlp(20, 64, 64, 4))
 
 
 def digits() -> Task:
     x, y = datasets.load_digits(return_X_y=True)
-    return _split(x / 8 - 1, y, 450, mlp(64, 64, 10, activation=nn.Tanh))
+    return split(x / 8 - 1, y, 450, mlp(64, 64, 10, activation=nn.Tanh))
 
 
 def cancer() -> Task:
     x, y = datasets.load_breast_cancer(return_X_y=True)
-    return _split(x, y, 170, mlp(30, 32, 2), scale=True)
+    return split(x, y, 170, mlp(30, 32, 2), scale=True)
 
 
 def wine() -> Task:
     x, y = datasets.load_wine(return_X_y=True)
-    return _split(x, y, 71, mlp(13, 32, 3), scale=True)
+    return split(x, y, 71, mlp(13, 32, 3), scale=True)
 
 
 def friedman() -> Task:
     x, y = datasets.make_friedman1(7000, noise=1.0, random_state=0)
-    return _split(x, y, 4000, mlp(10, 64, 64, 1), scale=True)
+    return split(x, y, 4000, mlp(10, 64, 64, 1), scale=True)
 
 
 def columns54() -> Task:
@@ -129,25 +129,25 @@ def columns54() -> Task:
         9000, 54, n_informative=15, n_redundant=10, n_classes=7, class_sep=1.5, flip_y=0.02, random_state=3,
         weights=[0.36, 0.3, 0.12, 0.06, 0.06, 0.05, 0.05],
     )  # fmt: skip
-    return _split(x, y, 4000, mlp(54, 64, 64, 7), scale=True)
+    return split(x, y, 4000, mlp(54, 64, 64, 7), scale=True)
 
 
 def digits_cnn() -> Task:
     """Digits as images of 8 x 8, a CNN with GroupNorm."""
     x, y = datasets.load_digits(return_X_y=True)
-    return _split(x.reshape(-1, 1, 8, 8) / 8 - 1, y, 450, cnn(1, 10, side=8))
+    return split(x.reshape(-1, 1, 8, 8) / 8 - 1, y, 450, cnn(1, 10, side=8))
 
 
-def gratings(*, turned: float = 0.0, waves: tuple[float, float] = (1.0, 1.8), seed: int = 2) -> Task:
+def gratings() -> Task:
     """Waves in noise, of four directions and two lengths, at any place: eight classes, a CNN with GroupNorm."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(2)
     y = generator.integers(8, size=5000)
-    angle, wave = np.pi / 4 * (y % 4) + turned, np.where(y < 4, *waves)
+    angle, wave = np.pi / 4 * (y % 4), np.where(y < 4, 1.0, 1.8)
     row, column = np.mgrid[:PIXELS, :PIXELS]
     across = np.cos(angle)[:, None, None] * row + np.sin(angle)[:, None, None] * column
     phase = generator.uniform(0, 2 * np.pi, (5000, 1, 1))
     x = np.sin(wave[:, None, None] * across + phase) + 0.7 * generator.standard_normal((5000, PIXELS, PIXELS))
-    return _split(x[:, None], y, 2000, cnn(1, 8, side=PIXELS))
+    return split(x[:, None], y, 2000, cnn(1, 8, side=PIXELS))
 
 
 def photos() -> Task:
@@ -157,7 +157,7 @@ def photos() -> Task:
     y = generator.integers(2, size=6000)
     places = generator.integers(0, (images[0].shape[0] - 8, images[0].shape[1] - 8), (6000, 2))
     x = np.stack([images[k][r : r + 8, c : c + 8].ravel() for k, (r, c) in zip(y, places, strict=True)])
-    return _split(x, y, 2500, mlp(192, 128, 2))
+    return split(x, y, 2500, mlp(192, 128, 2))
 
 
 def sequences(*, first: int = 0, seed: int = 4) -> Task:
@@ -166,18 +166,18 @@ def sequences(*, first: int = 0, seed: int = 4) -> Task:
     y = generator.integers(4, size=5000)
     ids = generator.integers(WORDS, size=(5000, TOKENS))
     ids = np.where(generator.random((5000, TOKENS)) < 0.2, first + y[:, None], ids)
-    return _split(ids, y, 2000, Encoder)
+    return split(ids, y, 2000, Encoder)
 
 
 def diabetes() -> Task:
     x, y = datasets.load_diabetes(return_X_y=True)
-    return _split(x, y, 132, mlp(10, 32, 1), scale=True)
+    return split(x, y, 132, mlp(10, 32, 1), scale=True)
 
 
 def rings() -> Task:
     """Two rings of points with noise, two inputs."""
     x, y = datasets.make_circles(4000, factor=0.5, noise=0.12, random_state=5)
-    return _split(x, y, 2000, mlp(2, 32, 32, 2, activation=nn.Tanh), scale=True)
+    return split(x, y, 2000, mlp(2, 32, 32, 2, activation=nn.Tanh), scale=True)
 
 
 def topics() -> Task:
@@ -188,7 +188,7 @@ def topics() -> Task:
     common = generator.dirichlet(np.full(400, 0.3))
     x = generator.poisson(60 * (0.25 * themes[y] + 0.75 * common)).astype(float)
     x *= 20 / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
-    return _split(x, y, 2500, mlp(400, 64, 8))
+    return split(x, y, 2500, mlp(400, 64, 8))
 
 
 def wide() -> Task:
@@ -196,13 +196,13 @@ def wide() -> Task:
     x, y = datasets.make_classification(
         9000, 100, n_informative=30, n_redundant=0, n_classes=3, n_clusters_per_class=3, class_sep=2.0, random_state=7
     )
-    return _split(x, y, 4000, mlp(100, 256, 3), scale=True)
+    return split(x, y, 4000, mlp(100, 256, 3), scale=True)
 
 
 def friedman2() -> Task:
     """A smooth function of four inputs that interact, with noise; silu units."""
     x, y = datasets.make_friedman2(6000, noise=60.0, random_state=8)
-    return _split(x, y, 3000, mlp(4, 48, 48, 1, activation=nn.SiLU), scale=True)
+    return split(x, y, 3000, mlp(4, 48, 48, 1, activation=nn.SiLU), scale=True)
 
 
 KNOWN = {task.__name__: cache(task) for task in (teacher, digits, cancer, wine, friedman, columns54)}

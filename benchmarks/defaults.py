@@ -87,7 +87,7 @@ def main() -> None:
     torch.set_num_threads(1)
     scores, seeds = Scores(given.scores), range(given.seeds)
     if given.part:
-        print(*measure(scores, PARTS[given.part], seeds), sep="\n")
+        measure(scores, PARTS[given.part], seeds)
         return
     cells = [as_cell(task, text) for text in given.cells for task in given.tasks]
     table(scores, cells, seeds, given.method)

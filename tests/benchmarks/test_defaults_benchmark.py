@@ -78,9 +78,9 @@ def test_one_cell_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_part_has_a_row_for_each_cell_and_the_losses_of_each_arm(tmp_path: Path) -> None:
     part = Part(cells=(WINE,), bases={"dpsgd": {}}, arms={"2 rounds": rule(rounds=2), "1 round": {**OLD, "rounds": 1}})
     lines = measure(Scores(tmp_path / "scores.jsonl"), part, range(1))
-    assert [line.split("|")[1].strip() for line in lines[2:5]] == [
+    assert [line.split("|")[1].strip() for line in lines[1:]] == [
         "wine, K = 1, epsilon 8", "mean", "mean loss to the best",
     ]  # fmt: skip
-    scores = [float(text) for text in lines[2].split("|")[2:4]]
-    losses = [float(text) for text in lines[4].split("|")[2:4]]
+    scores = [float(text) for text in lines[1].split("|")[2:4]]
+    losses = [float(text) for text in lines[3].split("|")[2:4]]
     assert losses == pytest.approx([max(scores) - score for score in scores], abs=0.11)
