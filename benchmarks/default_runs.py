@@ -54,11 +54,15 @@ def run(cell: Cell, seed: int, settings: Values) -> float:
 
 
 class Scores:
-    """Scores of runs by cell, seed and settings; what the file has is not run again."""
+    """Scores of runs by cell, seed and settings; what the file has is not run again.
 
-    def __init__(self, path: Path) -> None:
+    ``again``: but for runs whose learning rate the rule chose, which may be another rule now.
+    """
+
+    def __init__(self, path: Path, *, again: bool = False) -> None:
         self.path = path
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        rows = [row for row in rows if not again or "learning_rate" in row["settings"]]
         self.known = {_key(row["cell"], row["seed"], row["settings"]): float(row["score"]) for row in rows}
 
     def __call__(self, cell: Cell, seed: int, settings: Values) -> float:

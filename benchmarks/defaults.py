@@ -6,8 +6,7 @@
 A cell is a task (``benchmarks.default_tasks``), a number of clients and an epsilon. The table has the rule, the
 defaults before it, the oracle (``benchmarks.default_oracle``) and the gap: oracle minus rule. ``--part`` measures one
 extension of the rule (``benchmarks.default_parts``). FILE has one line for each run: the same command goes on where an
-interrupted one
-ended, and prints the table again. After a change of the rule begin a new FILE.
+interrupted one ended, and prints the table again. After a change of the rule give ``--again``, once.
 """
 
 import argparse
@@ -82,10 +81,11 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=list(CELLS), help="clients:epsilon")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--method", default="dpsgd")
+    parser.add_argument("--again", action="store_true", help="measure the rule anew, and keep the other scores")
     parser.add_argument("--part", choices=list(PARTS))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    scores, seeds = Scores(given.scores), range(given.seeds)
+    scores, seeds = Scores(given.scores, again=given.again), range(given.seeds)
     if given.part:
         measure(scores, PARTS[given.part], seeds)
         return

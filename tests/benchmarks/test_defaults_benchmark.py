@@ -60,6 +60,16 @@ def test_a_score_is_measured_once_and_read_from_the_file(tmp_path: Path) -> None
     assert len(path.read_text().splitlines()) == 1
 
 
+def test_after_a_change_of_the_rule_only_its_own_scores_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "scores.jsonl"
+    cell = {"task": "wine", "clients": 1, "epsilon": 8.0}
+    rows = [{"cell": cell, "seed": 0, "settings": settings, "score": 1.0} for settings in ({"method": "dpsgd"}, OLD)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(Scores(path).known) == 2
+    assert Scores(path, again=True)(WINE, 0, OLD) == 1.0
+    assert len(Scores(path, again=True).known) == 1
+
+
 def test_one_cell_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_oracle, "BASE", {**BASE, "rounds": 2})
     monkeypatch.setattr(default_oracle, "FARTHEST", 0)
