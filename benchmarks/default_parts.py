@@ -67,6 +67,11 @@ PARTS: Mapping[str, Part] = {
             **{f"{factor:g} x, 40 rounds": rule(factor=factor, rounds=40, rate=0.5) for factor in (0.5, 1.0)},
         },
     ),
+    "rounds": Part(
+        cells=_cells("digits digits_cnn cancer rings photos topics", "5:8"),
+        bases={"dpsgd": {"method": "dpsgd"}},
+        arms={"rule": {}, "40 rounds": rule(rounds=40, rate=0.5), "80 rounds": rule(rounds=80, rate=0.25)},
+    ),
     "networks": Part(
         cells=_cells("digits_cnn gratings sequences", "5:8", "1:1"),
         bases={"dpsgd": {}},
