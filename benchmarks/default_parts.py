@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any, Literal
 
 from benchmarks.default_runs import Cell, Scores, Values, as_cell
+from benchmarks.default_tasks import TASKS
 from fedlsg.training.auto import auto_server
 
 UPDATES = 20
@@ -68,7 +69,7 @@ PARTS: Mapping[str, Part] = {
         },
     ),
     "rounds": Part(
-        cells=_cells("digits digits_cnn cancer rings photos topics", "5:8"),
+        cells=_cells(" ".join(TASKS), "5:8"),
         bases={"dpsgd": {"method": "dpsgd"}},
         arms={"rule": {}, "40 rounds": rule(rounds=40, rate=0.5), "80 rounds": rule(rounds=80, rate=0.25)},
     ),

@@ -19,7 +19,7 @@ import torch
 from benchmarks.default_oracle import tune
 from benchmarks.default_parts import PARTS, measure
 from benchmarks.default_runs import OLD, Cell, Scores, Values, as_cell
-from benchmarks.default_tasks import HELD_OUT, KNOWN, TASKS
+from benchmarks.default_tasks import HELD_OUT, KNOWN, LATER, TASKS
 
 CELLS = ("5:8", "1:1")
 HEAD = (
@@ -47,7 +47,7 @@ def describe(best: Values) -> str:
 def summarise(gaps: dict[Cell, float]) -> list[str]:
     """Mean, median and worst gap, of all tasks and of those that were held out."""
     lines = []
-    groups = {"known tasks": KNOWN, "held-out tasks": HELD_OUT, "all": TASKS}
+    groups = {"known tasks": KNOWN, "held-out tasks": HELD_OUT, "later tasks": LATER, "all": TASKS}
     for name, tasks in groups.items():
         some = {cell: gap for cell, gap in gaps.items() if cell.task in tasks}
         if not some:
