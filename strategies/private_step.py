@@ -53,7 +53,7 @@ from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
 from fedlsg.turn import alone
-from strategies.step_method import AUTO, method_of, planned_steps
+from strategies.step_method import AUTO, is_regression, method_of, planned_steps
 
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
 """What differs between processes in the text of a method with functions of the user."""
@@ -129,7 +129,10 @@ class PrivateStep:
         if not isinstance(model, nn.Module):
             raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
         rate, planned = planned_steps(sample_rate, steps, epochs)
-        self.method = method_of(method, settings, learning_rate, optimizer, steps=planned)
+        self._loss = per_example_loss(loss)
+        self.method = method_of(
+            method, settings, learning_rate, optimizer, steps=planned, regression=is_regression(self._loss)
+        )
         if self.method.personal:
             raise ValueError(f"personal={self.method.personal!r} needs clients: one loop has one model, leave it out")
         self._spending = Spending(

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fedlsg import user_code
+from fedlsg.gradients import LossFunction
+from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.method import Method
 from fedlsg.own_loop import Optimizers
 from fedlsg.setting import declared
@@ -13,6 +15,8 @@ from strategies import common_settings, give, own_settings, recipe
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"
+OF_NUMBERS = ("MSELoss", "mse_loss", "L1Loss", "l1_loss", "SmoothL1Loss", "smooth_l1_loss", "HuberLoss", "huber_loss")
+"""Losses of torch for regression."""
 KEPT = ("estimator", "sparsify_update", "ema")
 """Settings of the server that an own optimizer leaves in place."""
 
@@ -35,6 +39,11 @@ def planned_steps(sample_rate: float | None, steps: int | None, epochs: float | 
     return sample_rate, steps
 
 
+def is_regression(loss: LossFunction) -> bool:
+    """Whether a loss is one of torch's for numbers."""
+    return isinstance(loss, PerExampleLoss) and loss.name in OF_NUMBERS
+
+
 def method_of(
     method: str | Method | Callable[..., Method],
     settings: dict[str, Any],
@@ -42,6 +51,7 @@ def method_of(
     optimizer: Optimizers | str | None,
     *,
     steps: int,
+    regression: bool = False,
 ) -> Method:
     """The method, with the settings that were given for it and the rule's where none were."""
     if isinstance(optimizer, str):
@@ -62,7 +72,7 @@ def method_of(
         return method
     name = _name(method, settings)
     if optimizer is None or isinstance(optimizer, str):
-        settings = _with_rule(name, settings, learning_rate, steps)
+        settings = _with_rule(name, settings, learning_rate, steps, regression)
     return recipe(name, **settings)
 
 
@@ -77,7 +87,9 @@ def _name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
     return SPARSE if asked and asked <= own_settings(SPARSE) else DENSE
 
 
-def _with_rule(name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int) -> dict[str, Any]:
+def _with_rule(
+    name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int, regression: bool
+) -> dict[str, Any]:
     """The settings with a learning rate: the given one, or the rule's with its optimizer and average."""
     if learning_rate not in (None, AUTO):
         return settings | {"learning_rate": learning_rate}
@@ -85,7 +97,8 @@ def _with_rule(name: str, settings: dict[str, Any], learning_rate: float | str |
     if learning_rate is None and (optimizer in ("sgd", "doppler") or "momentum" in settings):
         return settings
     own = {key: value for key, value in settings.items() if key in own_settings(name)}
-    rule = dict(auto_server(max(steps, 1), dense=recipe(name, **own).carrier.kind == "dense"))
+    dense = recipe(name, **own).carrier.kind == "dense"
+    rule = dict(auto_server(max(steps, 1), dense=dense, regression=regression))
     if optimizer != "adam":
         del rule["optimizer_options"]
     return rule | settings

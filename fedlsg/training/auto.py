@@ -2,9 +2,10 @@
 
 Symbols: E epochs (expected passes over the data), T server updates, q Poisson rate of a step, K local steps a round.
 
-    T = max(20, ceil(E / K))    q = min(1, E / (K T))
+    T = max(40, ceil(E / K))    q = min(1, E / (K T))
     Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1
     learning rate 0.2 / sqrt(T), of a dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4)
+    half of it for regression; a tenth of it for pretrained layers, whose new classifier has the whole
     the average of the weights with decay 1 - 5 / T
 
 Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the
@@ -19,31 +20,40 @@ from typing import Any
 
 EPOCHS = 20.0
 """Passes over the data where nobody gives a number."""
-LEAST_UPDATES = 20
-"""With fewer updates the rule was measured to lose accuracy."""
+LEAST_UPDATES, FEWEST_UPDATES = 40, 20
+"""Updates of the rule, and with a given sample rate: fewer lose accuracy at the same number of passes."""
 SCALE = 0.2
 """c: how far the noise alone moves a coordinate over the run."""
+REGRESSION = 0.5
+"""Of c: a squared error has all of the noise in its outputs, where classes are read off by the largest one."""
+PRETRAINED = 0.1
+"""Of c below a new classifier: more destroys what the layers have learnt."""
 FAN_IN = 64
 """The fan-in whose layer has the learning rate itself."""
 
 
 def auto_schedule(epochs: float, *, local_steps: int = 1) -> tuple[int, float]:
-    """Rounds T and sample rate q of a step for ``epochs`` expected passes over the data; T is 20 or more."""
+    """Rounds T and sample rate q of a step for ``epochs`` expected passes over the data; T is 40 or more."""
     rounds = max(LEAST_UPDATES, math.ceil(epochs / local_steps))
     return rounds, min(1.0, epochs / (local_steps * rounds))
 
 
 def auto_rounds(epochs: float, sample_rate: float, *, local_steps: int = 1) -> int:
     """Rounds for ``epochs`` passes at a given sample rate; 20 or more."""
-    return max(LEAST_UPDATES, math.ceil(epochs / (local_steps * sample_rate)))
+    return max(FEWEST_UPDATES, math.ceil(epochs / (local_steps * sample_rate)))
 
 
-def auto_server(updates: int, *, dense: bool) -> Mapping[str, Any]:
+def auto_server(
+    updates: int, *, dense: bool, regression: bool = False, pretrained: bool = False, new_head: bool = True
+) -> Mapping[str, Any]:
     """Settings of ``ServerOptimizer`` for T = ``updates``; layers differ in rate where all are ``dense``."""
+    rate = SCALE / math.sqrt(updates) * (REGRESSION if regression else 1.0)
+    own = {"classifier_learning_rate": float(f"{rate:.4g}")} if pretrained and new_head else {}
     return {
         "optimizer": "adam",
         "optimizer_options": "betas=0.5 0.99",
-        "learning_rate": float(f"{SCALE / math.sqrt(updates):.4g}"),
+        "learning_rate": float(f"{rate * (PRETRAINED if pretrained else 1.0):.4g}"),
+        **own,
         "layer_rates": "fan-in" if dense else "equal",
         "ema": float(f"{max(0.0, 1 - 5 / updates):.4g}"),
     }

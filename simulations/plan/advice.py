@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from fedlsg.training.auto import LEAST_UPDATES
+from fedlsg.training.auto import FEWEST_UPDATES
 from simulations.plan.plan import Plan
 from simulations.workloads.chance import Chance, beats_chance
 
-FEW_UPDATES = LEAST_UPDATES // 2
+FEW_UPDATES = 10
 ROWS = 256
 """Rows of the test split whose inputs are looked at."""
 USUAL_RMS = (0.1, 10.0)
@@ -30,7 +30,7 @@ def _updates(plan: Plan) -> str | None:
     rounds = plan.schedule.rounds
     if rounds >= FEW_UPDATES or not plan.method.mechanism.adds_noise:
         return None
-    return f"{rounds} updates of the weights are few: give rounds={LEAST_UPDATES} or more, at a smaller sample_rate"
+    return f"{rounds} updates of the weights are few: give rounds={FEWEST_UPDATES} or more, at a smaller sample_rate"
 
 
 def _batches(plan: Plan) -> str | None:

@@ -10,10 +10,16 @@ from typing import Any
 import strategies
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server
 from simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
+from simulations.settings.starting_weights import loaded_parts
 from simulations.workloads import LoadedWorkload
 
-RULED = ("rounds", "sample_rate", "optimizer", "optimizer_options", "learning_rate", "layer_rates", "ema")
+RULED = (
+    "rounds", "sample_rate", "optimizer", "optimizer_options", "learning_rate", "classifier_learning_rate",
+    "layer_rates", "ema",
+)  # fmt: skip
 """Settings that the rule gives."""
+SMALL_AT_START = ("lora",)
+"""Carriers whose factors are new, whatever the weights are that they adapt."""
 OF_ITS_OWN = ("sgd", "doppler")
 """Optimizers whose step is as long as the gradient: no learning rate fits all noise."""
 
@@ -47,7 +53,15 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
             f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: leave one out"
         )
     if steps:
-        found |= auto_server(int({**values, **found}["rounds"]), dense=_dense(settings))
+        carrier = _carrier(settings)
+        loaded = loaded_parts(settings, workload)
+        found |= auto_server(
+            int({**values, **found}["rounds"]),
+            dense=carrier == "dense",
+            regression=_regression(workload),
+            pretrained=loaded.body and carrier not in SMALL_AT_START,
+            new_head=not loaded.classifier,
+        )
         if optimizer != "adam":
             del found["optimizer_options"]  # they are Adam's
     chosen = {name: value for name, value in found.items() if name not in given}
@@ -81,10 +95,16 @@ def _schedule(
     return {"rounds": auto_rounds(epochs, float(rate), local_steps=local_steps)}
 
 
-def _dense(settings: Settings) -> bool:
+def _carrier(settings: Settings) -> str:
     own = strategies.own_settings(settings.method)
     given = {name: value for name, value in settings.parameters.items() if name in own}
-    return strategies.recipe(settings.method, **given).carrier.kind == "dense"
+    return strategies.recipe(settings.method, **given).carrier.kind
+
+
+def _regression(workload: LoadedWorkload) -> bool:
+    """Whether the public test targets are numbers, and not classes, or labels that are 0 or 1."""
+    targets = workload.test.labels
+    return targets.is_floating_point() and not bool(((targets == 0) | (targets == 1) | targets.isnan()).all())
 
 
 def rule_line(settings: Settings) -> str | None:

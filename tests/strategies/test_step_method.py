@@ -5,15 +5,16 @@ import torch
 from torch import nn
 
 import fedlsg
+from fedlsg.gradients import per_example_loss
 from strategies import recipe
-from strategies.step_method import method_of, planned_steps
+from strategies.step_method import is_regression, method_of, planned_steps
 
 
 @pytest.mark.parametrize(
     ("given", "planned"),
     [
-        ((None, None, None), (1.0, 20)),
-        ((None, None, 5), (0.25, 20)),
+        ((None, None, None), (0.5, 40)),
+        ((None, None, 5), (0.125, 40)),
         ((0.1, None, None), (0.1, 200)),
         ((None, 40, None), (0.5, 40)),
         ((0.2, 7, None), (0.2, 7)),
@@ -40,6 +41,9 @@ def test_the_rule_is_the_default_and_each_part_can_be_given():
     assert (named(rank=8).name, named(rank=8).server.layer_rates) == ("lsg", "equal")
     assert named(ema=0.0).server.ema == 0.0
     assert named(learning_rate="auto") == plain
+    assert method_of("auto", {}, None, None, steps=100, regression=True).server.learning_rate == 0.01
+    assert is_regression(per_example_loss(nn.MSELoss()))
+    assert not is_regression(per_example_loss(nn.CrossEntropyLoss()))
     assert named(optimizer="AdamW").server.learning_rate == 0.02
     old = named(learning_rate=0.4, momentum=0.9)
     assert (old.server.optimizer, old.server.ema, old.server.layer_rates) == ("sgd", 0.0, "equal")

@@ -12,7 +12,7 @@ from fedlsg.training.auto import auto_rounds, auto_schedule, auto_server, fan_in
 
 @pytest.mark.parametrize(
     ("epochs", "local_steps", "rounds", "rate"),
-    [(3, 1, 20, 0.15), (10, 1, 20, 0.5), (20, 1, 20, 1.0), (30, 1, 30, 1.0), (10, 5, 20, 0.1), (200, 5, 40, 1.0)],
+    [(4, 1, 40, 0.1), (20, 1, 40, 0.5), (40, 1, 40, 1.0), (60, 1, 60, 1.0), (20, 5, 40, 0.1), (300, 5, 60, 1.0)],
 )
 def test_rounds_and_rate_spend_the_epochs(epochs, local_steps, rounds, rate):
     assert auto_schedule(epochs, local_steps=local_steps) == (rounds, rate)
@@ -31,6 +31,10 @@ def test_rates_and_average_follow_from_the_number_of_updates():
     assert found["ema"] == 0.95  # 1 - 5 / 100
     assert ServerOptimizer(**found).options == {"betas": (0.5, 0.99)}
     assert auto_server(3, dense=False)["ema"] == 0.0
+    assert auto_server(100, dense=True, regression=True)["learning_rate"] == 0.01
+    loaded = auto_server(100, dense=True, pretrained=True)
+    assert (loaded["learning_rate"], loaded["classifier_learning_rate"]) == (0.002, 0.02)
+    assert "classifier_learning_rate" not in auto_server(100, dense=True, pretrained=True, new_head=False)
 
 
 def test_a_layer_has_a_rate_by_its_fan_in_and_its_bias_too():

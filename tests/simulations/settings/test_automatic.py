@@ -1,13 +1,14 @@
 """What the rule fills where nobody chose: partial overrides, a method for a budget of bytes, what is recorded."""
 
 import pytest
+from torch import nn
 
 from simulations import workloads
 from simulations.plan.prepare import prepare
 from simulations.settings.automatic import rule_line
 from simulations.settings.method_choice import method_line
 from simulations.settings.settings import as_config, from_mapping, values_of
-from tests.simulations.support.own import quick, workload
+from tests.simulations.support.own import TEST, TRAIN, quick, workload
 
 NAME = "rule-test"
 RULE = {"optimizer": "adam", "optimizer_options": "betas=0.5 0.99", "layer_rates": "fan-in"}
@@ -21,22 +22,22 @@ def filled(given=(), **made):
 
 
 PARTIAL = {
-    "nothing": ({}, {"rounds": 20, "sample_rate": 1.0, "learning_rate": 0.04472, "ema": 0.75, **RULE}),
-    "epochs": ({"epochs": 5}, {"rounds": 20, "sample_rate": 0.25, "learning_rate": 0.04472, **RULE}),
+    "nothing": ({}, {"rounds": 40, "sample_rate": 0.5, "learning_rate": 0.03162, "ema": 0.875, **RULE}),
+    "epochs": ({"epochs": 5}, {"rounds": 40, "sample_rate": 0.125, "learning_rate": 0.03162, **RULE}),
     "rounds": ({"rounds": 80}, {"rounds": 80, "sample_rate": 0.25, "learning_rate": 0.02236, "ema": 0.9375, **RULE}),
     "sample rate": ({"sample_rate": 0.1}, {"rounds": 200, "sample_rate": 0.1, "learning_rate": 0.01414, **RULE}),
     "batch size": ({"batch_size": 3}, {"rounds": 200, "batch_size": 3, "learning_rate": 0.01414, **RULE}),
     "both": ({"rounds": 4, "sample_rate": 0.1}, {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.1, **RULE}),
-    "some clients a round": ({"clients": 4, "clients_per_round": 2}, {"rounds": 40, "sample_rate": 1.0, **RULE}),
-    "local steps": ({"local_steps": 4}, {"rounds": 20, "sample_rate": 0.25, **RULE}),
-    "another average": ({"ema": 0.0}, {"rounds": 20, "learning_rate": 0.04472, **RULE, "ema": 0.0}),
-    "another optimizer": ({"optimizer": "AdamW"}, {"rounds": 20, "learning_rate": 0.04472, "optimizer": "AdamW"}),
+    "some clients a round": ({"clients": 8, "clients_per_round": 2}, {"rounds": 80, "sample_rate": 1.0, **RULE}),
+    "local steps": ({"local_steps": 4}, {"rounds": 40, "sample_rate": 0.125, **RULE}),
+    "another average": ({"ema": 0.0}, {"rounds": 40, "learning_rate": 0.03162, **RULE, "ema": 0.0}),
+    "another optimizer": ({"optimizer": "AdamW"}, {"rounds": 40, "learning_rate": 0.03162, "optimizer": "AdamW"}),
     "a learning rate": ({"learning_rate": 0.1}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
     "SGD": ({"optimizer": "sgd"}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
     "momentum": ({"momentum": 0.9}, {"rounds": 10, "sample_rate": 0.1, "momentum": 0.9, **OLD}),
-    "a rate and epochs": ({"learning_rate": 0.1, "epochs": 30}, {"rounds": 30, "sample_rate": 1.0, **OLD}),
-    "a rate and rounds": ({"learning_rate": 0.1, "rounds": "auto"}, {"rounds": 20, "sample_rate": 1.0, **OLD}),
-    "low rank": ({"method": "lsg", "rank": 1}, {"rounds": 20, "learning_rate": 0.04472, "layer_rates": "equal"}),
+    "a rate and epochs": ({"learning_rate": 0.1, "epochs": 60}, {"rounds": 60, "sample_rate": 1.0, **OLD}),
+    "a rate and rounds": ({"learning_rate": 0.1, "rounds": "auto"}, {"rounds": 40, "sample_rate": 0.5, **OLD}),
+    "low rank": ({"method": "lsg", "rank": 1}, {"rounds": 40, "learning_rate": 0.03162, "layer_rates": "equal"}),
 }
 
 
@@ -93,7 +94,7 @@ def test_what_was_chosen_is_said():
     workloads.give(NAME, workload())
     plain = prepare(from_mapping({"workload": NAME})).settings
     assert "dense updates are the most accurate" in method_line(plain)
-    assert "learning_rate=0.04472" in rule_line(plain)
+    assert "learning_rate=0.03162" in rule_line(plain)
     assert rule_line(prepare(from_mapping({"workload": "digits"})).settings) is None
     assert method_line(prepare(from_mapping({"workload": "digits"})).settings) is None
 
@@ -104,3 +105,31 @@ def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
     run = quick(tmp_path / "run", **nothing)
     assert run.summary["accuracy"] > 0.6
     assert run.summary["method"] == "dpsgd"
+
+
+def test_regression_takes_half_of_the_rate():
+    """By the public test targets: numbers, but not labels that are 0 or 1."""
+    numbers = [(x, x[:, :1].astype("float32")) for x, _ in (TRAIN, TEST)]
+    labels = [(x, (x[:, :3] > 0).astype("float32")) for x, _ in (TRAIN, TEST)]
+    one = {"loss": nn.MSELoss(), "model": lambda: nn.Linear(8, 1)}
+    assert filled(train=numbers[0], test=numbers[1], **one)["learning_rate"] == 0.01581
+    many = {"loss": nn.BCEWithLogitsLoss(), "model": lambda: nn.Linear(8, 3)}
+    assert filled(train=labels[0], test=labels[1], **many)["learning_rate"] == 0.03162
+
+
+def test_loaded_layers_take_a_tenth_and_a_new_classifier_the_whole():
+    """What is equal under two public seeds was loaded."""
+    body = nn.Linear(8, 4)
+
+    def transfer():
+        net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
+        net[0].load_state_dict(body.state_dict())
+        return net
+
+    found = filled(model=transfer)
+    assert (found["learning_rate"], found["classifier_learning_rate"]) == (0.003162, 0.03162)
+    whole = transfer()
+    found = filled(model=lambda: whole)
+    assert (found["learning_rate"], "classifier_learning_rate" in found) == (0.003162, False)
+    assert "classifier_learning_rate" not in filled()
+    assert filled({"method": "lora", "rank": 1}, model=transfer)["learning_rate"] == 0.03162
