@@ -82,7 +82,7 @@ class ServerOptimizer:
     norms_learning_rate: NormsRate | None = None
     classifier_learning_rate: ClassifierRate | None = None
     layer_rates: Annotated[
-        LayerRates, Setting("fan-in: a layer's rate is (64 / inputs of a unit)^(1/4) times the learning rate.")
+        LayerRates, Setting("Rates of layers: equal, or fan-in: times (64 / inputs of a unit)^(1/4).")
     ] = "equal"
     sparsify_update: Dropped = 0.0
     ema: Ema = 0.0

@@ -16,7 +16,6 @@ from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
 from simulations.plan.start import with_digest
 from simulations.plan.unit import check_unit, client_unit
-from simulations.settings.method_choice import choose_method
 from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
@@ -68,7 +67,6 @@ def prepare(
         workload = normalised(workload)
     if own is not None:
         workload = replace(workload, train=own.read(workload))
-    settings = choose_method(settings, workload)
     filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(filled, workload)
     parts = _make_parts(filled, workload, own) if declared is None else []

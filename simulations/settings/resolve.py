@@ -16,6 +16,7 @@ from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.automatic import fill_auto
 from simulations.settings.device import device_of
+from simulations.settings.method_choice import choose_method
 from simulations.settings.participation import check_participation, check_values_used, fill_participation
 from simulations.settings.run import Resolved
 from simulations.settings.sampling import check_sampling
@@ -54,8 +55,9 @@ FALLBACK: Mapping[str, Any] = MappingProxyType(
 
 def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
+    check_parameters(settings.parameters)
+    settings = choose_method(settings, workload)
     given = settings.parameters
-    check_parameters(given)
     without_noise = given.get("mechanism", strategies.default_mechanism(settings.method)) in ("none", "clip-only")
     for name in ("epsilon", "noise_multiplier"):
         if without_noise and getattr(settings, name) is not None:

@@ -32,7 +32,7 @@ PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     ),
     "shards_per_client": (
         "estimator", "optimizer", "learning_rate", "final_learning_rate", "norms_learning_rate",
-        "classifier_learning_rate", "momentum", "weight_decay", "schedule", "sparsify_update", "ema",
+        "classifier_learning_rate", "layer_rates", "momentum", "weight_decay", "schedule", "sparsify_update", "ema",
     ),
     "codec": ("noise_floor_step",),
 })  # fmt: skip

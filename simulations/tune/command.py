@@ -76,13 +76,14 @@ def make_job(
             raise ValueError(f"{name} is given to the trials by the search: say it as {option}")
     if seeds < 1:
         raise ValueError(f"expected --seeds {seeds} >= 1")
-    given = {"workload": RUN["workload"].default, "method": RUN["method"].default, **given}
+    given = {"workload": RUN["workload"].default, **given}
     shared: dict[str, Any] = {"engine": "local", **rows.settings, **resolve(given)}
     if not rows.private:
         shared = {**as_many_rows(from_mapping(shared)), **shared}
     shared |= {} if trial_rounds is None else {"rounds": RUN["rounds"].parse(trial_rounds)}
     refuse_client_level(from_mapping(shared), "a search, which states what choosing costs,")
     base = prepare(from_mapping(shared))
+    shared["method"] = base.settings.method
     axes = make_axes(vary, str(shared["method"]), values_of(base.settings))
     if not axes:
         raise ValueError(f"method {shared['method']} has no setting that is tuned by default: name one with --vary")

@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "no model": ({"model": None}, "simulate needs model; or a workload, as workload='digits'"),
     "a setting with a mistake": ({"learnig_rate": 1}, "unknown setting 'learnig_rate'; did you mean 'learning_rate'?"),
-    "another framework's name": ({"epochs": 3}, "unknown setting 'epochs'; did you mean 'rounds'?"),
+    "another framework's name": ({"num_rounds": 3}, "unknown setting 'num_rounds'; did you mean 'rounds'?"),
     "a setting out of range": ({"rounds": 0}, "rounds"),
     "a setting of another type": ({"rounds": 2.5}, "expected a number (int) for rounds, got 2.5"),
     "both": ({"epsilon": 1.0, "mechanism": "none", "noise_multiplier": None}, "epsilon needs a mechanism that adds"),
