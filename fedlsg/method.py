@@ -92,7 +92,7 @@ class Method:
             raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
         if self.server.estimator == "averaged" and not self.carrier.splits:
             raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
-        if self.carrier.kind == "factors" and self.mechanism.noise_share < 1:
+        if self.carrier.kind == "factors" and self.mechanism.in_sums_alone:
             raise ValueError(
                 "trust='aggregate' and 'secure' are private in the sum of the values alone, and factors do not add up: "
                 f"the server needs each client's own; method {self.name!r} needs trust='client'"
@@ -124,7 +124,7 @@ class Method:
             "error feedback": self.compression.error_feedback,
             f"carriers of kind {self.carrier.kind!r}": self.carrier.kind == "factors",
             "trust='aggregate' or 'secure', whose noise is enough in the sum of all clients only": (
-                self.mechanism.noise_share < 1
+                self.mechanism.in_sums_alone
             ),
         }
         found = [words for words, is_so in why.items() if is_so]

@@ -112,6 +112,11 @@ class Mechanism:
         return self.noise_multiplier * self.clip_norm * self.noise_share if self.adds_noise else 0.0
 
     @property
+    def in_sums_alone(self) -> bool:
+        """Whether only a sum over clients is private, also where each of two clients adds all of the noise."""
+        return self.noise_share < 1 or self.colluders > 0
+
+    @property
     def min_survivors(self) -> int:
         """m: shares of the noise that a sum has at least."""
         return round(self.noise_share**-2) + self.colluders

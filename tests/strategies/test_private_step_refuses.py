@@ -39,7 +39,7 @@ def with_layer(layer: nn.Module) -> nn.Module:
     ({"sample_rate": 1.5}, "sample_rate"),
     ({"steps": 0}, "steps=0"),
     ({"num_examples": 0}, "num_examples=0"),
-    ({"epsilon": 1e-9, "noise_multiplier": None}, "epsilon"),
+    ({"epsilon": 1e-9, "delta": 1e-12, "noise_multiplier": None}, "epsilon"),
     ({"net": with_layer(nn.BatchNorm1d(10))}, "BatchNorm"),
     ({"net": with_layer(nn.PReLU())}, "no per-example gradients for weight"),
     ({"net": with_layer(Mixer()), "example": PUBLIC}, "mixes examples"),

@@ -11,7 +11,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.accounting.events import Interval
 from fedlsg.attacks.audit.plants import PLANTS
 from fedlsg.attacks.audit.power import canaries as enough_canaries
 from fedlsg.attacks.audit.training_mode import payload_checks
@@ -220,8 +219,7 @@ def test_batches_far_above_the_noise_are_not_accused(monkeypatch):
     """Training at sigma 0.05: residuals of two payloads correlate above 1/2 by chance, with fresh noise."""
     seen = []
     monkeypatch.setattr(training, "payload_checks", lambda rounds: seen.extend(rounds) or payload_checks(rounds))
-    large = Interval(lower=1e4, estimate=1e4, upper=1e4)  # the accountants need ten seconds for an epsilon like this
-    monkeypatch.setattr("fedlsg.accounting.bounds._answer", lambda *_: large)
+    monkeypatch.setattr("fedlsg.accounting.bounds._witness", lambda *_: "ten seconds for an epsilon like this")
     given = SETTINGS | {"method": "linear-probe", "noise_multiplier": 0.05, "rounds": 3, "clients": 4}
     found = found_in(given, seed=2)
     assert np.abs(np.corrcoef([one.residual for one in seen])[np.triu_indices(12, 1)]).max() > 0.5

@@ -14,9 +14,10 @@ HEAVY = (
     "tensorboard", "jinja2", "datasets", "transformers", "pyarrow", "constriction", "cryptography", "torch._dynamo",
     "sympy", "sqlalchemy", "fastapi", "safetensors",
 )  # fmt: skip
-ACCOUNTANTS = {"scipy", "dp_accounting", "prv_accountant"}
+ACCOUNTANTS = {"scipy", "prv_accountant"}
 ALWAYS_LATER = {"sklearn", "pandas", "matplotlib", "tensorboard", "jinja2", "datasets", "transformers", "pyarrow",
-                "constriction", "torch._dynamo", "sympy", "ray", "safetensors", *ACCOUNTANTS}  # fmt: skip
+                "constriction", "torch._dynamo", "sympy", "ray", "safetensors", "dp_accounting",
+                *ACCOUNTANTS}  # fmt: skip
 
 
 PROBE = """

@@ -190,8 +190,8 @@ def test_each_client_adds_its_share_of_the_noise(survivors, failed, tmp_path):
     needed = 4 if survivors is None else survivors
     assert len(run.payloads) == 4 - len(failed)
     for noise in payload_noise(run):
-        assert math.isclose(noise, 1 / math.sqrt(needed), rel_tol=TOLERANCE)
-    assert math.isclose(noise_gain(run), math.sqrt((4 - len(failed)) / needed), rel_tol=TOLERANCE)
+        assert math.isclose(noise, 1 / math.sqrt(needed - 1), rel_tol=TOLERANCE), "one of them reads the sum"
+    assert math.isclose(noise_gain(run), math.sqrt((4 - len(failed)) / (needed - 1)), rel_tol=TOLERANCE)
     assert noise_gain(run) > 1 - TOLERANCE, "the sum of the fewest survivors carries all of the noise"
     assert run.entries(3)[0].noise_multiplier == 50.0
 

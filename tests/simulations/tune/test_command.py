@@ -19,6 +19,7 @@ from simulations.compare.cells.worker import Job as CellJob
 from simulations.compare.cells.worker import Outcome
 from simulations.compare.lines import Line
 from simulations.report.terminal import print_table
+from simulations.report.words import epsilon_words
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
 from simulations.tune import place
@@ -111,7 +112,10 @@ def test_the_cost_of_choosing_is_the_composition_of_all_trials(tune):
     _, printed, _ = tune(seeds=2)
     own = Event(sample_rate=0.05, noise_multiplier=2.0, steps=2 * 10)
     spent = compose([own], delta=1e-5).upper
-    assert f"among 10 trials by held-out private rows: the epsilon of choosing is {spent:.3f} at delta 1e-05" in printed
+    assert (
+        f"among 10 trials by held-out private rows: the epsilon of choosing is {epsilon_words(spent)} at delta 1e-05"
+        in printed
+    )
     least = compose([Event(sample_rate=0.05, noise_multiplier=2.0, steps=2 * 6)], delta=1e-5).upper
     before_the_second = f"the epsilon of choosing among 6 trials like this one: at least {least:.3f} at delta 1e-05"
     assert before_the_second in printed
