@@ -138,11 +138,6 @@ def announce(plan: Plan, console: Console) -> None:
         f"{shown(s.method)}, engine {s.engine}",
         console,
     )
-    for line in (method_line(s), rule_line(s)):
-        if line:
-            print_line(line, console)
-    for line in advice(plan):
-        print_line(line, console, "yellow")
     if s.sampling == "shuffle":
         print_line(CLAIM, console)
     if words := features_line({"features": plan.workload.features}):
@@ -155,6 +150,11 @@ def announce(plan: Plan, console: Console) -> None:
     elif s.holdout is not None:
         why = "accuracies are of held-out training rows: computed without noise, no epsilon covers them"
         print_line(f"NOT PRIVATE: {why}", console, "bold red")
+    for line in (method_line(s), rule_line(s)):
+        if line:
+            print_line(line, console)
+    for line in advice(plan):
+        print_line(line, console, "yellow")
     public = plan.server_state().public  # of the initial model, pruned where that reads no data
     carrier = plan.method.carrier
     blocks = None if carrier.kind == "factors" else mean_frame(public).blocks  # factors of the update have no mask

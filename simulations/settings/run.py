@@ -129,7 +129,7 @@ class Settings:
         float | None,
         Setting("Expected passes over the data, for rounds=auto; 20 if not given.", "passes", above=0, below=inf),
     ] = None
-    auto: Annotated[str | None, Setting("Settings that the rule of docs/choosing.md chose; fedlsg writes it.")] = None
+    auto: Annotated[str | None, Setting("Settings that fedlsg chose, see fedlsg docs choosing; it writes this.")] = None
     clients: Annotated[
         int | None,
         Setting(
