@@ -58,7 +58,7 @@ def log_ratio(
 
 def outputs_at(r: Float64[np.ndarray, " n"], sample_rate: float, noise_multiplier: float) -> Float64[np.ndarray, " n"]:
     """The x with R(x) = r, minus infinity where r is not above log(1 - q)."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inside = np.expm1(r) / sample_rate
         z = np.where(r > 30, r - math.log(sample_rate), np.log1p(np.maximum(inside, -1.0)))
     return noise_multiplier**2 * z + 0.5
@@ -98,20 +98,24 @@ def rounded(
     edges = np.sort(np.concatenate([inner, fixed]))
     cell = np.searchsorted(inner, (edges[1:] + edges[:-1]) / 2, side="right")
     wide = np.diff(edges) > 0.03 * (fixed[1] - fixed[0])
+    # Times e^scale, so that what is likely only with the example does not underflow: phi e^R stays below phi's maximum.
+    scale = np.maximum(np.arange(first, last) * width, 0.0)
     down, up = np.zeros(last - first), np.zeros(last - first)
     for part, order in ((wide, 6), (~wide & (np.diff(edges) > 0), 3)):
         x, weight = _legendre(edges[:-1][part], edges[1:][part], order)
         r = log_ratio(x, sample_rate, noise_multiplier) - ((first + cell[part]) * width)[:, None]
-        mass = np.exp(_log_phi(x, noise_multiplier)) * weight
+        mass = np.exp(_log_phi(x, noise_multiplier) + scale[cell[part]][:, None]) * weight
         r = np.clip(r, 0.0, width)
         up += np.bincount(cell[part], (mass * np.expm1(r)).sum(axis=1) / math.expm1(width), last - first)
         down += np.bincount(cell[part], (mass * np.expm1(r - width)).sum(axis=1) / math.expm1(-width), last - first)
-    masses = np.append(down, 0.0)
-    masses[1:] += up
-    if not 1 - outside(reach) - 1e-12 <= masses.sum() <= 1 + 1e-12:
-        raise AccountingError(f"the masses of one step sum to {masses.sum()!r}: its quadrature failed")
     with np.errstate(divide="ignore"):
-        return first, np.log(masses)
+        low, high = np.log(down) - scale, np.log(up) - scale
+    log_masses = np.logaddexp(np.append(low, -np.inf), np.append(-np.inf, high))
+    for gained in (0.0, (first + np.arange(len(log_masses))) * width):  # without the example, and with it
+        total = np.exp(log_masses + gained).sum()
+        if not 1 - outside(reach) - 1e-12 <= total <= 1 + 1e-12:
+            raise AccountingError(f"the masses of one step sum to {total!r}: its quadrature failed")
+    return first, log_masses
 
 
 def _edges(noise_multiplier: float, reach: float) -> Float64[np.ndarray, " n"]:

@@ -4,6 +4,7 @@ With trust=secure and colluders=0, or with trust=aggregate, each client added 1 
 clients of a sum. Their epsilon holds for a reader outside of the sum. A client of the sum does not know m - 1 shares.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,9 @@ def counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
         return False
     if trust == "secure":
         return not settings.get("colluders")
-    entries = (entry for ledger in _ledgers(run) for entry in ledger.entries)
+    entries = [entry for ledger in _ledgers(run) for entry in ledger.entries]
+    if not entries:  # a finished run whose ledgers are gone: its summary would name readers if it were of today
+        return run.summary.exists() and "epsilon_by_reader" not in json.loads(run.summary.read_text())
     return any(entry.mechanism == "dp" and not entry.min_survivors for entry in entries)
 
 

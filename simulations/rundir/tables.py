@@ -252,7 +252,7 @@ class Tables:
     def __init__(
         self, run: RunDir, metrics: Iterable[str] = (), *, timed: bool = False, released: Released = EVERYTHING
     ) -> None:
-        self._run = run
+        self._run, self._timed = run, released.counted
         more = [*(SIMULATED if timed and released.counted else ()), *metrics]
         self._rounds = Journal(run.rounds, rows_header(more, released))
         self._messages = Journal(run.messages, LINES_HEADER)
@@ -262,7 +262,7 @@ class Tables:
         """Add a round: its messages, its row, its events, in this order."""
         self.append_messages(report)
         self._rounds.append(row.line)
-        self._events_size = tensorboard.append(self._run.path, row.round, row.scalars)
+        self._events_size = tensorboard.append(self._run.path, row.round, row.scalars, timed=self._timed)
 
     def append_messages(self, report: RoundReport) -> None:
         """Add only the messages: the pruning round has no row. Without messages that may be seen there is no file."""
@@ -282,7 +282,8 @@ class Tables:
     def cut_events(self) -> None:
         """Cut TensorBoard's events, too, or write them again from the rows."""
         rows = [Row.parse(row) for row in self._run.read_rounds()]
-        tensorboard.cut(self._run.path, self._events_size, [(row.round, row.scalars) for row in rows])
+        rounds = [(row.round, row.scalars) for row in rows]
+        tensorboard.cut(self._run.path, self._events_size, rounds, timed=self._timed)
 
 
 def _parsed(of: type, names: Iterable[str], row: Mapping[str, str]) -> dict[str, Any]:

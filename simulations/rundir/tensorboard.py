@@ -21,24 +21,27 @@ Values = Mapping[str, float]
 """Numbers of a round by tag."""
 
 
-def append(folder: Path, round: int, values: Values) -> int:
-    """Add one round to the run's events and close the file; returns its size."""
+def append(folder: Path, round: int, values: Values, *, timed: bool = True) -> int:
+    """Add one round to the run's events and close the file; returns its size.
+
+    Not ``timed``: the number of the round is in the place of the time, which would tell how many clients took part.
+    """
     new = not (folder / FILE).exists()
     with naming(folder / FILE), (folder / FILE).open("ab") as file:
-        file.write(_encode([(round, values)], header=new))
+        file.write(_encode([(round, values)], header=new, timed=timed))
         return file.tell()
 
 
-def cut(folder: Path, size: int, rounds: Iterable[tuple[int, Values]]) -> None:
+def cut(folder: Path, size: int, rounds: Iterable[tuple[int, Values]], *, timed: bool = True) -> None:
     """Go back to the size at which the file had these rounds; a shorter file is written again, with today's time."""
     path = folder / FILE
     if size and path.exists() and path.stat().st_size >= size:
         os.truncate(path, size)
     else:
-        write_atomically(path, _encode(rounds, header=True))
+        write_atomically(path, _encode(rounds, header=True, timed=timed))
 
 
-def _encode(rounds: Iterable[tuple[int, Values]], *, header: bool) -> bytes:
+def _encode(rounds: Iterable[tuple[int, Values]], *, header: bool, timed: bool) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -48,10 +51,10 @@ def _encode(rounds: Iterable[tuple[int, Values]], *, header: bool) -> bytes:
 
     buffer = BytesIO()
     writer = RecordWriter(buffer)
-    now = time.time()
+    now = time.time() if timed else 0.0
     if header:
         write(wall_time=now, file_version="brain.Event:2")
     for round, values in rounds:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        write(wall_time=now, step=round, summary=summary)
+        write(wall_time=now if timed else float(round), step=round, summary=summary)
     return buffer.getvalue()

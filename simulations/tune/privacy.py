@@ -14,6 +14,7 @@ from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
 from fedlsg.privacy import Ledger
 from simulations.report.words import epsilon_words
+from simulations.rundir.own_noise import counts_own_noise
 from simulations.rundir.rundir import RunDir
 
 Partition = tuple[object, ...]
@@ -86,7 +87,8 @@ def _read(run: RunDir) -> Trial:
     return Trial(
         partition=tuple(settings.get(name) for name in PARTITION),
         events={ledger.client: ledger.events() for ledger in charged},
-        private=not any(
+        private=not counts_own_noise(run, settings)
+        and not any(
             ledger.reproducible or any(entry.mechanism != "dp" for entry in ledger.entries) for ledger in charged
         ),
     )

@@ -144,7 +144,8 @@ def _composed(loss: Float[np.ndarray, " n"], law: Float[np.ndarray, " n"], steps
 
     theta = float(minimize_scalar(lambda x: steps * log_mgf(x) - x * epsilon, bounds=(0, TILT), method="bounded").x)
     scale = log_mgf(theta)
-    law = law * np.exp(theta * loss - scale)
+    with np.errstate(divide="ignore"):
+        law = np.exp(np.log(law) + theta * loss - scale)  # not a product: 0 times infinity is no number
     mean = float(law @ loss)
     spread = math.sqrt(float(law @ np.square(loss - mean)))
     if spread == 0:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prv_accountant.dpsgd import DPSGDAccountant
 
 from benchmarks.exact_epsilon import full_batch, inverted, one_step
-from fedlsg.accounting import curve, pld, prv, renyi, step, tilt
+from fedlsg.accounting import compose, curve, pld, prv, renyi, step, tilt
 from fedlsg.accounting.events import AccountingError, Event
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
@@ -269,3 +269,18 @@ def test_an_fft_error_that_is_not_added_to_delta_is_caught(monkeypatch, counted)
     if counted:
         monkeypatch.setattr(curve, "unit", lambda dtype: coarse)
     assert holds() == counted
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "delta", "least"),
+    [
+        (0.01, 0.02, 100, 1e-5, 8900),
+        (0.004, 0.02, 20, 1e-5, 3800),
+        (1e-4, 0.02, 100, 1e-3, 1300),
+        (1e-3, 0.026, 1000, 1e-5, 5560),
+    ],
+)
+def test_what_is_likely_only_with_the_example_counts_at_small_noise(q, sigma, steps, delta, least):
+    """There the density without the example underflows; without its mass epsilon was .08 where 3,830 is right."""
+    event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
+    assert compose([event], delta=delta, accountants=("pld",)).upper > least

@@ -38,7 +38,7 @@ SETTINGS = CLIENT_LEVEL | {
     "downlink_mbps": 1.0, "speed": "lognormal 0.5",
 }  # fmt: skip
 OWN = ("run.log", "checkpoint", ".lock", FILE)
-"""Of the server alone, see docs/client-level.md; and the events, whose times are left out below."""
+"""Of the server alone, see docs/client-level.md; and the events, which are compared as TensorBoard reads them."""
 
 
 class Watching(Callback):
@@ -106,7 +106,7 @@ def seen_of(folder: Path, clients: tuple[int, ...]) -> Seen:
         if path.is_file() and path.relative_to(directory.path).parts[0] not in OWN
     }
     events = [
-        (event.step, [(value.tag, list(value.tensor.float_val)) for value in event.summary.value])
+        (event.step, event.wall_time, [(value.tag, list(value.tensor.float_val)) for value in event.summary.value])
         for event in EventFileLoader(str(directory.path / FILE)).Load()
     ]
     result = read_run(directory.path)

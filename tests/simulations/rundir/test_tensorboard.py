@@ -84,7 +84,7 @@ def test_a_resumed_run_holds_each_step_once(stopped):
 
 def test_without_the_cut_a_step_occurs_twice(stopped, monkeypatch):
     """Negative control: the crash between events and checkpoint really leaves a step too many."""
-    monkeypatch.setattr(tensorboard, "cut", lambda *_: None)
+    monkeypatch.setattr(tensorboard, "cut", lambda *_, **__: None)
     append(stopped.path, replace(stopped.rows[0], round=2))
     assert raw_steps(resume_local(stopped.path).path) == [1, 2, 2]
 

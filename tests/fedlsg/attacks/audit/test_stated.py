@@ -76,3 +76,8 @@ def test_the_power_by_hand():
     """Alarm 1e-6 and miss 1e-3: 4.753 + 3.090 deviations, each 1 / sqrt(2 N)."""
     assert abs(Z - 4.753 - 3.090) < 1e-3
     assert found_ratio(20_000) == pytest.approx(1 - Z / 200)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "q"), [(14.2, 3.7e-8, 0.00546), (14.0, 1e-6, 0.01)])
+def test_a_large_claim_of_one_step_has_a_number(epsilon, delta, q):
+    assert 0.2 < least_noise(epsilon, delta, q, 1) < 0.5
