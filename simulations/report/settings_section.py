@@ -16,7 +16,7 @@ NOTE = (
     "Every setting that was used; fedlsg settings NAME says what it means. A default is that of the method and of the "
     "workload's preset."
 )
-FOLLOW = frozenset({"model", "pretrained_sha256", "workload", "method", "from_preset", "source"})
+FOLLOW = frozenset({"model", "pretrained_sha256", "workload", "method", "from_preset", "auto", "source"})
 """Settings that are in the title, are shown elsewhere, or have a default that only the data knows."""
 
 

@@ -32,7 +32,7 @@ def test_gaps_are_filled_from_the_workload_and_the_recipe():
         "rank": 4, "sparsity": 0.3, "direction": "top", "power_steps": 1, "importance": "weights", "residual": True,
         "sparsity_from": 0.0, "mechanism": "dp", "clip": "joint", "clip_norm": 0.5, "optimizer": "sgd",
         "learning_rate": 0.8, "momentum": 0.9, "schedule": "constant", "estimator": "eq3", "weight_decay": 0.0,
-        "sparsify_update": 0.0, "ema": 0.0,
+        "layer_rates": "equal", "sparsify_update": 0.0, "ema": 0.0,
     }, "and no warm-up and no cooling, which lsg does not have"  # fmt: skip
     assert (s.delta, s.epsilon) == (1e-5, None)
     assert (s.clients_per_round, s.min_survivors, s.local_learning_rate) == (5, 1, 0.8)
