@@ -219,7 +219,7 @@ def test_a_client_that_tags_twice_is_caught(monkeypatch: pytest.MonkeyPatch):
         key = AttemptSecrets(reproducible_root(0, who), terms.digest, who).share_key
         for other in terms.clients:
             if other != who and who in told[other]:
-                sets = wire.sets_digest(terms.clients, terms.clients, told[other], terms)
+                sets = wire.sets_digest(coalition.roster_digest(other), terms.clients, told[other], terms)
                 public = coalition.public[other].share_key
                 collected[who, other] = client_file.agreement_tags(key, who, public, other, terms.digest, sets)[0]
     coalition.tags = {who: {j: collected[who, j] for i, j in collected if i == who} for who in terms.clients}

@@ -69,8 +69,12 @@ class Coalition:
         for owner, sealed in self.sealed.items():
             for holder in self.colluders & sealed.keys():
                 key, public = self.secrets[holder].share_key, self.public[owner].share_key
-                both = open_shares(key, holder, public, owner, self.terms.digest, sealed[holder])
+                both = open_shares(key, holder, public, owner, self.roster_digest(owner), sealed[holder])
                 self._learn(holder, owner, both[:32], both[32:])
+
+    def roster_digest(self, who: int) -> bytes:
+        """The digest of the roster that a client was shown."""
+        return wire.roster_digest({other: self.public[other].keys for other in self.told["announced"][who]}, self.terms)
 
     def deliveries(self, sets: Sets) -> None:
         for who, sharers in sets.items():
@@ -96,7 +100,7 @@ class Coalition:
         answered = set()
         for who, survivors in self.told["survivors"].items():
             among = survivors if senders is None else senders[who]
-            fitting = wire.sets_digest(*(told[who] for told in self.told.values()), terms=self.terms)
+            fitting = wire.sets_digest(self.roster_digest(who), self.told["sharers"][who], survivors, self.terms)
             table = {other: self._tag(other, who, fitting, sent_back) for other in among if other != who}
             message = wire.write_set(among, self.terms) + wire.write_table(table)
             try:
