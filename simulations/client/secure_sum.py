@@ -132,8 +132,9 @@ def _begin(base: Base, terms: Terms, partition: int, state: RecordDict) -> Clien
     record = state.config_records.get(RECORD, ConfigRecord())
     if record.get("terms") == terms.digest:
         return _restore(terms, partition, state)
-    last, asked = record.get(_last(terms)), [terms.round, terms.attempt]
-    if isinstance(last, list) and asked <= last:
+    kept, asked = record.get(_last(terms)), (terms.round, terms.attempt)
+    last = tuple(int(number) for number in kept) if isinstance(kept, list) else ()
+    if asked <= last:
         raise ProtocolError(
             f"expected a later attempt than the last one of this run, number {last[1]} of round {last[0]}, got number"
             f" {asked[1]} of round {asked[0]}"
@@ -155,8 +156,8 @@ def _restore(terms: Terms, partition: int, state: RecordDict) -> Client:
 def _store(client: Client, state: RecordDict) -> None:
     """Keep the client, and which attempt of its run is the last one; of other runs that stays as it is."""
     terms, record = client.terms, state.config_records.get(RECORD, ConfigRecord())
-    now = {"terms": terms.digest, "state": client.export(), _last(terms): [terms.round, terms.attempt]}
-    state[RECORD] = ConfigRecord({**record, **now})
+    last = [terms.round, terms.attempt]
+    state[RECORD] = ConfigRecord({**record, "terms": terms.digest, "state": client.export(), _last(terms): last})
 
 
 def _last(terms: Terms) -> str:
