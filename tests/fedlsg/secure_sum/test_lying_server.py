@@ -126,7 +126,8 @@ def test_at_five_clients_the_thresholds_alone_are_enough():
 def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, frozenset[int]]], Sets]:
     """Terms, colluders, and what each client is told: one of three worlds, and single clients something else.
 
-    And in whose place single clients are shown an old mask key: nobody's, some others', or all others'.
+    And in whose place single clients are shown an old mask key: nobody's, some others', or all others'. Then sets may
+    be told truly.
     """
     count = draw(st.integers(5, 9))
     colluders = draw(st.integers(1, 2))
@@ -145,6 +146,8 @@ def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, fr
             told[stage][who] = draw(st.frozensets(st.sampled_from(terms.clients))) | {who}
     some = st.frozensets(st.sampled_from(terms.clients)) | st.just(frozenset(terms.clients))
     replaced = draw(st.just({}) | st.dictionaries(st.sampled_from(terms.clients), some, min_size=1, max_size=2))
+    if replaced and draw(st.booleans()):
+        told = {stage: dict.fromkeys(terms.clients, frozenset(terms.clients)) for stage in told}
     return terms, frozenset(bad), told, {who: others - {who} for who, others in replaced.items()}
 
 
