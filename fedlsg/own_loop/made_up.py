@@ -155,13 +155,6 @@ class Maker:
             changed[side][name] = torch.as_tensor(value).expand(field.shape[1:]).unsqueeze(0).to(field.dtype)
             return self.takes(of_fields(changed[0]), of_fields(changed[1]))
 
-        def at(number: int) -> Iterator[Tensor]:
-            """Rows with a number at the last place alone: one of padding everywhere may have no result."""
-            for rest in (low, low + 1):
-                row = torch.full(field.shape[1:], rest)
-                row.view(-1)[-1] = number
-                yield row
-
         low = next((value for value in (0, 1) if takes(value)), None)
         if low is None:
             yield flags
@@ -181,23 +174,35 @@ class Maker:
         if not side and int(high.max()) > 2:
             yield flags
         yield fill
-        known = torch.iinfo(field.dtype)
-        code = [int(n) for n in self.written if n == int(n) and known.min <= n <= known.max]
         if side:
             for value in dict.fromkeys(self.ignored):
                 if (value >= common or (value < 0 and field.dtype.is_signed)) and (field.ndim > 1 or takes(value)):
                     yield partial(with_missing, fill, value)
-            for value in code:
-                if value not in self.ignored and takes(value):
-                    yield partial(with_missing, fill, value)
         elif field.dtype.is_signed and takes(-3):
             yield numbers((high // 2).clamp(min=2), int(-(high.min() // 2).clamp(min=2)))
-        if not side:
-            near = [
-                n for c in code for n in (c, c + 1, 2 * c) if known.min <= n <= known.max and any(map(takes, at(n)))
-            ]
-            for part in chunks(list(dict.fromkeys(near)), field[:1].numel() // 2):
-                yield partial(of_numbers, part, half(fill))
+        yield from self._integers_of_code(side, field, takes, fill, low)
+
+    def _integers_of_code(
+        self, side: int, field: Tensor, takes: Callable[[Any], bool], fill: Fill, low: int
+    ) -> Iterator[Fill]:
+        """Fills with integers of the code that a field can have; of inputs also the next ones and the doubles."""
+        known = torch.iinfo(field.dtype)
+        code = [int(n) for n in self.written if n == int(n) and known.min <= n <= known.max]
+        if side:
+            yield from (partial(with_missing, fill, n) for n in code if n not in self.ignored and takes(n))
+            return
+        near = dict.fromkeys(n for c in code for n in (c, c + 1, 2 * c) if known.min <= n <= known.max)
+        found = [n for n in near if any(map(takes, _at_the_end(n, low, field)))]
+        for part in chunks(found, field[:1].numel() // 2):
+            yield partial(of_numbers, part, half(fill))
+
+
+def _at_the_end(number: int, low: int, field: Tensor) -> Iterator[Tensor]:
+    """Rows with a number at the last place alone: a row of padding everywhere may have no result."""
+    for rest in (low, low + 1):
+        row = torch.full(field.shape[1:], rest)
+        row.view(-1)[-1] = number
+        yield row
 
 
 def _below(size: int, low: int) -> tuple[int, ...]:

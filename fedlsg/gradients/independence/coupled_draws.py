@@ -8,6 +8,7 @@ the masks are equal for all examples, and the examples are not.
 Draws no noise and reads public probe inputs only.
 """
 
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,10 +151,15 @@ def couple(draws: Draws, device: torch.device) -> Iterator[None]:
             np.random.seed(draws.seed)
             if device.type == "cuda":
                 torch.cuda.manual_seed(draws.seed)
-            before = random.getstate(), np.random.get_state()[2]
+            before = _uncoupled()
             with sdpa_kernel(SDPBackend.MATH), draws:
                 yield
-            draws.common |= before != (random.getstate(), np.random.get_state()[2])
+            draws.common |= before != _uncoupled()
     finally:
         random.setstate(state)
         np.random.set_state(numpy_state)
+
+
+def _uncoupled() -> bytes:
+    """The states of the generators whose draws are not coupled by example."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))

@@ -224,7 +224,7 @@ MIXING = {
     ),
     "known labels but -1": of_loss(known(-1.0, mixed=True), MISSING, 4),
     "padding of id 100": lengths(100, mixed=True),
-    "a coin by torch": by_coin(lambda: torch.rand(())),
+    "a coin by torch": by_coin(lambda: 1 - torch.rand(())),
     "a coin by python": by_coin(random.random),
     "mean from 32 examples on": before(lambda x: x - x.mean(0) if len(x) >= 32 else x),
     "contrastive": of_loss(lambda o, t: ce(o @ o.mT, torch.arange(len(o)))),
