@@ -13,7 +13,8 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.failure", "fedlsg.setting",
+    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.failure", "fedlsg.written",
+    "fedlsg.setting",
     "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn",
     "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.row_checks",

@@ -10,8 +10,10 @@ is in the batch. Data sets without ``__getitems__`` make one item at a time: the
 others.
 
 What it cannot find:
+    - items that mix rows inside a Dataset: windows over neighbours, mixup with another row, a scaler that was fitted on
+      all data. Each item must be made from one person's row alone;
     - mixing on a condition that no position here meets: among positions that are not tried, in a batch that is
-      larger than ``LARGEST``, at the hundredth call;
+      larger than ``LARGEST``, at the hundredth call, by a coin that is rare;
     - examples that are equal to each other wherever they are tried, one outlier apart that is not tried;
     - an effect of the number of examples alone, in a function that draws random numbers as well;
     - a state that grows with the examples, such as a vocabulary in the order of their appearance;
@@ -40,6 +42,8 @@ ALONE = 8
 """Examples that are compared with themselves alone."""
 SPREAD = 64
 """Positions from all over the data among which they are."""
+SEEDS = 16
+"""Seeds that are tried for a function that draws random numbers."""
 LARGEST = 512
 """Examples of the largest batch that is tried."""
 FIX = (
@@ -79,6 +83,7 @@ def check_batches(batch: Batch, num_examples: int, device: str) -> None:
     chosen = [spread[place] for place in _spread(len(spread), ALONE)]
     calls = Calls(batch, device)
     alone = {position: calls([position]) for position in chosen}
+    _check_positions(calls, chosen[:: max(1, len(chosen) // 4)])
     by_item = isinstance(batch, Items) and not batch.at_once
     together = [calls(positions) for positions in ([spread] if by_item else _batches(spread, chosen, num_examples))]
     for position in chosen:
@@ -87,19 +92,47 @@ def check_batches(batch: Batch, num_examples: int, device: str) -> None:
     calls.compare([calls(chosen)], again, OWN_STATE)
     if by_item:
         return
+    drew = any(rows.drew for rows in (*together, *alone.values()))
     try:
         for rows in together:
             calls.compare([alone[p] for p in rows.positions if p in alone], rows, f"alone; {FIX}")
     except ValueError:
-        if not any(rows.drew for rows in (*together, *alone.values())):
+        if not drew:
             raise
-    else:
-        return
-    _check_draws(calls, spread, chosen, again)
+        _check_seeds(calls, chosen, again)
+    if drew:  # after equal rows, too: with a coin for the whole batch, other draws may mix
+        _check_draws(calls, spread, chosen)
 
 
-def _check_draws(calls: "Calls", spread: Sequence[int], chosen: Sequence[int], first: Rows) -> None:
-    """For a function that draws random numbers by place: a row at its place, among others."""
+def _check_positions(calls: "Calls", chosen: Sequence[int]) -> None:
+    """A row must be that of its own position: with the same random numbers, other positions give other rows.
+
+    Equal rows of the data, or rows that are constant, are no error: only rows that change with the seed and are the
+    same for all of ``chosen``.
+    """
+    firsts, common = [], []
+    for seed in range(1, SEEDS // 2 + 1):
+        rows = [calls([position], seed=seed) for position in chosen]
+        if len(rows) < 2 or not any(one.drew for one in rows):
+            return
+        parts = [list(one.parts.values()) for one in rows]
+        firsts.append(parts[0])
+        if all(_equal(parts[0], other) for other in parts[1:]):
+            common.append(parts[0])
+    changes = any(not _equal(firsts[0], other) for other in firsts[1:])
+    if changes and any(len(part.unique()) > 1 for parts in common for part in parts):
+        raise ValueError(
+            "the batch function mixes examples: it gives one row for several positions, with the same random numbers, "
+            "and an example that comes twice counts twice in the sum; give each position its own row, draw no positions"
+        )
+
+
+def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def _check_seeds(calls: "Calls", chosen: Sequence[int], first: Rows) -> None:
+    """A function that draws by place must not seed the generators."""
     other = calls(chosen, seed=2)
     for name, state in first.after.items():
         if state != first.before[name] and state == other.after[name] and first.before[name] != other.before[name]:
@@ -107,8 +140,12 @@ def _check_draws(calls: "Calls", spread: Sequence[int], chosen: Sequence[int], f
                 f"the batch function seeds {name}'s generator itself, so that its random numbers are known, and other "
                 "examples move them from one row to the next: leave the seed out; a step seeds it in secret"
             )
+
+
+def _check_draws(calls: "Calls", spread: Sequence[int], chosen: Sequence[int]) -> None:
+    """For a function that draws random numbers by place: a row at its place, among others."""
     for position in chosen:
-        for seed in (1, 2):
+        for seed in range(1, SEEDS + 1):
             one, two = (calls(positions, seed=seed) for positions in _other_company(spread, position))
             why = f"in other company, at the same place and with the same random numbers; {FIX}"
             if one.after != two.after:

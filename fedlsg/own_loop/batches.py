@@ -119,7 +119,7 @@ def _length(data: Any) -> int:
 
 
 def collate(data: Any, rows: Positions, *, dtype: torch.dtype = torch.float32) -> tuple[Inputs, Inputs]:
-    """The items at ``rows`` as one batch. Raises ValueError for items that are no pairs."""
+    """The items at ``rows`` as one batch. Raises ValueError for items that are no pairs, or of several shapes."""
     places = rows.tolist()
     items = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[place] for place in places]
     if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
@@ -127,8 +127,18 @@ def collate(data: Any, rows: Positions, *, dtype: torch.dtype = torch.float32) -
             f"expected items (inputs, targets) from {type(data).__name__}, got {type(items[0]).__name__}; give an own "
             "function of positions that returns (inputs, targets)"
         )
-    inputs, targets = (_as(part, first, dtype) for part, first in zip(default_collate(items), items[0], strict=True))
+    inputs, targets = (_as(part, first, dtype) for part, first in zip(_joined(items, data), items[0], strict=True))
     return inputs, targets
+
+
+def _joined(items: list[Any], data: Any) -> Any:
+    try:
+        return default_collate(items)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"the items of {type(data).__name__} cannot be put together to one batch: {error}; give every example one "
+            "shape and one type, numbers or tensors (pad texts), or an own function of positions"
+        ) from error
 
 
 def _as(part: Any, first: Any, dtype: torch.dtype) -> Any:

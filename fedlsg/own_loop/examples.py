@@ -18,6 +18,7 @@ from fedlsg.method import Method
 from fedlsg.own_loop.made_up import IGNORED, Maker, fields_of, of_fields
 from fedlsg.randomness import public_generator
 from fedlsg.restored import restored
+from fedlsg.written import written
 
 ROWS = 7
 """Examples that are made."""
@@ -113,7 +114,14 @@ def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets:
     sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
     ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
     with restored(loss):
-        maker = Maker(inputs=inputs, targets=targets, takes=trial.takes, sizes=frozenset(sizes), ignored=tuple(ignored))
+        maker = Maker(
+            inputs=inputs,
+            targets=targets,
+            takes=trial.takes,
+            sizes=frozenset(sizes),
+            ignored=tuple(ignored),
+            written=written(getattr(loss, "loss", loss), model),
+        )
         families = maker.families()
         if not families:
             return False

@@ -10,6 +10,7 @@ number is an error; on a GPU it would end the process's use of the device.
                small ones, of all, of large ones; negative ones. Masks are lengths, the longest first
     targets    class numbers of the whole range; with ignored ones, one label in a row, all, half, none; floats:
                shares, normal numbers, 0 and 1, distributions, positive ones, large ones, missing ones
+    code       numbers in the user's code, among rows of each kind: they may stand for missing values, or be thresholds
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,19 +22,32 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients import Batch
+from fedlsg.own_loop.fills import (
+    FLOATS,
+    ROWS,
+    TARGETS,
+    Fill,
+    chunks,
+    flags,
+    half,
+    lengths,
+    normal,
+    numbers,
+    of_numbers,
+    ones,
+    shares,
+    whole,
+    with_missing,
+    zeros,
+)
 from fedlsg.randomness import public_generator
 
-ROWS = 4
-"""Rows of a family."""
 LARGEST = 1_000_000
 LADDER = [step * 10**power for power in range(6) for step in (1, 2, 5)] + [256]
 FEW = 16
 """Most columns of which each gets a largest number of its own."""
-UNIX_TIME = 1.7e9
 IGNORED = (-100, -1, 255)
 
-Fill = Callable[[Tensor, torch.Generator], Tensor]
-"""From a field of the data, of which shape and type are read, to ``ROWS`` rows."""
 Takes = Callable[[Batch, Batch], bool]
 """Whether model and loss take a batch."""
 
@@ -48,112 +62,12 @@ def of_fields(fields: Mapping[str, Tensor]) -> Any:
     return fields[""] if set(fields) == {""} else dict(fields)
 
 
-def normal(like: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.randn((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
-
-
-def shares(like: Tensor, draw: torch.Generator) -> Tensor:
-    """In [0, 1]; the last row is constant."""
-    rows = torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
-    rows[-1] = 0.5
-    return rows
-
-
-def scales(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Each column of the last dimension has a scale of its own; one is a unix time."""
-    rows = normal(like, draw)
-    if rows.ndim < 2:
-        return 1e5 * rows
-    width = rows.shape[-1]
-    rows = rows * (10.0 ** torch.linspace(-3, 6, width, dtype=torch.float64)[torch.randperm(width, generator=draw)])
-    if width > 1:
-        rows[..., width // 2] = UNIX_TIME + 1e5 * torch.randn(rows.shape[:-1], generator=draw, dtype=torch.float64)
-    return rows
-
-
-def whole(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Counts or categories as floats: 0 and 1, up to 3, and in the last row up to 5,000."""
-    most = torch.tensor([2, 4, 3, 5000]).view(-1, *[1] * (like.ndim - 1))
-    return (torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64) * most).floor()
-
-
-def missing(rows: Tensor, draw: torch.Generator, value: float = torch.nan) -> Tensor:
-    """A value at some places: of the first row all but one, of the second none, of the third half, of the last all.
-
-    Of a row without columns: in the last two.
-    """
-    share = torch.tensor([1.0, 0.0, 0.5, 1.0] if rows.ndim > 1 else [0.0, 0.0, 1.0, 1.0])
-    gone = torch.rand(rows.shape, generator=draw) < share.view(-1, *[1] * (rows.ndim - 1))
-    if rows.ndim > 1:
-        gone.flatten(1)[0, 0] = False
-    return torch.where(gone, torch.full_like(rows, value), rows)
-
-
-def some_missing(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Normal numbers, and NaN at every fourth place of the first rows."""
-    rows = normal(like, draw)
-    gone = torch.rand(rows.shape, generator=draw) < torch.tensor([0.25, 0.5, 0.25, 0.0]).view(
-        -1, *[1] * (like.ndim - 1)
-    )
-    return torch.where(gone, torch.nan, rows)
-
-
-def flags(like: Tensor, draw: torch.Generator) -> Tensor:
-    rows = torch.randint(2, (ROWS, *like.shape[1:]), generator=draw)
-    if rows.ndim > 1:
-        rows[:, 0] = 1
-    return rows
-
-
-def lengths(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Masks of padding, the longest first: 1 at as many places as a row has."""
-    size = like.shape[-1]
-    long = torch.tensor([size, max(1, size // 2), 1, max(1, size * 3 // 4)]).view(-1, *[1] * (like.ndim - 1))
-    return (torch.arange(size) < long).expand(ROWS, *like.shape[1:]).long()
-
-
-def numbers(high: Tensor, low: int = 0) -> Fill:
-    """Integers from ``low`` up to the largest of each column: small ones, all, large ones, and half of them low."""
-
-    def fill(like: Tensor, draw: torch.Generator) -> Tensor:
-        span = (high - low).clamp(min=1).double()
-        starts = torch.tensor([0.0, 0.0, 0.75, 0.0]).double().view(-1, *[1] * (like.ndim - 1))
-        drawn = torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
-        rows = (starts + (1 - starts) * drawn) * span
-        rows[0] = drawn[0] * span.clamp(max=20)
-        rows[3] = rows[3] * (torch.rand(rows[3].shape, generator=draw) < 0.5)
-        if like.ndim == 1:  # one number a row: all of them different where there are as many
-            rows = torch.tensor([0.3, 0.99, 0.6, 0.0]).double() * span
-        return (rows.floor().long() + low).clamp(max=(high - 1).clamp(min=low))
-
-    return fill
-
-
-def _with_missing(fill: Fill, value: float, like: Tensor, draw: torch.Generator) -> Tensor:
-    return missing(fill(like, draw), draw, value)
-
-
-def softmax(like: Tensor, draw: torch.Generator) -> Tensor:
-    return normal(like, draw).reshape(ROWS, -1).softmax(1).view(ROWS, *like.shape[1:])
-
-
-FLOATS: tuple[Fill, ...] = (normal, shares, scales, whole, some_missing)
-TARGETS: tuple[Fill, ...] = (
-    lambda like, draw: normal(like, draw).sigmoid(),
-    normal,
-    lambda like, draw: flags(like, draw).double(),
-    softmax,
-    lambda like, draw: normal(like, draw).exp(),
-    lambda like, draw: 1e5 * normal(like, draw),
-    lambda like, draw: missing(normal(like, draw).sigmoid(), draw),
-)  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Maker:
     """Makes families for data of the form of ``inputs`` and ``targets``.
 
     ``sizes``: numbers in the model that may be the size of a range. ``ignored``: class numbers that may not count.
+    ``written``: numbers in the user's code.
     """
 
     inputs: Batch
@@ -161,6 +75,7 @@ class Maker:
     takes: Takes
     sizes: frozenset[int]
     ignored: tuple[int, ...] = IGNORED
+    written: tuple[float, ...] = ()
 
     def families(self) -> list[tuple[Batch, Batch]]:
         """Inputs and targets of each family that the model and the loss take, ``ROWS`` rows each; some may fail."""
@@ -199,8 +114,8 @@ class Maker:
     def _base(self) -> tuple[Batch, Batch] | None:
         """One row that the model takes."""
         for floats in (normal, shares, whole):
-            for integer in (flags, _ones, _zeros):
-                for target in (_zeros, _ones, TARGETS[0], TARGETS[1]):
+            for integer in (flags, ones, zeros):
+                for target in (zeros, ones, TARGETS[0], TARGETS[1]):
                     rows = [self._plain(side, floats, integer, target) for side in (0, 1)]
                     if self.takes(rows[0], rows[1]):
                         return rows[0], rows[1]
@@ -220,12 +135,17 @@ class Maker:
             if side == 0 and "mask" in name and field.ndim > 1:
                 found[name] = [lengths]
             elif field.is_floating_point():
-                found[name] = list(TARGETS if side else FLOATS)
+                found[name] = [*(TARGETS if side else FLOATS), *self._of_code(side, field)]
             elif field.dtype == torch.bool:
                 found[name] = [flags]
             else:
                 found[name] = list(self._integers(side, name, field, base))
         return found
+
+    def _of_code(self, side: int, field: Tensor) -> Iterator[Fill]:
+        for part in chunks(self.written, field[:1].numel() // 2):
+            for fill in (flags, normal) if side else (normal,):
+                yield partial(of_numbers, part, fill)
 
     def _integers(self, side: int, name: str, field: Tensor, base: tuple[Batch, Batch]) -> Iterator[Fill]:
         """Fills of a field of integers, whose largest number in each column is found by trials."""
@@ -257,9 +177,32 @@ class Maker:
         if side:
             for value in dict.fromkeys(self.ignored):
                 if (value >= common or (value < 0 and field.dtype.is_signed)) and (field.ndim > 1 or takes(value)):
-                    yield partial(_with_missing, fill, value)
+                    yield partial(with_missing, fill, value)
         elif field.dtype.is_signed and takes(-3):
             yield numbers((high // 2).clamp(min=2), int(-(high.min() // 2).clamp(min=2)))
+        yield from self._integers_of_code(side, field, takes, fill, low)
+
+    def _integers_of_code(
+        self, side: int, field: Tensor, takes: Callable[[Any], bool], fill: Fill, low: int
+    ) -> Iterator[Fill]:
+        """Fills with integers of the code that a field can have; of inputs also the next ones and the doubles."""
+        known = torch.iinfo(field.dtype)
+        code = [int(n) for n in self.written if n == int(n) and known.min <= n <= known.max]
+        if side:
+            yield from (partial(with_missing, fill, n) for n in code if n not in self.ignored and takes(n))
+            return
+        near = dict.fromkeys(n for c in code for n in (c, c + 1, 2 * c) if known.min <= n <= known.max)
+        found = [n for n in near if any(map(takes, _at_the_end(n, low, field)))]
+        for part in chunks(found, field[:1].numel() // 2):
+            yield partial(of_numbers, part, half(fill))
+
+
+def _at_the_end(number: int, low: int, field: Tensor) -> Iterator[Tensor]:
+    """Rows with a number at the last place alone: a row of padding everywhere may have no result."""
+    for rest in (low, low + 1):
+        row = torch.full(field.shape[1:], rest)
+        row.view(-1)[-1] = number
+        yield row
 
 
 def _below(size: int, low: int) -> tuple[int, ...]:
@@ -274,11 +217,3 @@ def fit(rows: Tensor, like: Tensor) -> Tensor:
 
 def _row(part: Batch, row: int) -> Any:
     return of_fields({name: value[row : row + 1] for name, value in fields_of(part).items()})
-
-
-def _ones(like: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.ones((ROWS, *like.shape[1:]))
-
-
-def _zeros(like: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.zeros((ROWS, *like.shape[1:]))

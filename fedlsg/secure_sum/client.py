@@ -7,7 +7,8 @@ Guarantees, whatever the server sends (SecureSumError otherwise, and nothing lea
 - tags are given for one set of survivors: at least m of those that sent shares, this client among them, and at least h
   of its own closed neighbourhood;
 - shares are given for that set alone, and only after m survivors, this client among them, have shown by their tags that
-  they were told the same sets. Of each neighbour one secret is given, never both. ``graph`` has what follows from it.
+  they were told the same sets and public keys. Of each neighbour one secret is given, never both. ``graph`` has what
+  follows from it.
 """
 
 import hashlib
@@ -60,19 +61,21 @@ class Client:
         self._roster: bytes | None = None
         self._delivery: bytes | None = None
         self._public: dict[int, tuple[bytes, bytes]] = {}
-        """Share key and mask key of each other client in the roster."""
+        """Share key and mask key of each client in the roster, its own too."""
         self._seeds: dict[int, bytes] = {}
         """The pair seed s_ij of each neighbour in the roster."""
         self._announced: frozenset[int] = frozenset()
+        self._roster_digest = b""
+        """Of who announced which keys, its own too; in all that seals, opens and tags."""
         self._sharers: frozenset[int] = frozenset()
         self._held: dict[int, bytes] = {}
         """Of each closed neighbour that sent shares: a share of its self-mask seed, and one of its mask key."""
         self._told: bytes | None = None
         self._survivors: frozenset[int] = frozenset()
         self._sets = b""
-        """The digest of announced, sharers and survivors."""
+        """The digest of the roster, sharers and survivors."""
         self._due: dict[int, bytes] = {}
-        """The tag of each other survivor, if it was told the same sets."""
+        """The tag of each other survivor, if it was told the same sets and keys."""
 
     @property
     def stage(self) -> str:
@@ -142,7 +145,7 @@ class Client:
 
     def _make_shares(self, roster: bytes) -> bytes:
         self._read_roster(roster)
-        secrets, terms = self._secret, self.terms
+        secrets, terms, digest = self._secret, self.terms, self._roster_digest
         holders = {client: terms.points[client] for client in (self.client, *self._seeds)}
         degree = terms.plan.threshold - 1
         seeds = split(secrets.self_seed, secrets.coefficients(b"self-mask seed", degree), holders.values())
@@ -150,7 +153,7 @@ class Client:
         both = {client: seeds[point] + keys[point] for client, point in holders.items()}
         self._held = {self.client: both[self.client]}
         sealed = {
-            other: seal_shares(secrets.share_key, self.client, self._public[other][0], other, terms.digest, both[other])
+            other: seal_shares(secrets.share_key, self.client, self._public[other][0], other, digest, both[other])
             for other in self._seeds
         }
         self._roster = roster
@@ -159,26 +162,24 @@ class Client:
     def _read_roster(self, roster: bytes) -> None:
         announced, body = wire.read_with_set(roster, wire.ROSTER, self.client, self.terms, 2 * KEY_BYTES)
         neighbours = self._near(announced, "roster")
-        public = {
-            other: (keys[:KEY_BYTES], keys[KEY_BYTES:])
-            for other, keys in wire.read_table(body, 2 * KEY_BYTES, announced - {self.client}, of="roster").items()
-        }
-        keys = [key for pair in public.values() for key in pair]
-        own = [public_bytes(self._secret.share_key), public_bytes(self._secret.mask_key)]
-        if len({*keys, *own}) != len(keys) + len(own):
+        table = wire.read_table(body, 2 * KEY_BYTES, announced - {self.client}, of="roster")
+        table[self.client] = public_bytes(self._secret.share_key) + public_bytes(self._secret.mask_key)
+        public = {other: (keys[:KEY_BYTES], keys[KEY_BYTES:]) for other, keys in table.items()}
+        if len({key for pair in public.values() for key in pair}) != 2 * len(public):
             raise SecureSumError("roster: expected public keys that differ, got one twice")
         self._seeds = {
             other: pair_seed(self._secret.mask_key, self.client, public[other][1], other, self.terms.digest)
             for other in neighbours
         }
         self._announced, self._public = announced, public
+        self._roster_digest = wire.roster_digest(table, self.terms)
 
     def _open(self, delivery: bytes) -> None:
         sharers, body = wire.read_with_set(delivery, wire.DELIVERY, self.client, self.terms, SEALED_BYTES)
         if not sharers <= self._announced:
             raise SecureSumError("delivery: clients sent shares that had announced no keys")
         sealed = wire.read_table(body, SEALED_BYTES, self._near(sharers, "delivery"), of="delivery")
-        key, digest = self._secret.share_key, self.terms.digest
+        key, digest = self._secret.share_key, self._roster_digest
         held = {
             other: open_shares(key, self.client, self._public[other][0], other, digest, text)
             for other, text in sealed.items()
@@ -199,7 +200,7 @@ class Client:
         if not survivors <= self._sharers:
             raise SecureSumError("survivors: expected clients that sent shares, got others")
         self._near(survivors, "survivors")
-        sets = wire.sets_digest(self._announced, self._sharers, survivors, self.terms)
+        sets = wire.sets_digest(self._roster_digest, self._sharers, survivors, self.terms)
         key, terms = self._secret.share_key, self.terms.digest
         tags = {
             other: agreement_tags(key, self.client, self._public[other][0], other, terms, sets)
@@ -227,18 +228,18 @@ class Client:
         agreed = 1 + sum(hmac.compare_digest(tag, self._due[other]) for other, tag in tags.items())
         if agreed < self.terms.min_survivors:
             least = self.terms.min_survivors
-            raise SecureSumError(f"request: expected {least} clients that were told the same sets, got {agreed}")
+            raise SecureSumError(
+                f"request: expected {least} clients that were told the same sets and keys, got {agreed}"
+            )
 
     def _near(self, clients: frozenset[int], of: str) -> list[int]:
         """The neighbours among the clients, which must have this client and h of its closed neighbourhood."""
         if self.client not in clients:
             raise SecureSumError(f"{of}: client {self.client} itself is missing")
         near = [other for other in self.terms.neighbours[self.client] if other in clients]
-        if len(near) + 1 < self.terms.plan.threshold:
-            raise SecureSumError(
-                f"{of}: expected {self.terms.plan.threshold} of the neighbourhood of client {self.client}, got"
-                f" {len(near) + 1}"
-            )
+        least, got = self.terms.plan.threshold, len(near) + 1
+        if got < least:
+            raise SecureSumError(f"{of}: expected {least} of the neighbourhood of client {self.client}, got {got}")
         return near
 
     def _answer(self, stage: str, question: bytes, make: Callable[[], bytes]) -> bytes:

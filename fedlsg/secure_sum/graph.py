@@ -12,15 +12,24 @@ in which (1) no neighbourhood has h colluders, (2) the honest survivors are conn
 neighbourhood survive. Harary 1962 for the graph. Bonawitz et al. 2017, "Practical Secure Aggregation for
 Privacy-Preserving Machine Learning", for the consistency round.
 
-What a server that lies about sets can read
--------------------------------------------
-It tells client i that R_i announced keys, that U_i sent shares and that S_i survived, and has t colluders. Client i
-makes sure that i is in S_i, S_i within U_i, U_i within R_i, and |S_i| >= m. It gives shares only after m clients of
-S_i, itself among them, have tagged (R_i, U_i, S_i) for it. It tags once.
+What a server that lies about sets and keys can read
+----------------------------------------------------
+It tells client i that R_i announced keys, that U_i sent shares and that S_i survived, and has t colluders. R_i is the
+roster as i knows it: clients **and both public keys of each**, of i itself those that it announced. Client i makes sure
+that i is in S_i, S_i within U_i, U_i within R_i, and |S_i| >= m. It opens shares only of neighbours that sealed them
+under R_i. It gives shares only after m clients of S_i, itself among them, have tagged (R_i, U_i, S_i) for it. It tags
+once.
+
+A colluder is every client that shows the server what it knows, and every one in whose place anybody is shown a share
+key whose secret the server or a colluder knows: t in all, over all rosters of the attempt. Other keys may be shown as
+the server likes: old ones, one client's in place of another's, a true share key next to a false mask key.
 
 Theorem. Either no honest client gives a share, or there is one set S of at least m clients such that server and
 colluders learn the sum over the honest clients of S, and nothing else about honest inputs.
 
+0. True keys. Shares that i opens and tags that fit need the secret of a share key that i was shown. So they are those
+   of a colluder, or of an honest j that was told the same R, in which the keys of j are its own of this attempt. So the
+   masks of i with honest neighbours in U_i are made with true keys, whose secrets only shares of this attempt give.
 1. One set. If two honest clients give shares, m clients tagged for each of them. At least 2 m - K > t did so for both,
    so one of these is honest. It tagged once, so both were told the same (R, U, S). That S is the set.
 2. One secret. So honest clients give shares of b_j for j in S, of the mask key for j in U - S, and of nothing else;

@@ -118,27 +118,29 @@ def pair_seed(own: X25519PrivateKey, own_client: int, other: bytes, other_client
     return _derive(_exchange(own, other), b"pair mask", terms, *(_id(client) + key for client, key in ends))
 
 
-def seal_shares(own: X25519PrivateKey, sender: int, other: bytes, receiver: int, terms: bytes, shares: bytes) -> bytes:
+def seal_shares(own: X25519PrivateKey, sender: int, other: bytes, receiver: int, roster: bytes, shares: bytes) -> bytes:
     """Encrypt two shares for one neighbour: 80 bytes.
 
-    The key binds terms, sender, receiver and both public keys, and encrypts this text alone: so the nonce is constant.
+    The key binds the roster (its digest), sender, receiver and both public keys, and encrypts this text alone: so the
+    nonce is constant.
     """
     key = _derive(
-        _exchange(own, other), b"shares", terms, _id(sender) + public_bytes(own), _id(receiver) + other
+        _exchange(own, other), b"shares", roster, _id(sender) + public_bytes(own), _id(receiver) + other
     )  # fmt: skip
     return AESGCM(key).encrypt(_NONCE, shares, None)
 
 
-def open_shares(own: X25519PrivateKey, receiver: int, other: bytes, sender: int, terms: bytes, sealed: bytes) -> bytes:
+def open_shares(own: X25519PrivateKey, receiver: int, other: bytes, sender: int, roster: bytes, sealed: bytes) -> bytes:
     """The two shares that a neighbour sealed; SecureSumError if anything of it or around it was altered."""
     key = _derive(
-        _exchange(own, other), b"shares", terms, _id(sender) + other, _id(receiver) + public_bytes(own)
+        _exchange(own, other), b"shares", roster, _id(sender) + other, _id(receiver) + public_bytes(own)
     )  # fmt: skip
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, None)
     except InvalidTag:
         raise SecureSumError(
-            f"shares of client {sender} for client {receiver}: altered, or made under other terms or keys"
+            f"shares of client {sender} for client {receiver}: altered, or made under other terms, or by a client"
+            " that was shown other keys"
         ) from None
 
 

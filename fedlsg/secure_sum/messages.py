@@ -6,12 +6,12 @@
     down  delivery   clients that sent shares; of each neighbour among them: two sealed shares, 80
     up    masked     ``length`` integers of ``bits`` bits, packed
     down  survivors  clients that sent masked values
-    up    tags       for each other survivor: a tag on the digest of these three sets, 16
+    up    tags       for each other survivor: a tag on the digest of the roster and these two sets, 16
     down  request    clients that sent tags; of each other one: its tag for the receiver, 16
     up    answer     that digest; of each survivor in the closed neighbourhood a share of its self-mask seed, 32; of
                      each neighbour that sent shares and did not survive a share of its mask key, 32
 
-Every message: magic 4, version 1, kind 1, client 4, digest of the terms 16, body, SHA-256 of all that 16. The client is
+Every message: magic 4, version 2, kind 1, client 4, digest of the terms 16, body, SHA-256 of all that 16. The client is
 the one that sends or receives it. A set of clients is one bit for each client of the terms. A table is a count (2
 bytes), then a client (4 bytes) and its fixed number of bytes for each entry, clients ascending.
 The checksum finds damage; it is no signature.
@@ -128,12 +128,18 @@ def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dic
     return entries
 
 
-def sets_digest(
-    announced: Collection[int], sharers: Collection[int], survivors: Collection[int], terms: Terms
-) -> bytes:
-    """The commitment to the clients that announced keys, sent shares and survived, under these terms: 32 bytes."""
-    sets = b"".join(write_set(members, terms) for members in (announced, sharers, survivors))
-    return hashlib.sha256(b"fedlsg secure sum sets\0" + terms.digest + sets).digest()
+def roster_digest(keys: Mapping[int, bytes], terms: Terms) -> bytes:
+    """The commitment to the clients that announced keys, and to both public keys of each, under these terms: 32 bytes.
+
+    ``keys``: share key and mask key, 64 bytes, of every client that announced some; the reader's own among them.
+    """
+    return hashlib.sha256(b"fedlsg secure sum roster\0" + terms.digest + write_table(keys)).digest()
+
+
+def sets_digest(roster: bytes, sharers: Collection[int], survivors: Collection[int], terms: Terms) -> bytes:
+    """The commitment to a roster (its digest) and to the clients that sent shares and survived: 32 bytes."""
+    sets = b"".join(write_set(members, terms) for members in (sharers, survivors))
+    return hashlib.sha256(b"fedlsg secure sum sets\0" + terms.digest + roster + sets).digest()
 
 
 def _text(value: object) -> str:

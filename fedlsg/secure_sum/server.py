@@ -54,7 +54,7 @@ class Server:
         self._agreed: frozenset[int] = frozenset()
         """Survivors that sent tags: those that are asked for shares."""
         self._sets = b""
-        """The digest of the clients that announced keys, sent shares and survived."""
+        """The digest of who announced which keys, sent shares and survived."""
         self._words = np.zeros(0, word(terms.bits))
 
     def rosters(self, keys: Pairs) -> dict[int, bytes] | GivenUp:
@@ -111,7 +111,8 @@ class Server:
         self._survivors = frozenset(survivors)
         if reason := self._too_few(self._survivors):
             return self._give_up("masked", reason, len(survivors))
-        self._sets = wire.sets_digest(self._announced, self._sealed, survivors, self.terms)
+        keys = {client: known.keys for client, known in self._announced.items()}
+        self._sets = wire.sets_digest(wire.roster_digest(keys, self.terms), self._sealed, survivors, self.terms)
         body = wire.write_set(survivors, self.terms)
         self.sent = {client: wire.write(wire.SURVIVORS, client, self.terms, body) for client in sorted(survivors)}
         return self.sent

@@ -2,7 +2,8 @@
 
 Order, which the privacy claim rests on: what can be refused is refused, the ledger is charged, the batch is clipped,
 noise on the grid is drawn, the sum is masked, the state is written, and only then do masked values leave. A stage that
-is asked for again gets the answer that it got; another attempt gets fresh noise and is charged again.
+is asked for again gets the answer that it got; a later attempt gets fresh noise and is charged again. An attempt that
+is over does not begin again: there are no two clients, and no two pairs of keys, under the same terms.
 """
 
 from collections.abc import Callable
@@ -124,9 +125,20 @@ def _terms(base: Base, stage: Stage, partition: int) -> Terms:
 
 
 def _begin(base: Base, terms: Terms, partition: int, state: RecordDict) -> Client:
-    """The client of an attempt, with new secrets unless it has begun; those of an earlier attempt are forgotten."""
-    if RECORD in state.config_records and state.config_records[RECORD]["terms"] == terms.digest:
+    """The client of an attempt, with new secrets unless it has begun; those of an earlier attempt are forgotten.
+
+    Refused: an attempt of a run that is not later than the last one. It may have been answered with other keys.
+    """
+    record = state.config_records.get(RECORD, ConfigRecord())
+    if record.get("terms") == terms.digest:
         return _restore(terms, partition, state)
+    kept, asked = record.get(_last(terms)), (terms.round, terms.attempt)
+    last = tuple(int(number) for number in kept) if isinstance(kept, list) else ()
+    if asked <= last:
+        raise ProtocolError(
+            f"expected a later attempt than the last one of this run, number {last[1]} of round {last[0]}, got number"
+            f" {asked[1]} of round {asked[0]}"
+        )
     s = base.settings
     labels = (*base.stream, "secure sum", partition, terms.round, terms.attempt)
     return Client(terms, partition, reproducible_root(s.seed, *labels) if s.reproducible else secret_root())
@@ -142,4 +154,12 @@ def _restore(terms: Terms, partition: int, state: RecordDict) -> Client:
 
 
 def _store(client: Client, state: RecordDict) -> None:
-    state[RECORD] = ConfigRecord({"terms": client.terms.digest, "state": client.export()})
+    """Keep the client, and which attempt of its run is the last one; of other runs that stays as it is."""
+    terms, record = client.terms, state.config_records.get(RECORD, ConfigRecord())
+    last = [terms.round, terms.attempt]
+    state[RECORD] = ConfigRecord({**record, "terms": terms.digest, "state": client.export(), _last(terms): last})
+
+
+def _last(terms: Terms) -> str:
+    """Under which name the last attempt of a run is kept: its round and number."""
+    return f"last of run {terms.run.hex()}"

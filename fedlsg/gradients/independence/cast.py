@@ -30,7 +30,7 @@ def check_cast(model: nn.Module, loss_fn: LossFunction, families: Sequence[tuple
     model = copy.deepcopy(model).cpu()
     own = next(iter(trainable(model).values())).dtype
     for dtype, loss_dtype in ((torch.float64, None), (torch.float64, own), (None, None)):
-        subject = prepare(model, loss_fn, inputs, targets, dtype, loss_dtype)
+        subject = prepare(model, loss_fn, inputs, targets, dtype, loss_dtype, by_number=True)
         alone = run_alone(subject, sum(sizes))
         if alone:
             compare_cast(subject, alone, sizes)

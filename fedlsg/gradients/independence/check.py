@@ -13,13 +13,14 @@ example (``Draws``). Trainable weights are moved a little, so that a branch afte
 the inputs are made a little smaller, against ties. One neighbour is ``LARGE`` times as large, one is a duplicate.
 
 What it cannot find:
-    - mixing on a condition that no probe meets: batches larger than ``LARGEST``, other values, lengths or labels, other
-      weights, the hundredth call, another device, precision or mode than that of the check;
+    - mixing on a condition that no probe meets: batches larger than ``LARGEST`` of a size that the code does not
+      mention, other values, lengths or labels, other weights, the hundredth call, another device, precision or mode
+      than that of the check;
     - mixing below ``TOLERANCE``; in a loss that computes in float32, mixing below ``ROUNDED``; in a model that cannot
       run in float64, or computes in float32 inside, mixing below ``COARSE``, and below ``KINK`` where only the gradient
       mixes;
     - mixing by chance, in draws other than those of the check. A draw of one number for the whole batch (occasional
-      mixup) has one value here;
+      mixup) has ``SEEDS`` values here;
     - effects of padding: all probes are padded alike, alone and in batches. Nor does it find that batches of other
       sizes are rounded differently in a coarser precision (``precision``);
     - a model or a loss that recognises the check. It finds mistakes. Nothing here helps against the author of the
@@ -31,19 +32,25 @@ Draws no noise and reads public inputs only.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from fedlsg.gradients.independence.coupled_draws import Draws
 from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
 from fedlsg.gradients.independence.trace import Key, Seen, Trace
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable, unsupported
+from fedlsg.written import written
 
 BATCHES = (2, 7)
 LARGEST = 16
 """The largest batch that is tried because a dimension of the model has its size."""
+SEEDS = 16
+"""Seeds that are tried for a model or loss that draws one number for the whole batch."""
+MOST, FEW = 300, 3
+"""Bound of batch sizes in the user's code, and how many of them are tried: a mean from 32 examples on, say."""
 WORK = 2**20
 """Activations of one example, in numbers, above which only the dimensions of the inputs are tried."""
 TOLERANCE = 1e-9
@@ -81,17 +88,24 @@ def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, ta
             if dtype is None or error.__cause__ is None:
                 raise
             continue  # a loss that holds float32 tensors cannot read float64, and some models cannot run in it
-        return compare(subject, first)
+        compare(subject, first)
+        for seed in range(1, SEEDS if subject.draws.common else 1):  # mixup by a coin: in some of the batches
+            other = replace(subject, draws=Draws(seed))
+            compare(other, other.run([0]))
+        return
 
 
 def sizes(subject: Subject, alone: Trace) -> list[int]:
     """Batch sizes to try: ``BATCHES``, small dimensions of the inputs and, if that is cheap, of all activations."""
     given = [x.shape[1:] for x in ([subject.inputs] if isinstance(subject.inputs, Tensor) else subject.inputs.values())]
     shapes = [seen.shape for seen in alone.forward.values()]
-    if sum(shape.numel() for shape in shapes) <= WORK:
+    work = sum(shape.numel() for shape in shapes)
+    if work <= WORK:
         given += shapes
     coinciding = {size for shape in given for size in shape if 2 < size <= LARGEST}
-    return sorted({*BATCHES, *coinciding})
+    loss = getattr(subject.loss_fn, "loss", subject.loss_fn)
+    in_code = [int(n) + 1 for n in written(subject.model, loss) if BATCHES[-1] <= n < MOST and work * n <= WORK]
+    return sorted({*BATCHES, *coinciding, *in_code[:FEW]})
 
 
 def compare(subject: Subject, first: Outcome) -> None:

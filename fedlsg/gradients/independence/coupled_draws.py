@@ -8,6 +8,7 @@ the masks are equal for all examples, and the examples are not.
 Draws no noise and reads public probe inputs only.
 """
 
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,13 +36,15 @@ class Draws(TorchDispatchMode):
     Guarantee inside the context: the k-th draw of a pass has the numbers of the k-th draw of the first pass, repeated
     along the one dimension that is longer. A draw of the same shape in every batch is repeated unchanged.
     Differs from the distribution in training: all examples share one mask.
+    ``seed``: of all generators. ``common``: whether a batch had a draw that no example has for itself, such as a coin.
     ``coarsest`` is the largest unit in the last place of any float type that sums were taken in, by the model's forward
     pass; ``coarsest_later`` from the loss on, which ``in_loss`` says.
     Raises UncoupledDrawError for a draw whose distribution depends on a tensor.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
+        self.seed, self.batch, self.common = seed, 1, False
         self.first: list[Tensor] = []
         self.place = 0
         self.coarsest = self.coarsest_later = float(torch.finfo(torch.float64).eps)
@@ -76,6 +79,7 @@ class Draws(TorchDispatchMode):
             return drawn
         first = self.first[place]
         if first.shape == drawn.shape:
+            self.common |= self.batch > 1
             return first
         longer = longer_dimension(first.shape, drawn.shape)
         if longer is None:
@@ -142,13 +146,20 @@ def couple(draws: Draws, device: torch.device) -> Iterator[None]:
     draws.place, draws.in_loss = 0, False
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.random.default_generator.manual_seed(0)
-            random.seed(0)
-            np.random.seed(0)
+            torch.random.default_generator.manual_seed(draws.seed)
+            random.seed(draws.seed)
+            np.random.seed(draws.seed)
             if device.type == "cuda":
-                torch.cuda.manual_seed(0)
+                torch.cuda.manual_seed(draws.seed)
+            before = _uncoupled()
             with sdpa_kernel(SDPBackend.MATH), draws:
                 yield
+            draws.common |= before != _uncoupled()
     finally:
         random.setstate(state)
         np.random.set_state(numpy_state)
+
+
+def _uncoupled() -> bytes:
+    """The states of the generators whose draws are not coupled by example."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))

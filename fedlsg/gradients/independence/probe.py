@@ -78,6 +78,7 @@ class Subject:
 
     def run(self, members: Sequence[int], like: Trace | None = None) -> Outcome:
         """Forward and backward of a batch. An error inside the model names the layer that raised it."""
+        self.draws.batch = len(members)
         trace, kept = Trace(batch=len(members), like=like), []
 
         def loss(outputs: Any, targets: Any) -> Tensor:
@@ -134,6 +135,8 @@ def prepare(
     targets: Batch,
     dtype: torch.dtype | None,
     loss_dtype: torch.dtype | None,
+    *,
+    by_number: bool = False,
 ) -> Subject:
     """The subject in ``dtype``, or in the model's own type if that is None; the loss reads ``loss_dtype``, or that."""
     copied = copy_of(model)
@@ -156,7 +159,7 @@ def prepare(
         coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1]))
     count = batch_size(inputs, targets)
     inputs, targets = (each(t, lambda x: x if dtype is None else floats(x, dtype)) for t in (inputs, targets))
-    inputs = each(inputs, lambda x: widen(x, generator))
+    inputs = each(inputs, lambda x: widen(x, generator, by_number=by_number))
     targets = each(targets, lambda x: torch.cat([x, x]))
     frame = Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
     with suppress(Exception):  # what fails here fails in the first pass, too, where the layer is named
@@ -225,13 +228,13 @@ def floats(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def widen(x: Tensor, generator: torch.Generator) -> Tensor:
+def widen(x: Tensor, generator: torch.Generator, *, by_number: bool = False) -> Tensor:
     """The rows, each number made up to 0.1 % smaller against ties, then the same rows ``LARGE`` times as large.
 
     Integers, and positions with a whole number in every row, are not changed: they may be masks, categories or lengths.
     """
     if not x.is_floating_point():
         return torch.cat([x, x])
-    codes = (x == x.round()).all(0)
+    codes = x == x.round() if by_number else (x == x.round()).all(0)
     less = 1 - 1e-3 * torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x)
     return torch.cat([torch.where(codes, x, x * less), torch.where(codes, x, x * LARGE)])

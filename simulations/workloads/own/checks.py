@@ -10,9 +10,12 @@ import numpy as np
 import torch
 
 from fedlsg.gradients.losses import CLASSES, PerExampleLoss
-from fedlsg.own_loop.made_up import ROWS, Maker, of_fields
+from fedlsg.own_loop.alone import LARGEST
+from fedlsg.own_loop.fills import ROWS
+from fedlsg.own_loop.made_up import Maker, of_fields
 from fedlsg.own_loop.made_up import fields_of as fields
 from fedlsg.randomness import own_draws
+from fedlsg.written import written
 from simulations.workloads.base.workload import Inputs
 from simulations.workloads.own.rows import Prepare, Rows
 from simulations.workloads.own.transform import ONE_SHAPE, PROBES, check_same_rows, fields_of, run_transform
@@ -69,10 +72,11 @@ class _CannotTakeError(Exception):
 
 
 def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
-    """``make``: from places of 0 to count - 1 to inputs. Alone, all, all the other way round, pairs."""
+    """``make``: from places of 0 to count - 1 to inputs. Alone, all, all the other way round, pairs, a large batch."""
     alone = [dict(fields_of(make([row]))) for row in range(count)]
     order = list(range(count))
-    for together in (order, order[::-1], order[::2], order[1::2], *([a, b] for a, b in pairwise(order))):
+    large = order * -(-LARGEST // count)
+    for together in (order, order[::-1], order[::2], order[1::2], large, *([a, b] for a, b in pairwise(order))):
         if together:
             made = dict(fields_of(make(together)))
             if wrong := [name for name, value in made.items() if value.ndim == 0 or len(value) != len(together)]:
@@ -100,7 +104,7 @@ def _made_up(rows: Rows) -> list[Any]:
         except Exception:  # whatever a user's transform raises on such values
             return False
 
-    maker = Maker(inputs=like, targets={}, takes=takes, sizes=frozenset())
+    maker = Maker(inputs=like, targets={}, takes=takes, sizes=frozenset(), written=written(rows.prepare.transform))
     return [inputs for inputs, _ in maker.families()]
 
 

@@ -99,6 +99,8 @@ class Workload:
                     "model in several processes; write model=lambda: MyModel(...)"
                 )
         per_example_loss(self.loss)  # refuses what is no loss
+        if not (self.num_classes is None or (type(self.num_classes) is int and self.num_classes > 0)):
+            raise ValueError(f"num_classes={self.num_classes!r}: expected a whole number of 1 or more, or None")
         if not isinstance(self.metrics or {}, Mapping):
             raise ValueError(f"metrics={type(self.metrics).__name__}: expected a dict, such as {{'mae': function}}")
         if self.probe is not None and not callable(self.probe):

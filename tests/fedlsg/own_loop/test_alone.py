@@ -38,7 +38,7 @@ def test_a_batch_function_that_makes_each_example_alone_passes(case):
 def test_every_mixing_function_is_accepted_without_the_comparison(case, monkeypatch):
     """Negative control: nothing but the comparison, the guard and the test of seeds finds them."""
     monkeypatch.setattr(alone, "row_differs", lambda one, two: [])
-    if case != "some rows dropped":
+    if case not in ("some rows dropped", "own positions"):
         check_batches(MIXING_BATCHES[case](), ROWS, "cpu")
 
 
@@ -79,6 +79,13 @@ class Remembering(Items):
         return X[place] - self.seen, Y[place]
 
 
+class Drawing(Items):
+    """Returns an item that it draws, whichever is demanded."""
+
+    def __getitem__(self, place):
+        return super().__getitem__(random.randrange(ROWS))
+
+
 class AtOnce(Items):
     """A batch at once, less its mean if ``mixed``."""
 
@@ -109,6 +116,27 @@ def test_data_sets_that_mix_are_refused():
         with pytest.raises(ValueError, match="mixes examples"):
             check_batches(of(data), ROWS, "cpu")
     check_batches(of(AtOnce(mixed=False)), ROWS, "cpu")
+
+
+def test_a_data_set_that_returns_a_random_item_is_refused(monkeypatch):
+    data = Drawing()
+    with pytest.raises(ValueError, match="mixes examples: it gives one row for several positions"):
+        check_batches(of(data), ROWS, "cpu")
+    monkeypatch.setattr(alone, "_check_positions", lambda *given: None)  # negative control
+    check_batches(of(data), ROWS, "cpu")
+
+
+def test_a_function_that_seeds_every_row_by_its_own_position_passes():
+    def of_position(row):
+        torch.manual_seed(row)
+        return X[row] + torch.rand(6)
+
+    check_batches(lambda rows: (torch.stack([of_position(row) for row in rows.tolist()]), Y[rows]), ROWS, "cpu")
+
+
+def test_equal_rows_with_random_changes_are_not_taken_for_one_row():
+    x = torch.zeros(ROWS, 6)
+    check_batches(lambda rows: (x[rows], Y[rows] + torch.rand(len(rows))), ROWS, "cpu")
 
 
 GENERATOR = np.random.default_rng(0)

@@ -62,6 +62,14 @@ def test_items_that_are_no_pairs_are_refused():
         batches_of(Items(lambda i: X[i]), num_examples=6, device=CPU)(ROWS)
 
 
+def test_items_of_several_shapes_are_refused_with_cause_and_fix():
+    with pytest.raises(
+        ValueError, match=r"items of Items cannot be put together.*give every example one\s+shape"
+    ) as found:
+        batches_of(Items(lambda i: (torch.ones(i), Y[i])), num_examples=6, device=CPU)(ROWS)
+    assert isinstance(found.value.__cause__, RuntimeError)
+
+
 def test_an_empty_batch_calls_nothing():
     inputs, targets = guarded(lambda rows: pytest.fail("called"))(ROWS[:0])
     assert len(inputs) == len(targets) == 0

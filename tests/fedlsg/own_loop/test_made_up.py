@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from fedlsg.gradients import per_example_loss
+from fedlsg.gradients.independence import check as independence
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.own_loop import check_example, check_synthetic, examples
 from fedlsg.own_loop.examples import Trial
-from fedlsg.own_loop.made_up import ROWS, Maker, numbers
+from fedlsg.own_loop.fills import ROWS, numbers
+from fedlsg.own_loop.made_up import Maker
 from tests.fedlsg.support.mixing_zoo import COUNTS, HONEST, LABELS, LONG, MIXING, TOKENS, Case, Embedded, Tables
 
 
@@ -42,6 +44,27 @@ NEW = [
 def test_the_families_find_what_numbers_of_one_kind_do_not(case, monkeypatch):
     """Negative control: rows of 0 and 1, or of normal numbers alone, let all of these pass."""
     monkeypatch.setattr(examples, "check_families", lambda *given: True)
+    check(MIXING[case])
+
+
+OF_CODE = [
+    "-999 by the mean", "-1 by the mean", "milliseconds or seconds", "known labels but -1", "padding of id 100",
+    "mean from 32 examples on",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_CODE)
+def test_numbers_of_the_code_find_what_no_other_rows_find(case, monkeypatch):
+    """Negative control: without them, all of these pass."""
+    for reader in (examples, independence):
+        monkeypatch.setattr(reader, "written", lambda *things: ())
+    check(MIXING[case])
+
+
+@pytest.mark.parametrize("case", ["a coin by torch", "a coin by python"])
+def test_other_seeds_find_what_one_seed_does_not(case, monkeypatch):
+    """Negative control: under the first seed these coins do not mix."""
+    monkeypatch.setattr(independence, "SEEDS", 1)
     check(MIXING[case])
 
 

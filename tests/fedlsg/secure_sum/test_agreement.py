@@ -29,9 +29,9 @@ def test_a_request_needs_the_tags_of_m_survivors():
     request, client = session.requests()[WHO], session.clients[WHO]
     with pytest.raises(SecureSumError, match="request: expected 7 clients at least, got 6"):
         client.unmask(with_tags(session, request, EVERYONE - {OTHER, 16}))
-    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets, got 6"):
+    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets and keys, got 6"):
         client.unmask(with_tags(session, request, EVERYONE, {OTHER: bytes(16), 16: bytes(16)}))
-    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets, got 6"):
+    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets and keys, got 6"):
         client.unmask(with_tags(session, request, EVERYONE - {OTHER}, {16: bytes(16)}))
     with pytest.raises(SecureSumError, match="expected tags of survivors, this client among them"):
         client.unmask(with_tags(session, request, EVERYONE - {WHO}))
@@ -57,14 +57,21 @@ def test_a_tag_that_is_sent_back_or_to_another_client_does_not_count():
     own = wire.read_table(body_of(tags[WHO]), TAG_BYTES, EVERYONE - {WHO}, of="test")
     others = wire.read_table(body_of(tags[OTHER]), TAG_BYTES, EVERYONE - {OTHER}, of="test")
     for wrong in ({who: own[who] for who in (OTHER, 16)}, {OTHER: others[16], 16: others[19]}):
-        with pytest.raises(SecureSumError, match="told the same sets, got 6"):
+        with pytest.raises(SecureSumError, match="told the same sets and keys, got 6"):
             session.clients[WHO].unmask(with_tags(session, request, EVERYONE, wrong))
 
 
-@pytest.mark.parametrize("sets", ["announced", "sharers", "survivors"])
-def test_tags_are_over_each_of_the_sets_and_the_terms(sets):
+def test_tags_are_over_keys_and_each_of_the_sets_and_the_terms():
     everyone = tuple(sorted(EVERYONE))
-    base = {"announced": everyone, "sharers": everyone, "survivors": everyone}
-    terms = make_terms(8, survivors=7, colluders=1)
-    assert wire.sets_digest(**base, terms=terms) != wire.sets_digest(**base | {sets: everyone[1:]}, terms=terms)
-    assert len({wire.sets_digest(**base, terms=make_terms(8, survivors=7, attempt=a)) for a in (0, 1)}) == 2
+    keys = {who: bytes([who]) * 64 for who in everyone}
+    one, other = (make_terms(8, survivors=7, attempt=attempt) for attempt in (0, 1))
+    fewer = {who: keys[who] for who in everyone[1:]}
+    other_share, other_mask = keys | {OTHER: b"s" + keys[OTHER][1:]}, keys | {OTHER: keys[OTHER][:-1] + b"m"}
+    rosters = [wire.roster_digest(known, one) for known in (keys, fewer, other_share, other_mask)]
+    rosters.append(wire.roster_digest(keys, other))
+    digests = [wire.sets_digest(roster, everyone, everyone, one) for roster in rosters]
+    digests += [wire.sets_digest(rosters[0], everyone[1:], everyone, one)]
+    digests += [wire.sets_digest(rosters[0], everyone, everyone[1:], one)]
+    digests += [wire.sets_digest(rosters[0], everyone, everyone, other)]
+    assert len({*digests}) == len(digests) == 8
+    assert wire.roster_digest(dict(reversed(keys.items())), one) == rosters[0], "the order of keys does not matter"

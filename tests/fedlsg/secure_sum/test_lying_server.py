@@ -1,4 +1,4 @@
-"""A server that tells clients different sets reads nothing but the sum of one set of m survivors or more.
+"""A server that tells clients different sets and keys reads nothing but the sum of one set of m survivors or more.
 
 Covered by the proof in ``fedlsg.secure_sum.graph``; here real clients are lied to.
 
@@ -22,7 +22,7 @@ from fedlsg.secure_sum import client as client_file
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets
 from tests.fedlsg.support import lying_server
-from tests.fedlsg.support.lying_server import Coalition
+from tests.fedlsg.support.lying_server import Coalition, Sets
 from tests.fedlsg.support.secure_rounds import make_terms
 
 AGREED = "told the same sets"
@@ -123,8 +123,12 @@ def test_at_five_clients_the_thresholds_alone_are_enough():
 
 
 @st.composite
-def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, frozenset[int]]]]:
-    """Terms, colluders, and what each client is told: one of three worlds, and single clients something else."""
+def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, frozenset[int]]], Sets]:
+    """Terms, colluders, and what each client is told: one of three worlds, and single clients something else.
+
+    And in whose place single clients are shown an old mask key: nobody's, some others', or all others'. Then sets may
+    be told truly.
+    """
     count = draw(st.integers(5, 9))
     colluders = draw(st.integers(1, 2))
     survivors = draw(st.integers((count + colluders) // 2 + 1, count))
@@ -140,11 +144,17 @@ def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, fr
         if draw(st.booleans()):
             who = draw(st.sampled_from(terms.clients))
             told[stage][who] = draw(st.frozensets(st.sampled_from(terms.clients))) | {who}
-    return terms, frozenset(bad), told
+    some = st.frozensets(st.sampled_from(terms.clients)) | st.just(frozenset(terms.clients))
+    replaced = draw(st.just({}) | st.dictionaries(st.sampled_from(terms.clients), some, min_size=1, max_size=2))
+    if replaced and draw(st.booleans()):
+        told = {stage: dict.fromkeys(terms.clients, frozenset(terms.clients)) for stage in told}
+    return terms, frozenset(bad), told, {who: others - {who} for who, others in replaced.items()}
 
 
-def what_comes_out(terms: Terms, bad: frozenset[int], told: dict, sent_back: bool) -> tuple[Coalition, frozenset[int]]:
-    coalition = Coalition(terms, bad)
+def what_comes_out(
+    terms: Terms, bad: frozenset[int], told: dict, sent_back: bool, replaced: Sets | None = None
+) -> tuple[Coalition, frozenset[int]]:
+    coalition = Coalition(terms, bad, replaced or {})
     coalition.rosters(told["announced"])
     coalition.deliveries(told["sharers"])
     coalition.survivors(told["survivors"])
@@ -154,8 +164,8 @@ def what_comes_out(terms: Terms, bad: frozenset[int], told: dict, sent_back: boo
 @given(lie=lies(), sent_back=st.booleans())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_the_server_says_one_sum_comes_out_at_most(lie, sent_back):
-    terms, bad, told = lie
-    coalition, answered = what_comes_out(terms, bad, told, sent_back)
+    terms, bad, told, replaced = lie
+    coalition, answered = what_comes_out(terms, bad, told, sent_back, replaced)
     agreed = {tuple(told[stage][who] for stage in told) for who in answered}
     assert len(agreed) <= 1, "honest clients answered for different sets"
     groups = coalition.revealed()
@@ -182,6 +192,21 @@ def test_an_honest_server_reads_the_sum_with_its_colluders():
 
 
 # --- negative controls: other ways to agree on nothing
+
+
+def test_old_keys_read_a_vector_where_clients_agree_on_who_announced_keys_alone(monkeypatch: pytest.MonkeyPatch):
+    """Nobody is told another set; one client is shown old mask keys of all others."""
+    terms = make_terms(9, survivors=7, colluders=1, length=2)
+    everyone, target, bad = frozenset(terms.clients), terms.clients[0], frozenset(terms.clients[1:2])
+    told = {stage: dict.fromkeys(everyone, everyone) for stage in ("announced", "sharers", "survivors")}
+    replaced = {target: everyone - {target}}
+    coalition, answered = what_comes_out(terms, bad, told, False, replaced)
+    assert (answered, coalition.revealed()) == (frozenset(), [])
+    monkeypatch.setattr(wire, "roster_digest", lambda keys, terms: wire.write_set(keys, terms))
+    coalition, answered = what_comes_out(terms, bad, told, False, replaced)
+    assert answered == everyone - bad
+    assert frozenset({target}) in coalition.revealed()
+    assert np.array_equal(coalition.read_sum({target}), coalition.sum_of({target}))
 
 
 def attacked() -> tuple[Coalition, frozenset[int]]:
@@ -219,7 +244,7 @@ def test_a_client_that_tags_twice_is_caught(monkeypatch: pytest.MonkeyPatch):
         key = AttemptSecrets(reproducible_root(0, who), terms.digest, who).share_key
         for other in terms.clients:
             if other != who and who in told[other]:
-                sets = wire.sets_digest(terms.clients, terms.clients, told[other], terms)
+                sets = wire.sets_digest(coalition.roster_digest(other), terms.clients, told[other], terms)
                 public = coalition.public[other].share_key
                 collected[who, other] = client_file.agreement_tags(key, who, public, other, terms.digest, sets)[0]
     coalition.tags = {who: {j: collected[who, j] for i, j in collected if i == who} for who in terms.clients}

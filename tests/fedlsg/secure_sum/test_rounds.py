@@ -171,7 +171,7 @@ def test_golden_messages():
     assert found.outcome.values.tolist() == [sum(terms.clients) - 13] * 8  # type: ignore[union-attr]
 
 
-GOLDEN = "3ed516e98e91aea8f4f90a8d0e7ee857cdee278835b40db92baa13515f43cb2f"
+GOLDEN = "298bf52f5fc33de088549b74081fc161101766169ba7c8b6a34cb4e39ebf5d6a"
 
 
 def test_a_masked_vector_that_comes_after_the_set_is_fixed_is_not_added():

@@ -114,6 +114,12 @@ def ascending(rows: Tensor) -> tuple[Tensor, Tensor]:
     return X[rows], Y[rows]
 
 
+def own_positions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Draws a batch of its own."""
+    rows = torch.randint(ROWS, (len(rows),))
+    return X[rows], Y[rows]
+
+
 MIXING_BATCHES: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
     "mean": lambda: moved(lambda x: x - x.mean(0)),
     "standardised": lambda: moved(standardised),
@@ -139,6 +145,9 @@ MIXING_BATCHES: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
     "own generator": lambda: moved(own_generator()),
     "new generator": lambda: lambda rows: moved(own_generator())(rows),
     "memory": lambda: moved(remembering()),
+    "mean by a coin of torch": lambda: moved(lambda x: x - x.mean(0) if torch.rand(()) < 0.5 else x),
+    "mean by a coin of python": lambda: moved(lambda x: x - x.mean(0) if random.random() < 0.5 else x),
+    "own positions": lambda: own_positions,
     "longest text": lambda: lambda rows: padded(rows, mixed=True),
 }  # fmt: skip
 
@@ -152,6 +161,7 @@ HONEST_BATCHES: dict[str, Callable[[Tensor], Any]] = {
     "noise by python": moved(noisy(draw_by_python)),
     "two draws": moved(two_draws),
     "draws one by one": moved(by_example),
+    "a coin of each": moved(lambda x: x * (torch.rand(len(x), 1) < 0.5)),
     "one draw for all": moved(lambda x: x * (1 if random.random() < 0.5 else -1)),
     "own seeds": own_seeds,
     "ascending": ascending,
@@ -170,6 +180,8 @@ MIXING_TRANSFORMS: dict[str, Function] = {
     "chance": lambda x: x + torch.rand(len(x), 1),
     "chance after a seed": lambda x: x + torch.rand(len(x), 1, generator=torch.Generator().manual_seed(0)),
     "one number for all by chance": lambda x: x + random.random(),
+    "-999 by the mean": lambda x: torch.where(x == -999, (x * (x != -999)).float().mean(0), x.float()),
+    "mean of more than 64": lambda x: x.float() - x.float().mean(0) if len(x) > 64 else x.float(),
     "missing by the mean": lambda x: torch.where(x.isnan(), x.nanmean(0), x) if x.is_floating_point() else x.flip(0),
 }
 
@@ -180,5 +192,6 @@ HONEST_TRANSFORMS: dict[str, Function] = {
     "products": lambda x: torch.tanh(x[:, 1:].float() @ MATRIX[1:]),
     "logarithms": lambda x: x.abs().float().log1p(),
     "own ranks": lambda x: x.argsort(1).float(),
+    "-999 by a constant": lambda x: torch.where(x == -999, 0.5, x.float()),
     "a shift that all have": lambda x: x + torch.rand(6, generator=torch.Generator().manual_seed(0)),
 }

@@ -1,4 +1,4 @@
-"""A server that tells each client other sets, t clients that show it all, and what they read together.
+"""A server that tells each client other sets and keys, t clients that show it all, and what they read together.
 
 The clients are the real ones. What comes out is found twice: by the secrets that the coalition puts together from real
 shares, and from these by a rule of its own (``revealed``): the sum of a group of vectors is read if each mask that the
@@ -33,12 +33,19 @@ Sets = Mapping[int, frozenset[int]]
 """For each client the set that it is told."""
 
 
+def old_key(client: int) -> bytes:
+    """The secret of a mask key that a client had in an earlier attempt, which was put together there."""
+    return AttemptSecrets(reproducible_root(1, client), bytes(32), client).mask_secret
+
+
 @dataclass
 class Coalition:
     """A lying server and its colluders in one attempt. Call the stages in order; clients that refuse are left out."""
 
     terms: Terms
     colluders: frozenset[int]
+    replaced: Sets = field(default_factory=dict)
+    """For some clients: in whose place they are shown an old mask key, whose secret the server has."""
     clients: dict[int, Client] = field(init=False)
     refused: dict[int, str] = field(default_factory=dict)
 
@@ -61,7 +68,7 @@ class Coalition:
 
     def rosters(self, sets: Sets) -> None:
         for who, announced in sets.items():
-            table = {other: self.public[other].keys for other in announced if other != who}
+            table = {other: self._shown(who, other) for other in announced if other != who}
             reply = self._send(who, wire.ROSTER, announced, wire.write_table(table), "shares", "announced")
             if reply is not None:
                 due = [other for other in self.terms.neighbours[who] if other in announced]
@@ -69,8 +76,12 @@ class Coalition:
         for owner, sealed in self.sealed.items():
             for holder in self.colluders & sealed.keys():
                 key, public = self.secrets[holder].share_key, self.public[owner].share_key
-                both = open_shares(key, holder, public, owner, self.terms.digest, sealed[holder])
+                both = open_shares(key, holder, public, owner, self.roster_digest(owner), sealed[holder])
                 self._learn(holder, owner, both[:32], both[32:])
+
+    def roster_digest(self, who: int) -> bytes:
+        """The digest of the roster that a client was shown."""
+        return wire.roster_digest({j: self._shown(who, j) for j in self.told["announced"][who]}, self.terms)
 
     def deliveries(self, sets: Sets) -> None:
         for who, sharers in sets.items():
@@ -96,7 +107,7 @@ class Coalition:
         answered = set()
         for who, survivors in self.told["survivors"].items():
             among = survivors if senders is None else senders[who]
-            fitting = wire.sets_digest(*(told[who] for told in self.told.values()), terms=self.terms)
+            fitting = wire.sets_digest(self.roster_digest(who), self.told["sharers"][who], survivors, self.terms)
             table = {other: self._tag(other, who, fitting, sent_back) for other in among if other != who}
             message = wire.write_set(among, self.terms) + wire.write_table(table)
             try:
@@ -151,6 +162,8 @@ class Coalition:
             add_masks(words, [(seed, -1)])
             for other in self._near(who):
                 ends = [(own, who, other), (self.known("key", other), other, who)]
+                if other in self.replaced.get(who, ()):
+                    ends = [(old_key(other), other, who)]
                 (key, holder, far), *_ = [end for end in ends if end[0] is not None] or [(None, 0, 0)]
                 if key is not None:
                     private = private_key(key)
@@ -168,11 +181,21 @@ class Coalition:
         return [other for other in self.terms.neighbours[who] if other in self.told["sharers"][who]]
 
     def _unknown(self, who: int) -> list[frozenset[int]]:
-        """The masks of a client that the coalition does not know: its own as {who}, a pair's as both."""
+        """The masks of a client that the coalition does not know: its own as {who}, a pair's as both.
+
+        A pair's where the other one was shown an old key, and has another mask, counts as its own.
+        """
         own = [frozenset({who})] if self.known("seed", who) is None else []
         if self.known("key", who) is not None:
             return own
-        return own + [frozenset({who, other}) for other in self._near(who) if self.known("key", other) is None]
+        near = set(self._near(who)) - self.replaced.get(who, frozenset())
+        unknown = [other for other in near if self.known("key", other) is None]
+        return own + [frozenset({who} if who in self.replaced.get(j, ()) else {who, j}) for j in unknown]
+
+    def _shown(self, who: int, other: int) -> bytes:
+        """The two public keys that a client is shown as another one's."""
+        keys = self.public[other].keys
+        return keys[:32] + public_bytes(private_key(old_key(other))) if other in self.replaced.get(who, ()) else keys
 
     def _send(self, who: int, kind: int, members: frozenset[int], rest: bytes, stage: str, name: str) -> bytes | None:
         if who in self.refused:

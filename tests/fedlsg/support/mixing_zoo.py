@@ -1,5 +1,6 @@
 """Models, losses, batch functions and transforms of users: those that mix examples, and honest ones next to them."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,6 +124,48 @@ def hard(outputs: Tensor, targets: Tensor) -> Tensor:
     return losses * (losses >= losses.median())
 
 
+def sentinel(value: float, *, mixed: bool) -> Callable[[Tensor], Tensor]:
+    """Numbers that stand for missing ones are the column's mean of the batch, or a constant."""
+
+    def change(x: Tensor) -> Tensor:
+        known, x = x != value, x.double() / 50
+        return torch.where(known, x, (x * known).sum(0) / known.sum(0).clamp(min=1) if mixed else 0.5)
+
+    return change
+
+
+def lengths(pad: int, *, mixed: bool) -> Case:
+    """Vectors of the tokens that are no padding, over the mean of their numbers, or each over its own."""
+
+    class Model(Embedded):
+        def forward(self, ids: Tensor) -> Tensor:
+            here = (ids != pad).unsqueeze(-1)
+            z, count = (self.words(ids) * here).sum(1), here.sum(1).to(self.head.weight.dtype)
+            return self.head(torch.tanh(z / (count.mean() if mixed else count).clamp(min=1)))
+
+    return Case(TOKENS, LABELS, lambda: Model(rows=1000))
+
+
+def by_coin(coin: Callable[[], Any]) -> Case:
+    """Mixup in half of the batches."""
+    return before(lambda x: x + 0.5 * x.roll(1, 0) if coin() < 0.5 else x)
+
+
+def known(value: float, *, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Binary labels of which some are unknown, over the mean number of known ones in the batch, or over each's own."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        here = targets != value
+        losses = F.binary_cross_entropy_with_logits(outputs, targets.where(here, 0), reduction="none") * here
+        return over(losses, here) if mixed else losses.sum(1) / here.sum(1).clamp(min=1)
+
+    return loss
+
+
+def coin_of_each(x: Tensor) -> Tensor:
+    return x * (torch.rand(len(x), *[1] * (x.ndim - 1)) < 0.5)
+
+
 TOKENS, MISSING = torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 4)
 LONG = torch.zeros(2, 9, 6)
 
@@ -174,6 +217,16 @@ MIXING = {
     "smoothing by the batch": of_loss(smoothed),
     "hard examples": of_loss(hard),
     "focal over the batch": of_loss(lambda o, t: ce(o, t) * ce(o, t).detach().softmax(0)),
+    "-999 by the mean": before(sentinel(-999.0, mixed=True)),
+    "-1 by the mean": before(sentinel(-1, mixed=True), COUNTS),
+    "milliseconds or seconds": before(
+        lambda x: ((x // 1000 if x.max() > 10**11 else x).double() - 1.65e9) / 1e7, COUNTS
+    ),
+    "known labels but -1": of_loss(known(-1.0, mixed=True), MISSING, 4),
+    "padding of id 100": lengths(100, mixed=True),
+    "a coin by torch": by_coin(lambda: 1 - torch.rand(())),
+    "a coin by python": by_coin(random.random),
+    "mean from 32 examples on": before(lambda x: x - x.mean(0) if len(x) >= 32 else x),
     "contrastive": of_loss(lambda o, t: ce(o @ o.mT, torch.arange(len(o)))),
 }  # fmt: skip
 
@@ -219,6 +272,16 @@ HONEST = {
     "weighted": of_loss(nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0]))),
     "smoothed": of_loss(nn.CrossEntropyLoss(label_smoothing=0.1)),
     "margins": of_loss(nn.MultiMarginLoss()),
+    "-999 by a constant": before(sentinel(-999.0, mixed=False)),
+    "-1 by a constant": before(sentinel(-1, mixed=False), COUNTS),
+    "own milliseconds or seconds": before(
+        lambda x: (torch.where(x > 10**11, x // 1000, x).double() - 1.65e9) / 1e7, COUNTS
+    ),
+    "own known labels but -1": of_loss(known(-1.0, mixed=False), MISSING, 4),
+    "own padding of id 100": lengths(100, mixed=False),
+    "dropout": Case(FLOATS, LABELS, lambda: nn.Sequential(nn.Dropout(0.5), Before(lambda x: x))),
+    "a coin of each example": before(coin_of_each),
+    "one coin for all": before(lambda x: x * (1 if torch.rand(()) < 0.5 else -1)),
     "focal": of_loss(lambda o, t: ce(o, t) * (1 - (-ce(o, t)).exp()) ** 2),
 }  # fmt: skip
 

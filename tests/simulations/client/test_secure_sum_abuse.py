@@ -12,6 +12,7 @@ from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest
 from strategies.federation.secure_sum.wire import MESSAGE, TERMS, Stage, read_stage, write_stage
+from strategies.federation.wire import read_update
 from tests.simulations.support.secure_clients import (
     Abused,
     charged_clients,
@@ -99,8 +100,8 @@ BEFORE = {
     "too few survivors": ("agree", survivors(0, 1, 2), "expected 4 clients at least, got 3"),
     "survivors without the client": ("agree", survivors(0, 2, 3, 4), "client 1 itself is missing"),
     "unmask before tags": ("agree", with_terms(name="unmask"), "out of order, the next stage is agree"),
-    "tags of nobody": ("unmask", tags(), "expected 4 clients that were told the same sets, got 1"),
-    "tags of one other": ("unmask", tags(0), "expected 4 clients that were told the same sets, got 2"),
+    "tags of nobody": ("unmask", tags(), "expected 4 clients that were told the same sets and keys, got 1"),
+    "tags of one other": ("unmask", tags(0), "expected 4 clients that were told the same sets and keys, got 2"),
     "an unknown stage": ("keys", with_terms(name="all"), "expected a stage among"),
     "no terms": ("shares", without_terms, "got none of the name 'run'"),
 }  # fmt: skip
@@ -152,6 +153,44 @@ def test_keys_of_another_attempt_are_new_and_the_first_attempt_is_over(tmp_path)
     run = run_five(tmp_path / "run", client, reproducible=False)
     assert (run.rows[0].answered, run.rows[0].rejected) == ("0 2 3 4", "1")
     assert STALE in run.rows[0].reasons
+    assert charged_clients(run) == [0, 2, 3, 4]
+
+
+EARLIER = r"expected a later attempt than the last one of this run, number {} of round {}, got number {} of round {}"
+
+
+def test_an_attempt_that_is_over_does_not_begin_again(tmp_path):
+    """Keys of attempt 0, then of 7, then of 0 again: a second client under the same terms would have other keys."""
+    seen: list[str | bytes] = []
+
+    def asked(message: Message, context: Context, **terms: object) -> None:
+        stage = replace(read_stage(message.content), **terms)
+        reply = honest(planted(message, stage), context)
+        seen.append(reply.error.reason if reply.has_error() else read_update(reply.content))
+
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if int(context.node_config["partition-id"]) == 1 and stage_in(message) == "keys":
+            for terms in ({}, {"attempt": 7}, {"attempt": 7}, {"attempt": 6}, {}, {"attempt": 7, "bits": 8}):
+                asked(message, context, **terms)
+            asked(message, context, run=bytes(32))
+            asked(message, context)
+            asked(message, context, round=2)
+            asked(message, context, attempt=8)
+            seen.append(read_update(reply.content))
+        return reply
+
+    run = run_five(tmp_path / "run", client, reproducible=False)
+    zero, seven, again, six, late, bits, other_run, later, next_round, eight, first = seen
+    assert zero == first, "asked for again while it is the last one, it gets the stored answer"
+    assert again == seven
+    assert len({zero, seven, other_run, next_round}) == 4
+    for text, attempt in ((six, 6), (late, 0), (bits, 7), (later, 0)):
+        with pytest.raises(AssertionError, match=EARLIER.format(7, 1, attempt, 1)):
+            raise AssertionError(text)
+    with pytest.raises(AssertionError, match=EARLIER.format(0, 2, 8, 1)):
+        raise AssertionError(eight)
+    assert run.rows[0].rejected == "1"
     assert charged_clients(run) == [0, 2, 3, 4]
 
 

@@ -175,7 +175,7 @@ def test_report_along_bytes_of_runs_that_exist(fedlsg, small, tmp_path):
         "Transfer: seconds that the messages of a run would take on 10/50/50 (10 Mbit/s up, 50 Mbit/s down, 50 ms)"
     )
     assert seconds in " ".join(out.split())
-    assert "epsilon 0.220 at delta 1e-05" in out
+    assert "epsilon 0.22 at delta 1e-05" in out
     assert (tmp_path / "there" / "plots" / "accuracy-total-bytes.png").exists()
     assert "NOT PRIVATE" in (tmp_path / "there" / "bytes.md").read_text()
     results = (tmp_path / "there" / "results.csv").read_text()
@@ -204,7 +204,7 @@ def test_compare_along_bytes(fedlsg, small, tmp_path, monkeypatch):
     arguments = ["--methods", "lsg", "--axis", "bytes", "--link", "mobile", "--out", "there"]
     status, out, _ = fedlsg("compare", "digits", *arguments, width=120)
     assert status == 0
-    assert "epsilon 0.220 at delta 1e-05" in out
+    assert "epsilon 0.22 at delta 1e-05" in out
     assert f"would take on {LINKS['mobile']}" in " ".join(out.split())
     assert (tmp_path / "there" / "plots" / "accuracy-total-bytes.png").exists()
-    assert (tmp_path / "there" / "bytes.md").read_text().startswith("## epsilon 0.220 at delta 1e-05")
+    assert (tmp_path / "there" / "bytes.md").read_text().startswith("## epsilon 0.22 at delta 1e-05")

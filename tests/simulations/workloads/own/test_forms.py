@@ -208,6 +208,9 @@ def test_the_number_of_classes_comes_from_test_or_the_user():
     assert loaded((X[:3], Y[:3]), test=(X, Y + 2), num_classes=None).num_classes == 5
     with refused("train labels are in 0..2, expected 0..1"):
         loaded((X, Y), test=(X[:2], Y[:2]))
+    for wrong in ("three", 0, 2.0, True):
+        with refused(f"num_classes={wrong!r}", "a whole number of 1 or more"):
+            loaded((X, Y), num_classes=wrong)
     with refused("num_classes=3 is for integer targets, one an example", "leave it out"):
         loaded((X, X), loss=nn.MSELoss(), num_classes=3)
 

@@ -25,6 +25,8 @@ def test_a_transform_that_mixes_is_refused(case, form):
     change = MIXING_TRANSFORMS[case]
     x = X.clone()
     x[::7, 2] = torch.nan if "missing" in case else 0.0
+    if form == "at once" and "-999" in case:  # without such a row, as in the other form, nothing mixes here
+        x[0, 2] = -999
     with refused(REFUSED):
         if form == "numbers":
             loaded(x, change)
