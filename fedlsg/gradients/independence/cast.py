@@ -16,7 +16,10 @@ from fedlsg.gradients.independence.check import Judge
 from fedlsg.gradients.independence.probe import Outcome, Subject, each, prepare
 from fedlsg.gradients.independence.trace import Trace
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
-from fedlsg.gradients.supported import check_supported, trainable
+from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable
+
+ALLOWED = 20
+"""Rows of different kinds that a model and a loss must take together."""
 
 
 def check_cast(model: nn.Module, loss_fn: LossFunction, families: Sequence[tuple[Batch, Batch]]) -> list[int]:
@@ -67,7 +70,18 @@ def compare_cast(subject: Subject, alone: dict[int, Outcome], sizes: Sequence[in
     everyone = [*rows[::2], *rows[1::2]]
     for batch in (*batches, everyone):
         if len(batch) > 1 and like is not None:
-            judge.rows(subject.run(batch, like))
+            for outcome in run_together(subject, batch, like):
+                judge.rows(outcome)
+
+
+def run_together(subject: Subject, batch: Sequence[int], like: Trace) -> list[Outcome]:
+    """The pass of a batch. One above ``ALLOWED`` that fails runs in halves: the code may allow no more rows."""
+    try:
+        return [subject.run(batch, like)]
+    except UnsupportedLayerError as error:
+        if error.__cause__ is None or len(batch) <= ALLOWED:
+            raise
+    return [outcome for start in (0, 1) for outcome in run_together(subject, batch[start::2], like)]
 
 
 def joined(parts: Sequence[Batch]) -> Batch:

@@ -31,7 +31,7 @@ float64.
 Draws no noise and reads public inputs only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -99,13 +99,23 @@ def sizes(subject: Subject, alone: Trace) -> list[int]:
     """Batch sizes to try: ``BATCHES``, small dimensions of the inputs and, if that is cheap, of all activations."""
     given = [x.shape[1:] for x in ([subject.inputs] if isinstance(subject.inputs, Tensor) else subject.inputs.values())]
     shapes = [seen.shape for seen in alone.forward.values()]
-    work = sum(shape.numel() for shape in shapes)
-    if work <= WORK:
+    if sum(shape.numel() for shape in shapes) <= WORK:
         given += shapes
     coinciding = {size for shape in given for size in shape if 2 < size <= LARGEST}
+    return sorted({*BATCHES, *coinciding})
+
+
+def run_sizes_of_code(subject: Subject, like: Trace) -> Iterator[Outcome]:
+    """Batches one larger than numbers in the code. One that fails shows nothing: the code may allow no more rows."""
+    work = sum(seen.shape.numel() for seen in like.forward.values())
     loss = getattr(subject.loss_fn, "loss", subject.loss_fn)
-    in_code = [int(n) + 1 for n in written(subject.model, loss) if BATCHES[-1] <= n < MOST and work * n <= WORK]
-    return sorted({*BATCHES, *coinciding, *in_code[:FEW]})
+    found = [int(n) + 1 for n in written(subject.model, loss) if BATCHES[-1] <= n < MOST and work * n <= WORK]
+    for size in found[:FEW]:
+        try:
+            yield subject.run_in_company(size, like)
+        except UnsupportedLayerError as error:
+            if error.__cause__ is None:
+                raise
 
 
 def compare(subject: Subject, first: Outcome) -> None:
@@ -119,6 +129,7 @@ def compare(subject: Subject, first: Outcome) -> None:
     frozen = {name: p._version for name, p in subject.model.named_parameters() if not p.requires_grad}
     alone = {0: first, 1: subject.run([1])}
     together = [subject.run_in_company(size, like) for size in sizes(subject, like)]
+    together += run_sizes_of_code(subject, like)
     again = subject.run([0], like)
     judge = Judge(subject=subject, alone=alone, buffers=buffers, frozen=frozen)
     judge.state(again)
