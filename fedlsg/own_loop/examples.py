@@ -16,6 +16,7 @@ from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
 from fedlsg.own_loop.made_up import IGNORED, Maker, fields_of, of_fields
+from fedlsg.own_loop.native import checked_ctc
 from fedlsg.randomness import public_generator
 from fedlsg.restored import restored
 from fedlsg.written import written
@@ -113,7 +114,7 @@ def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets:
     sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
     sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
     ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
-    with restored(loss):
+    with restored(loss), checked_ctc():
         maker = Maker(
             inputs=inputs,
             targets=targets,
