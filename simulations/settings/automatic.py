@@ -85,8 +85,8 @@ def _schedule(
     epochs: float = _passes(settings, values)
     local_steps = int(values.get("local_steps", 1))
     if not rated:
-        rounds, rate = auto_schedule(epochs, local_steps=local_steps)
-        return {"rounds": rounds, "sample_rate": float(f"{rate:.4g}")}
+        rounds, chosen = auto_schedule(epochs, local_steps=local_steps)
+        return {"rounds": rounds, "sample_rate": float(f"{chosen:.4g}")}
     rate: float | None = values.get("sample_rate")
     if rate is None or settings.batch_size is not None:
         if not len(workload.train):
