@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -44,7 +44,7 @@ def simulate(
     delta: float | None = None,
     clients: int | None = None,
     partition: str | Sequence[Any] | None = None,
-    rounds: int | str | None = None,
+    rounds: int | Literal["auto"] | None = None,
     engine: str = "ray",
     out: str | Path | None = None,
     callbacks: str | Callbacks = (),

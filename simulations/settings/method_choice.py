@@ -18,7 +18,7 @@ from simulations.workloads import LoadedWorkload, build_model
 PRESET_METHOD, DENSE, SMALL = "lsg", "dpsgd", "lsg"
 RANKS = (32, 16, 8, 4, 2, 1)
 VALUE_BYTES = 4
-"""Bytes of a value under the codec float32."""
+"""Of a value that no codec makes smaller."""
 
 
 def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
@@ -61,7 +61,7 @@ def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, di
                 return SMALL, {"rank": rank, "sparsity": 0.0}
     raise ValueError(
         f"uplink_budget={budget}: dense updates of this model have {dense:,} bytes, and those of method {SMALL} "
-        f"{least:,} or more; give a larger budget, or name a method and a codec, such as codec=noise-floor"
+        f"{least:,} or more; give a larger budget, or name a method and a codec, which may be smaller"
     )
 
 
