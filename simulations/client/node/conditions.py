@@ -16,7 +16,7 @@ from simulations.models.encoder_source import NAMES
 from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from simulations.plan.plan import Base
 from simulations.plan.start import RANDOM
-from simulations.settings.settings import Settings
+from simulations.settings.settings import AUTO, Settings
 from simulations.workloads.features.encoders import RANDOM_PROCESS, SCATTERING
 
 ENCODERS = (SCATTERING, RANDOM_PROCESS, *NAMES)
@@ -30,13 +30,14 @@ def usable(settings: Settings, terms: Terms) -> Settings:
     """
     if settings.reproducible:
         raise TermsError("reproducible=true: a deployed client never draws its noise from a known seed")
-    try:
-        strategies.check_name(settings.method)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
-    check_mechanism(
-        settings.parameters.get("mechanism", strategies.default_mechanism(settings.method)), settings.method
-    )
+    usual = "dp"  # of what fedlsg chooses where nobody names a method
+    if settings.method != AUTO:
+        try:
+            strategies.check_name(settings.method)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        usual = strategies.default_mechanism(settings.method)
+    check_mechanism(settings.parameters.get("mechanism", usual), settings.method)
     if settings.trust == "server":
         raise TermsError(
             "trust=server: the server would get this client's update without noise; a deployed client never sends one. "
