@@ -59,10 +59,13 @@ def simulate(
         ``targets``, ``transform``, ``num_classes``, ...) are taken as well. Or ``workload``: a ``fedlsg.Workload``, a
         function that returns one, or a name (``"digits"``, ``"mine.py:workload"``).
     method: the name of a recipe, ``"mine.py:recipe"``, or a recipe: a function of keywords, among them ``mechanism``
-        and ``server``, that returns a ``fedlsg.Method``. Its other keywords are settings.
+        and ``server``, that returns a ``fedlsg.Method``. Its other keywords are settings. Default: ``"dpsgd"`` for a
+        model of your own, ``"lsg"`` for a workload with a preset.
     epsilon, delta: what each client may spend in the whole run (default 8 and 1e-5); the noise is calibrated for it.
         One example is protected: adjacency is add/remove. ``noise_multiplier`` instead of ``epsilon`` gives the noise.
-    clients, rounds: number of clients (default 5, or what the partition has), and of server rounds (default 10).
+    clients: number of clients (default 5, or what the partition has).
+    rounds: server rounds. Rounds, sample rate, optimizer and learning rates that nobody gives follow from a rule that
+        needs no tuning (``fedlsg docs choosing``).
     engine: ``"ray"``, or ``"local"`` for this process alone. With ``reproducible=True`` both give the same weights.
     out: the run directory, new or empty; default ``runs/<time>-<workload>-<method>``.
     callbacks: ``fedlsg.Callback`` instances, or functions that are called after each round with a dict of its row; or
