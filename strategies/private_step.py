@@ -129,7 +129,7 @@ class PrivateStep:
         if not isinstance(model, nn.Module):
             raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
         rate, planned = planned_steps(sample_rate, steps, epochs)
-        self._loss = per_example_loss(loss)
+        self.model, self._loss = model, per_example_loss(loss, model)
         self.method = method_of(
             method, settings, learning_rate, optimizer, steps=planned, regression=is_regression(self._loss)
         )
@@ -146,7 +146,6 @@ class PrivateStep:
             microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
         )
-        self.model, self._loss = model, per_example_loss(loss, model)
         self._account = Account(ledger, num_examples=num_examples)
         check_untrained(model, self._account)
         check_start(model, self.method, example)

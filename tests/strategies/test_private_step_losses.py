@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import fedlsg
 from tests.strategies.own_loop import INPUTS, TARGETS, TERMS, batch, private_step, weights
 from tests.strategies.small_federation import model
 
@@ -65,3 +66,15 @@ def test_a_trainable_parameter_of_the_loss_is_refused_by_name(method):
     with pytest.raises(ValueError, match=r"the loss has trainable parameters \(scale\)"):
         private_step(method=method, loss=Scaled(), **noise)
     private_step(method="dpsgd", loss=Scaled().requires_grad_(False)).step(batch)
+
+
+def test_a_penalty_on_the_model_s_own_weights_is_no_parameter_of_the_loss():
+    """The weights that the loss reads are those that the step trains: nothing is left untrained."""
+    net = nn.Linear(4, 3)
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs, targets, reduction="none") + 1e-3 * net.weight.square().sum()
+
+    fedlsg.PrivateStep(net, loss, num_examples=40, noise_multiplier=1.0, delta=1e-3)
+    with pytest.raises(ValueError, match="trainable parameter"):
+        fedlsg.PrivateStep(nn.Linear(4, 3), loss, num_examples=40, noise_multiplier=1.0, delta=1e-3)
