@@ -51,6 +51,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return ByFile(config, log)
 
 
+@pytest.fixture(autouse=True)
+def registered_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten: a run records the code of all registered layers of its process."""
+    from fedlsg.gradients.calls import registry
+
+    monkeypatch.setattr(registry, "_registered", {})
+
+
 @pytest.fixture
 def own_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Settings may name code of a user, which is forgotten afterwards."""

@@ -114,11 +114,10 @@ def check_own_code(base: Base, run: RunDir) -> None:
     """
     if not base.own_code or not run.summary.exists():
         return
-    before = run.read_summary(strict=False).get("own_code")
-    if before != base.own_code:
+    before = run.read_summary(strict=False).get("own_code") or {}
+    if changed := _changed(before, base.own_code):
         raise ValueError(
-            f"the code of the run's own {' and '.join(base.own_code)} differs from that which the run used: restore "
-            "the file"
+            f"the code of the run's own {' and '.join(changed)} differs from that which the run used: restore the file"
         )
 
 

@@ -50,11 +50,6 @@ class Around(nn.Module):
         return self.layer(x, shift=x.detach().tanh())
 
 
-@pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
-
-
 def problem() -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     return Around(Bend()).double(), torch.randn(5, 3, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
