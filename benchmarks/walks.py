@@ -32,10 +32,10 @@ RECORDED = [
 ATTACK = ["--images", "1", "--seconds", "5", "--attacks", "first-layer"]
 WALKS: dict[str, list[tuple[str, int, str | None]]] = {
     "a batch through client_step": [("client_step", 1, None)],
-    "a payload from client to server": [("train", 1, "finish_round")],
+    "a payload from client to server": [("answer", 1, "finish_round")],
     "the payload alone, from packing to the sum": [("send", 1, "finish_round")],
     "a ledger entry": [
-        ("_entry", 1, None),
+        ("entry_of", 1, None),
         ("SimulatedAccount.check", 1, None),
         ("SimulatedAccount.charge", 1, None),
         ("Recorder._receive", 1, None),
