@@ -71,7 +71,7 @@ def observe(
     """The payload of a client with a single example: clipped to C = 0.5, with noise if sigma > 0."""
     noise: dict[str, Any] = {"mechanism": "dp", "noise_multiplier": sigma} if sigma else {"mechanism": "clip-only"}
     method = strategies.recipe(name, clip_norm=0.5, **noise, **METHODS[name])
-    probed = method.carrier.kind == "probe"
+    probed = method.carrier.source is not None
     source = leaves() if probed else None
     public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier", source=source)
     public = replace(public, initial=initial)

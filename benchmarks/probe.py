@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import interleave, parser, summary, write
 from benchmarks.subjects import Subject, losses
-from fedlsg.carriers import Carrier, carried_parameters
-from fedlsg.carriers.carrier import of_pairs
+from fedlsg.carriers import carried_parameters, of_pairs
+from fedlsg.carriers.probe import Probe
 from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import second_moments
 from fedlsg.frame import Frame, make_blocks
@@ -30,7 +30,7 @@ from fedlsg.privacy import Mechanism
 from fedlsg.randomness import secret_stream
 from simulations.models.small import small_cnn
 
-CARRIER = Carrier(kind="probe", form="core", rank=128, out_rank=64)
+CARRIER = Probe(form="core", rank=128, out_rank=64)
 BATCH, REFRESH = 250, 20
 A_ROUND = (250, 500, 1000, 5000)
 LENGTH, OCTAVES = 64, (4, 8, 16, 32)

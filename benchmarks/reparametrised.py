@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.subjects import losses
-from fedlsg.carriers import Carrier, carried_parameters
+from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.gradients import LAYERS, NormGradients
 
 Pairs = Mapping[str, tuple[Tensor, Tensor]]
@@ -37,7 +37,7 @@ class Reparametrised:
 
 def reparametrise(model: nn.Module, classifier: str, rank: int) -> Reparametrised:
     """Replace the forward passes of the carried layers, hook the others, freeze every parameter."""
-    carrier = Carrier(kind="low-rank", rank=rank)
+    carrier = LowRank(rank=rank)
     out = Reparametrised(model, carried_parameters(model, carrier, classifier=classifier))
     for path, module in model.named_modules():
         if f"{path}.weight" in out.carried:

@@ -13,8 +13,7 @@ from torch.optim import SGD
 from benchmarks.arms import LEARNING_RATE, Step
 from benchmarks.reparametrised import reparametrise
 from benchmarks.subjects import Subject, losses
-from fedlsg.lowrank import decompose
-from fedlsg.training import add_reconstruction
+from fedlsg.lowrank import add_reconstruction, decompose
 
 CLIP_NORM = NOISE = 1.0
 

@@ -40,7 +40,7 @@ def state_of(method: Method) -> PublicState:
     torch.manual_seed(0)
     model = build_encoder(find_encoder("roberta-base", "none"), num_classes=2)
     prepare_model(model, method.carrier, classifier=HEAD, seed=0)
-    source = None if method.carrier.kind != "probe" else (lambda *_: None)
+    source = None if method.carrier.source is None else (lambda *_: None)
     return PublicState.start(model, method, Schedule(rounds=10), seed=0, classifier=HEAD, source=source)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
-    from fedlsg.carriers import Carrier
+    from fedlsg.carriers import Carrier, OwnCarriers
     from fedlsg.gradients.calls import register_layer
     from fedlsg.gradients.replacements import make_supported
     from fedlsg.lowrank import decompose, project, reconstruct
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "BestModel", "Callback", "Carrier", "EarlyStopping", "MLflow", "Mask", "Mechanism", "Method", "PrivateStep",
-    "Public", "Run", "ServerOptimizer", "Setting", "StopRun", "WeightsAndBiases", "Workload", "__version__",
-    "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported", "pack", "project", "recipe",
-    "reconstruct", "register_layer", "simulate", "unpack",
+    "BestModel", "Callback", "Carrier", "EarlyStopping", "MLflow", "Mask", "Mechanism", "Method", "OwnCarriers",
+    "PrivateStep", "Public", "Run", "ServerOptimizer", "Setting", "StopRun", "WeightsAndBiases", "Workload",
+    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported", "pack",
+    "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
@@ -53,6 +53,7 @@ _PLACES = {
     "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
     "MLflow": "simulations.callbacks",
+    "OwnCarriers": "fedlsg.carriers",
     "pack": "fedlsg.payload",
     "PrivateStep": "strategies.private_step",
     "project": "fedlsg.lowrank",

@@ -1,8 +1,8 @@
 """The frame of a round: which coordinates of the model a step differentiates, and which of them are kept.
 
 Symbols: L (m, r), R (r, n) carriers of a weight W (m, n).
-A trainable parameter is *carried*, in the form ``tangent`` (two blocks: dL and dR) or ``core`` (one block: S), or it
-is *dense* (one block, the parameter itself). Blocks lie one after the other in one flat vector of ``frame.size``
+A trainable parameter is *carried*, in a form (``fedlsg.forms``: two blocks dL and dR, or one block S, say), or it is
+*dense* (one block, the parameter itself). Blocks lie one after the other in one flat vector of ``frame.size``
 coordinates; the mask keeps some of them. Everything here is public: a function of the weights, the round and the
 public seed.
 """
@@ -10,7 +10,7 @@ public seed.
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,18 +19,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedlsg.lowrank import average_core, lift_core, reconstruct
+from fedlsg.forms import TANGENT, Form, Part
 
-Part = Literal["L", "R", "core", "rest", "dense"]
-Form = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]
-"""What a carried weight sends: dL and dR, which Eq. 3 lifts; S = L^T dW R^T, which L S R lifts; or S for square L and
-R, which is the server's gradient as it is. ``embedding``: the weight is one column, its length m; S = L^T dW (r, 1) and
-the rest dW - L S, which L S + rest lifts. ``embedding-only``: S without the rest."""
-PARTS: Mapping[Form, tuple[Part, ...]] = {
-    "tangent": ("L", "R"), "core": ("core",), "preconditioned": ("core",), "embedding": ("core", "rest"),
-    "embedding-only": ("core",),
-}  # fmt: skip
-"""The blocks of a carried weight."""
 Group = Literal["carriers", "norms", "classifier"]
 """Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole head.
 ``norms``: other biases and norm scales. ``carriers``: every other weight, carried or dense."""
@@ -80,7 +70,7 @@ class Coordinates:
     shape: tuple[int, ...]
     L: Float[Tensor, "m r"] | None = None
     R: Float[Tensor, "s n"] | None = None
-    form: Form = "tangent"
+    form: Form = TANGENT
 
     @property
     def carried(self) -> bool:
@@ -90,7 +80,7 @@ class Coordinates:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The blocks that the parameter makes."""
-        return PARTS[self.form] if self.carried else ("dense",)
+        return self.form.parts if self.carried else ("dense",)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,7 +128,7 @@ class Frame:
     @cached_property
     def embedded(self) -> "Frame | None":
         """The dense frame of the gradients that are embedded before the clip (``gradients.embedding``), or None."""
-        if not any(c.carried and c.form in ("embedding", "embedding-only") for c in self.coordinates):
+        if not any(c.carried and c.form.embeds for c in self.coordinates):
             return None
         dense = tuple(Coordinates(name=c.name, shape=c.shape) for c in self.coordinates)
         return Frame(coordinates=dense, blocks=make_blocks(dense))
@@ -203,8 +193,17 @@ class Frame:
         Linear in ``values``. ``averaged`` first averages the two copies of the r x r core (``average_core``).
         Raises ValueError if the number of values is not ``kept``.
         """
-        parts = dict(zip([(b.parameter, b.part) for b in self.blocks], self.unflatten(values), strict=True))
-        return {c.name: lift(c, parts, averaged=averaged) for c in self.coordinates}
+        return {
+            c.name: sent[0]
+            if c.L is None or c.R is None
+            else c.form.lift(sent, c.L, c.R, averaged=averaged).reshape(c.shape)
+            for c, sent in self.by_parameter(self.unflatten(values))
+        }
+
+    def by_parameter(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Coordinates, list[Tensor]]]:
+        """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for each block."""
+        of = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
+        return ((c, [of[c.name, part] for part in c.parts]) for c in self.coordinates)
 
     def unflatten(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
         """Kept values as full blocks, zero where frozen, the clip's weights taken off again."""
@@ -222,21 +221,6 @@ class Frame:
         return [piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)]
 
 
-def lift(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: bool = False) -> Tensor:
-    """The gradient of one parameter from its blocks (Eq. 3 or L S R where carried)."""
-    if c.L is None or c.R is None:
-        return parts[c.name, "dense"]
-    if c.form == "preconditioned":
-        return parts[c.name, "core"].reshape(c.shape)
-    if c.form != "tangent":
-        lifted = lift_core(parts[c.name, "core"], c.L, c.R).reshape(c.shape)
-        return lifted + parts[c.name, "rest"] if c.form == "embedding" else lifted
-    dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
-    if averaged:
-        dL, dR = average_core(dL, dR, c.L, c.R)
-    return reconstruct(dL, dR, c.L, c.R).reshape(c.shape)
-
-
 def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:
     """Unmasked blocks of the parameters, in order; rests after all others."""
     blocks = (Block(parameter=c.name, part=part, shape=shape_of(c, part)) for c in coordinates for part in c.parts)
@@ -244,19 +228,8 @@ def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:
 
 
 def shape_of(c: Coordinates, part: Part) -> tuple[int, ...]:
-    """Shape of one block of a parameter.
-
-    That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts in units.
-    """
-    if c.L is None or c.R is None or part == "rest":
-        return c.shape
-    if part == "L":
-        return tuple(c.L.shape)
-    if part == "core":
-        return (c.L.shape[1], c.R.shape[0])
-    if len(c.shape) == 2:
-        return tuple(c.R.shape)
-    return (c.R.shape[0], c.shape[1], math.prod(c.shape[2:]))
+    """Shape of one block of a parameter."""
+    return c.shape if c.L is None or c.R is None else c.form.shape(part, c.shape, c.L, c.R)
 
 
 def group_of(name: str, shape: tuple[int, ...], classifier: str) -> Group:

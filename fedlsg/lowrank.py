@@ -168,3 +168,35 @@ def average_core(
     left, right = L.mT @ dL, dR @ R.mT
     core = (left + right) / 2
     return dL + L @ (core - left), dR + (core - right) @ R
+
+
+def add_reconstruction(
+    W: Float[Tensor, "m *rest"],
+    dL: Float[Tensor, "m r"],
+    dR: Float[Tensor, "r n"],
+    L: Float[Tensor, "m r"],
+    R: Float[Tensor, "r n"],
+    scale: float,
+) -> None:
+    """W += scale * reconstruct(dL, dR, L, R), in W's own memory where W is a matrix there."""
+    add_product(W, torch.cat([dL, L], 1), torch.cat([R, dR - (L.mT @ dL) @ R]), scale)
+
+
+def add_core(
+    W: Float[Tensor, "m *rest"], S: Float[Tensor, "r s"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"], scale: float
+) -> None:
+    """W += scale * L S R, as one product over the smaller of r and s."""
+    left, right = (L, S @ R) if S.shape[0] <= S.shape[1] else (L @ S, R)
+    add_product(W, left, right, scale)
+
+
+def add_product(
+    W: Float[Tensor, "m *rest"], left: Float[Tensor, "m k"], right: Float[Tensor, "k n"], scale: float
+) -> None:
+    """W += scale * left right, in W's own memory where W is a matrix there."""
+    left, right = left.to(W.dtype), right.to(W.dtype)
+    matrix = matrix_in_memory_order(W)
+    if matrix.data_ptr() == W.data_ptr():
+        matrix.addmm_(left, to_memory_order(right, W), alpha=scale)
+    else:  # a kernel in a memory of its own (loaded as a permuted view, say): the matrix is a copy
+        W.add_((left @ right).view(W.shape), alpha=scale)

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from fedlsg.carriers import Carrier, mask_factors
-from fedlsg.carriers.carrier import coordinates
-from fedlsg.carriers.own import carried_sizes, own_coordinates
+from fedlsg.carriers import Carrier, Dense, carried_sizes
 from fedlsg.carriers.personal import personal_names
 from fedlsg.carriers.probe import Basis
-from fedlsg.carriers.rounding import needs_one_shape
+from fedlsg.forms import CORE
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Prune
 from fedlsg.masks.mask import apply_mask, split_kept
@@ -58,7 +56,7 @@ class Method:
     """
 
     name: str
-    carrier: Carrier = field(default_factory=Carrier)
+    carrier: Carrier = field(default_factory=Dense)
     mask: Mask = field(default_factory=Mask)
     mechanism: Mechanism = field(default_factory=Mechanism)
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
@@ -67,24 +65,20 @@ class Method:
     personal: str = ""
 
     def __post_init__(self) -> None:
-        if self.mask.kind == "units" and not (self.carrier.splits or self.carrier.kind == "lora"):
-            raise ValueError(
-                "a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers that send them"
-            )
-        if self.mask.kind == "units" and self.carrier.train in ("up", "core"):
-            raise ValueError("a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained")
-        if self.carrier.kind != "dense" and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
+        if self.mask.kind == "units" and self.carrier.refuses_units:
+            raise ValueError(self.carrier.refuses_units)
+        if not self.carrier.dense and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
-        if self.carrier.embeds and (self.mask.kind != "all" or self.mechanism.clip != "joint"):
+        if self.carrier.form.embeds and (self.mask.kind != "all" or self.mechanism.clip != "joint"):
             raise ValueError(
                 f"embeddings are kept whole, and clipped within a joint clip: method {self.name!r} needs a mask of "
                 f"kind 'all' and clip='joint', got {self.mask.kind!r} and {self.mechanism.clip!r}"
             )
-        if self.mask.predicted and self.carrier.kind != "probe":
+        if self.mask.predicted and not self.carrier.predicts:
             raise ValueError(
                 "importance by predicted energy needs carriers that predict it: choose carriers of kind 'probe'"
             )
-        if self.mask.kind == "energy" and self.carrier.form != "core":
+        if self.mask.kind == "energy" and self.carrier.form is not CORE:
             raise ValueError(
                 "a mask of energy freezes entries of S: it needs form='core'; choose importance='energy' for units"
             )
@@ -92,24 +86,24 @@ class Method:
             raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
         if self.server.estimator == "averaged" and not self.carrier.splits:
             raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
-        if self.carrier.kind == "factors" and self.mechanism.in_sums_alone:
+        if not self.carrier.adds_up and self.mechanism.in_sums_alone:
             raise ValueError(
                 "trust='aggregate' and 'secure' are private in the sum of the values alone, and factors do not add up: "
                 f"the server needs each client's own; method {self.name!r} needs trust='client'"
             )
-        if self.carrier.kind == "factors" and self.server.optimizer == "dp-adambc":
+        if not self.carrier.adds_up and self.server.optimizer == "dp-adambc":
             raise ValueError(
                 "optimizer 'dp-adambc' subtracts the variance of the noise, which is not known in the product of noisy "
                 f"factors that method {self.name!r} sends; choose optimizer 'adam', 'sgd' or 'doppler'"
             )
-        if self.mask.ranking == "gradients" and not (self.mechanism.adds_noise and self.carrier.kind == "dense"):
+        if self.mask.ranking == "gradients" and not (self.mechanism.adds_noise and self.carrier.dense):
             raise ValueError(
                 "ranking='gradients' needs dense gradients, whose coordinates stay the same from round to round, and "
                 "noise, without which a coordinate that is frozen once would never come back"
             )
         if self.compression.error_feedback:
             check_memory(self.name, self.mechanism, self.carrier, self.mask, self.prune)
-        if self.compression.chooses and self.carrier.kind == "factors":
+        if self.compression.chooses and not self.carrier.adds_up:
             raise ValueError("topk_rate selects values of the update, which factors are not: use one of the two")
 
         if self.personal:
@@ -122,7 +116,7 @@ class Method:
             == "gradients",
             "pruning": self.prune.active,
             "error feedback": self.compression.error_feedback,
-            f"carriers of kind {self.carrier.kind!r}": self.carrier.kind == "factors",
+            f"carriers of kind {self.carrier.kind!r}": not self.carrier.adds_up,
             "trust='aggregate' or 'secure', whose noise is enough in the sum of all clients only": (
                 self.mechanism.in_sums_alone
             ),
@@ -134,7 +128,7 @@ class Method:
     @property
     def own_functions(self) -> tuple[Callable[..., object], ...]:
         """The functions of the user that make frames."""
-        return tuple(f for f in (self.carrier.make, self.mask.choose) if f is not None)
+        return self.carrier.functions + (() if self.mask.choose is None else (self.mask.choose,))
 
 
 def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequence[str]) -> tuple[str, ...]:
@@ -202,43 +196,28 @@ def make_frame(
         weights=weights, initial=initial, carried=carried_sizes(method.carrier, weights, carried), updates=updates,
         time=schedule.time(round), seed=seed, pruned=method.prune.active, make_model=model,
     )  # fmt: skip
-    if method.carrier.kind == "own":
-        where = own_coordinates(method.carrier, public)
-    elif method.carrier.kind == "probe":
-        assert basis is not None, "PublicState.frame makes or demands it"
-        where = basis.coordinates(weights, method.carrier.form)
-        public = replace(public, energies=basis.energies)
-    else:
-        where = coordinates(
-            weights, initial, carrier=method.carrier, carried=carried, round=round, updates=updates, seed=seed
-        )
-    sent = None
-    if method.carrier.kind == "factors":  # the step is dense; factors of its noisy result are sent
-        sent = Frame(coordinates=where, blocks=make_blocks(where))
-        where = tuple(replace(c, L=None, R=None) for c in where)
+    if basis is not None:
+        public = replace(public, pairs=basis.carriers, energies=basis.energies)
+    where, sent = method.carrier.coordinates(public), None
+    if (of_step := method.carrier.step_coordinates(where)) is not None:
+        where, sent = of_step, Frame(coordinates=where, blocks=make_blocks(where))
     if kept is None:
         blocks = kept_blocks(method, replace(public, coordinates=where))
     else:
         blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
-    weighed = weigh_blocks(blocks, weights, method.mechanism, classifier)
-    part_norm = None
-    if method.carrier.form == "embedding":
-        share = method.carrier.residual_clip  # the rest is clipped to this share: to the same norm after this weight
-        weighed = tuple(replace(b, weight=b.weight / share) if b.part == "rest" else b for b in weighed)
-        part_norm = method.mechanism.clip_norm / math.sqrt(2) if method.mechanism.clips else None
+    weighed, part_norm = method.carrier.weigh(
+        weigh_blocks(blocks, weights, method.mechanism, classifier), method.mechanism
+    )
     personal = personal_names(weights, method.personal, classifier) if method.personal else ()
     return Frame(
         coordinates=where, blocks=weighed, sent=sent, personal=personal, part_norm=part_norm,
-        one_shape=needs_one_shape(method.carrier, where),
+        one_shape=method.carrier.needs_one_shape(where),
     )  # fmt: skip
 
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
     """The blocks of a frame with what the mask keeps of each."""
-    blocks = apply_mask(make_blocks(public.coordinates), method.mask, public)
-    if method.carrier.kind == "lora" and method.mask.kind == "units":
-        return mask_factors(blocks, public.weights, public.initial, method.mask, method.carrier)
-    return blocks
+    return method.carrier.mask(apply_mask(make_blocks(public.coordinates), method.mask, public), method.mask, public)
 
 
 def weigh_blocks(

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from traceback import extract_tb
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fedlsg.forms import Sizes
 from fedlsg.frame import Coordinates
 from fedlsg.randomness import public_generator
 
@@ -30,15 +31,6 @@ class RoundTime:
     epochs: int = 1
 
 
-class Sizes(NamedTuple):
-    """Sizes of a carried weight (m, n), a kernel flattened, and of its carriers L (m, r) and R (s, n)."""
-
-    m: int
-    r: int
-    s: int
-    n: int
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Public:
     """What a function that makes carriers or masks sees, and all of it; the same on the server and on every client.
@@ -46,7 +38,8 @@ class Public:
     ``weights``: W_t of every trainable parameter by name, in model order. ``initial``: W_0 of the same (of those that
     the method needs, for the built-in kinds). Change neither: take a copy. ``carried``: the sizes of each weight that
     is carried. ``coordinates``: the parameters with their L and R of this round, once they are made: a mask has them.
-    ``energies``: what a probe predicts for the rows and the columns of each carried weight (``probe.Pair``).
+    ``pairs``: the (L, R) that a probe made at its last refresh; ``energies``: what it predicts for the rows and the
+    columns of each carried weight (``probe.Pair``).
     ``time``: the round. ``updates``: server updates so far. ``seed``: the public seed.
     With ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
     """
@@ -55,6 +48,7 @@ class Public:
     initial: Mapping[str, Tensor] = field(default_factory=dict)
     carried: Mapping[str, Sizes] = field(default_factory=dict)
     coordinates: Sequence[Coordinates] = ()
+    pairs: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     energies: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     time: RoundTime = RoundTime()
     updates: int = 0
@@ -63,7 +57,7 @@ class Public:
     make_model: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("weights", "initial", "carried", "energies"):
+        for name in ("weights", "initial", "carried", "pairs", "energies"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def generator(self, *labels: str | int) -> torch.Generator:

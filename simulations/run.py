@@ -157,7 +157,7 @@ def announce(plan: Plan, console: Console) -> None:
         print_line(line, console, "yellow")
     public = plan.server_state().public  # of the initial model, pruned where that reads no data
     carrier = plan.method.carrier
-    blocks = None if carrier.kind == "factors" else mean_frame(public).blocks  # factors of the update have no mask
+    blocks = None if not carrier.adds_up else mean_frame(public).blocks  # factors of the update have no mask
     layers = layer_table(public.model, carrier, plan.workload.classifier, blocks=blocks)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))

@@ -97,7 +97,7 @@ def _with_rule(
     if learning_rate is None and (optimizer in ("sgd", "doppler") or "momentum" in settings):
         return settings
     own = {key: value for key, value in settings.items() if key in own_settings(name)}
-    dense = recipe(name, **own).carrier.kind == "dense"
+    dense = recipe(name, **own).carrier.dense
     rule = dict(auto_server(max(steps, 1), dense=dense, regression=regression))
     if optimizer != "adam":
         del rule["optimizer_options"]

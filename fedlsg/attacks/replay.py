@@ -1,7 +1,7 @@
 """The client's computation on a candidate batch, differentiable in its inputs: what an adaptive adversary runs.
 
 Per-example gradients come from autograd with a graph (``per_example_gradients`` builds none). All later steps are the
-client's own code: ``project`` or ``project_core``, ``kept_values``, ``per_unit``, ``clipped_sum``. A change there
+client's own code: ``Form.project``, ``kept_values``, ``per_unit``, ``clipped_sum``. A change there
 changes the adversary too. The naive adversary compares dense gradients instead: Eq. 3 of what it received.
 """
 
@@ -17,7 +17,6 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
 from fedlsg.gradients.embedding import embed
-from fedlsg.lowrank import project, project_core
 from fedlsg.privacy import clipped_sum
 from fedlsg.training import per_unit
 
@@ -55,13 +54,10 @@ def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch ke
     coordinates = {c.name: c for c in frame.coordinates}
     values = []
     for block in frame.blocks:
-        c = coordinates[block.parameter]
-        L, R, G = c.L, c.R, gradients[block.parameter]
-        if L is not None and R is not None and c.form != "tangent":
-            G = torch.stack([project_core(one, L.to(one), R.to(one)) for one in G])
-        elif L is not None and R is not None:
-            pairs = [project(one, L.to(one), R.to(one)) for one in G]
-            G = torch.stack([pair[0] if block.part == "L" else pair[1] for pair in pairs])
+        c, G = coordinates[block.parameter], gradients[block.parameter]
+        if c.L is not None and c.R is not None:
+            place = c.parts.index(block.part)
+            G = torch.stack([c.form.project(one, c.L.to(one), c.R.to(one))[place] for one in G])
         values.append(kept_values(G.reshape(len(G), *block.shape), block.keep).flatten(1))
     return values
 

@@ -1,20 +1,30 @@
-"""Low-rank carriers: where L and R come from, LoRA, PowerSGD, and which parameters are carried."""
+"""How the gradients of a model's weights travel: one class, one file a carrier.
 
-from fedlsg.carriers.carrier import (
-    Carrier,
-    LoraAlpha,
-    PowerSteps,
-    Rank,
-    Residual,
-    Warmup,
-    carried_parameters,
-)
+base      what every carrier answers, and which weights pay
+dense     no carriers       low_rank   of W, of W - W_0, or random       lora       trained factors next to a frozen W
+powersgd  factors of a noisy update     probe   directions of public gradients      own   of a user's function
+"""
+
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, carried_sizes, of_pairs, prepare_model
+from fedlsg.carriers.dense import Dense
 from fedlsg.carriers.head import find_classifier, find_output_layer
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
-from fedlsg.carriers.lora import Adapted, adapted_layers, frozen_bases, mask_factors, merge, prepare_model
+from fedlsg.carriers.lora import Adapted, Lora, LoraAlpha, adapted_layers, frozen_bases, mask_factors, merge
+from fedlsg.carriers.low_rank import (
+    LowRank,
+    LowRankChange,
+    RandomCarriers,
+    Residual,
+    StepCarrier,
+    Warmup,
+    step_carrier,
+)
+from fedlsg.carriers.own import OutRank, OwnCarriers
+from fedlsg.carriers.powersgd import Factors
 
 __all__ = [
-    "Adapted", "Carrier", "LayerRow", "LoraAlpha", "PowerSteps", "Rank", "Residual", "Warmup", "adapted_layers",
-    "carried_parameters", "find_classifier", "find_output_layer", "frozen_bases", "group_layers", "layer_table",
-    "mask_factors", "merge", "prepare_model", "totals",
+    "Adapted", "Carrier", "Dense", "Factors", "LayerRow", "Lora", "LoraAlpha", "LowRank", "LowRankChange", "OutRank",
+    "OwnCarriers", "PowerSteps", "RandomCarriers", "Rank", "Residual", "StepCarrier", "Warmup", "adapted_layers",
+    "carried_parameters", "carried_sizes", "find_classifier", "find_output_layer", "frozen_bases", "group_layers",
+    "layer_table", "mask_factors", "merge", "of_pairs", "prepare_model", "step_carrier", "totals",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers.base import Carrier, carried_parameters
 from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, Adapted
 from fedlsg.frame import Block
 

@@ -8,22 +8,34 @@ dense parameter: dB = s g^T (A x), dA = s (B^T g)^T x. A convolution's factors a
 a 1 x 1 one, (m, r, 1, 1).
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, adapted_parameters, carried_parameters, without_residual
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, weights_that_pay
+from fedlsg.carriers.dense import freeze_all_but
 from fedlsg.carriers.head import find_classifier
-from fedlsg.frame import Block, Keep
-from fedlsg.gradients import check_initialized, trainable
+from fedlsg.carriers.low_rank import LowRank
+from fedlsg.frame import Block, Keep, Part
 from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units, unit_importance
+from fedlsg.public import Public
 from fedlsg.randomness import public_generator
+from fedlsg.setting import Setting, check_declared
 
-DOWN, CORE, UP, BASE, BIAS = ".down.weight", ".core.weight", ".up.weight", ".base.weight", ".bias"
+DOWN, CORE, UP, BASE = ".down.weight", ".core.weight", ".up.weight", ".base.weight"
+
+LoraAlpha = Annotated[
+    float | None,
+    Setting(
+        "LoRA's product is scaled by lora_alpha / rank; by 1 without it.", above=0, below=math.inf, name="lora_alpha"
+    ),
+]
 
 
 class Adapted(nn.Module):
@@ -33,7 +45,7 @@ class Adapted(nn.Module):
     Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
     """
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, carrier: Carrier, generator: torch.Generator) -> None:
+    def __init__(self, base: nn.Linear | nn.Conv2d, carrier: "Lora", generator: torch.Generator) -> None:
         super().__init__()
         self.base, self.scale = base, carrier.scale
         base.weight.requires_grad_(False)
@@ -80,54 +92,64 @@ def _filled(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
     return layer
 
 
-def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int) -> nn.Module:
-    """The model that a method trains, changed in place: adapters inserted, what it does not train frozen, or W_0 cut.
+@dataclass(frozen=True, kw_only=True)
+class Lora(Carrier):
+    """W is frozen and two factors are trained in its place (``Adapted``).
 
-    ``lora`` adapts the layers outside of the head that low-rank carriers of this rank would carry. ``residual=False``
-    leaves of the carried weights their rank-r part: cut later, W - W_0 would be the residual that was cut off and not
-    the updates. ``classifier`` names the head; without it, the last Linear.
-    Deterministic in its arguments.
-    Raises ValueError if no layer can be adapted, or the model lacks what is to be trained: a classifier, bias terms.
+    ``train="up"`` freezes everything but the head and B, ``"core"`` everything but it and a core C (r, r) between B and
+    A, which are then carriers of W_0 after ``power_steps``. ``orthonormal``: A starts with orthonormal rows.
+    ``alpha``: s is alpha / rank; None means s = 1.
     """
-    check_initialized(model)
-    head = find_classifier(model, classifier)
-    if carrier.train == "classifier":
-        if not head:
-            raise ValueError(f"{type(model).__name__} has no Linear layer to train as its classifier")
-        freeze_all_but(model, (), head)
-    if carrier.train == "biases":
-        biases = [name for name in trainable(model) if f".{name}".endswith(BIAS) and not name.startswith(head + ".")]
-        if not biases:
-            raise ValueError(
-                f"{type(model).__name__} has no bias terms to train outside of its classifier {head!r}: choose a "
-                "model whose layers have biases, or method linear-probe"
-            )
-        freeze_all_but(model, biases, head)
-    if not carrier.residual:
-        for name in carried_parameters(model, carrier, classifier=classifier):
-            W = model.get_parameter(name).detach()
-            W.copy_(without_residual(W, carrier, generator=public_generator(seed, "truncate", 0, name)))
-    if carrier.kind == "lora":
-        for parameter_name in adapted_parameters(model, carrier, classifier=classifier):
-            path = parameter_name.removesuffix("weight").removesuffix(".")
+
+    kind: ClassVar[str] = "lora"
+    parts: ClassVar[tuple[Part, ...]] = ("dense",)
+    rank: Rank = 8
+    power_steps: PowerSteps = 1
+    alpha: LoraAlpha = None
+    train: Literal["all", "up", "core"] = "all"
+    orthonormal: bool = False
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        """s = alpha / rank."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+    @property
+    def refuses_units(self) -> str | None:
+        """Masks of units freeze rows of B and columns of A."""
+        if self.train == "all":
+            return None
+        return "a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained"
+
+    def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
+        """None: the factors are parameters of their own."""
+        return ()
+
+    def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
+        """Insert adapters in the layers outside of the head that low-rank carriers of this rank would carry.
+
+        LoRA freezes what it adapts, and a head starts at random: all of it is trained.
+        Raises ValueError if no layer can be adapted.
+        """
+        for name in weights_that_pay(model, LowRank(rank=self.rank), find_classifier(model, classifier)):
+            path = name.removesuffix("weight").removesuffix(".")
             if not path:
                 raise ValueError("LoRA needs layers inside a model; this model is a single layer")
             owner, _, attribute = path.rpartition(".")
             base = model.get_submodule(path)
             assert isinstance(base, nn.Linear | nn.Conv2d)
-            adapted = Adapted(base, carrier, public_generator(seed, "lora", path))
+            adapted = Adapted(base, self, public_generator(seed, "lora", path))
             setattr(model.get_submodule(owner), attribute, adapted)
-    if carrier.train in ("up", "core"):
-        trained = UP if carrier.train == "up" else CORE
-        freeze_all_but(model, [path + trained for path in adapted_layers(model)], head)
-    return model
+        if self.train != "all":
+            trained = UP if self.train == "up" else CORE
+            freeze_all_but(model, [path + trained for path in adapted_layers(model)], head)
 
-
-def freeze_all_but(model: nn.Module, kept: Collection[str], head: str) -> None:
-    """Freeze all parameters but those named and those of the module at ``head``."""
-    for name, parameter in model.named_parameters():
-        if name not in kept and not name.startswith(head + "."):
-            parameter.requires_grad_(False)
+    def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
+        """Rows of dB and columns of dA, under a mask of units."""
+        return mask_factors(blocks, public.weights, public.initial, mask, self) if mask.kind == "units" else blocks
 
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:
@@ -167,7 +189,7 @@ def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -
 
 
 def mask_factors(
-    blocks: Sequence[Block], weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], mask: Mask, carrier: Carrier
+    blocks: Sequence[Block], weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], mask: Mask, carrier: Lora
 ) -> tuple[Block, ...]:
     """Blocks of which dB keeps the rows of important out units and dA the columns of important in units.
 
@@ -178,7 +200,7 @@ def mask_factors(
 
 
 def _keep(
-    block: Block, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], mask: Mask, carrier: Carrier
+    block: Block, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], mask: Mask, carrier: Lora
 ) -> Keep:
     for suffix, axis in ((UP, 0), (DOWN, 1)):
         path = block.parameter.removesuffix(suffix)

@@ -3,30 +3,100 @@
 Symbols: W (m, n) a carried weight, a kernel flattened; L (m, r), R (s, n) its carriers, in the form ``tangent`` r = s.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedlsg.carriers.carrier import Carrier, of_pairs
+from fedlsg.carriers.base import Carrier, of_pairs
+from fedlsg.choices import did_you_mean
+from fedlsg.forms import CORE, FORMS, PRECONDITIONED, TANGENT, Form, Sizes
 from fedlsg.frame import Coordinates
-from fedlsg.public import MakeCarriers, Public, Sizes, call, name_of
+from fedlsg.public import MakeCarriers, Public, call, name_of
+from fedlsg.setting import Setting, check_declared
+
+MadeRank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
+"""0 is for the form preconditioned, which has no rank."""
+OutRank = Annotated[int, Setting("Columns of L of a core S = L^T dW R^T; rank is R's rows.", at_least=1)]
 
 Pair = tuple[Tensor, Tensor]
 TOLERATED = 1e3
 """Units in the last place by which an entry of L^T L or R R^T may differ from the identity."""
 
 
-def carried_sizes(carrier: Carrier, weights: Mapping[str, Tensor], carried: Sequence[str]) -> dict[str, Sizes]:
-    """The sizes of the carried weights and of their carriers, in model order."""
-    return {name: carrier.sizes(W) for name, W in weights.items() if name in carried}
+@dataclass(frozen=True, kw_only=True)
+class OwnCarriers(Carrier):
+    """Carriers of a user's function.
+
+    ``make(public)`` takes public values (``fedlsg.Public``) and returns (L, R) by name, one pair for each weight in
+    ``public.carried``, which gives the sizes (m, r, s, n) of L (m, r), R (s, n). The server and every client call it in
+    every round, and compare their frames by digest: it must always return the same, so it draws from
+    ``public.generator`` only.
+    ``form="tangent"``: dL and dR are sent, and lifted by Eq. 3. It needs orthonormal carriers, and r = s = ``rank``.
+    ``form="core"``: S = L^T dW R^T (r, s) is sent, and lifted to L S R. s is ``rank`` (n at most), r is ``out_rank`` or
+    else ``rank`` (m at most). Carriers may have any scale: it weights the rows and columns of S before the clip, and
+    again when S is lifted.
+    ``form="preconditioned"``: L (m, m) and R (n, n) are square, whatever the rank, and S (m, n) is the server's
+    gradient as it is.
+    Raises ValueError for another form, and for ``out_rank`` in another form than core.
+    """
+
+    kind: ClassVar[str] = "own"
+    make: MakeCarriers
+    rank: MadeRank = 0
+    form: Any = TANGENT
+    out_rank: OutRank | None = None
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        if not callable(self.make):
+            raise ValueError(f"own carriers need make=function, got {type(self.make).__name__}")
+        known = ("tangent", "core", "preconditioned")
+        object.__setattr__(self, "form", made_form(self.form, self.rank, self.out_rank, known))
+
+    @property
+    def functions(self) -> tuple[Callable[..., object], ...]:
+        """The user's."""
+        return (self.make,)
+
+    def sizes(self, W: Tensor) -> Sizes:
+        """With the rank of either side."""
+        found: Sizes = self.form.sizes(W, self.rank, self.out_rank)
+        return found
+
+    def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
+        """Raises as ``make_own``."""
+        return of_pairs(public.weights, make_own(self.make, public, orthonormal=self.splits), self.form)
+
+    def needs_one_shape(self, where: Sequence[Coordinates]) -> bool:
+        """Scales of any size may be there."""
+        return not self.splits
+
+    def in_sizes(self) -> Carrier:
+        """Unit vectors."""
+        return replace(self, make=unit_vectors)
 
 
-def own_coordinates(carrier: Carrier, public: Public) -> tuple[Coordinates, ...]:
-    """Coordinates of every trainable parameter with carriers of kind ``own``. Raises as ``make_own``."""
-    assert carrier.make is not None
-    return of_pairs(public.weights, make_own(carrier.make, public, orthonormal=carrier.splits), carrier.form)
+def made_form(form: Form | str, rank: int, out_rank: int | None, known: Sequence[str]) -> Form:
+    """The form of a name. Raises ValueError for one that is not known, or ranks that it does not have, or lacks."""
+    found = FORMS.get(form) if isinstance(form, str) else form
+    if found is None or found.name not in known:
+        word = form if isinstance(form, str) else form.name
+        raise ValueError(f"expected form in {', '.join(known)}, got {word!r}{did_you_mean(word, known)}")
+    if rank < 1 and found is not PRECONDITIONED:
+        raise ValueError(f"expected rank={rank} >= 1 for low-rank carriers")
+    if out_rank is not None and found is not CORE:
+        raise ValueError(
+            f"out_rank={out_rank} is for form='core': in the form {found.name!r} L and R have no two ranks"
+        )
+    return found
+
+
+def unit_vectors(public: Public) -> Mapping[str, Pair]:
+    """The first unit vectors as carriers: they have the right sizes, and cost nothing."""
+    return {name: (torch.eye(m, r), torch.eye(s, n)) for name, (m, r, s, n) in public.carried.items()}
 
 
 def make_own(make: MakeCarriers, public: Public, *, orthonormal: bool) -> dict[str, Pair]:

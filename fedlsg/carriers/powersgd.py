@@ -9,14 +9,48 @@ derive it.
 """
 
 import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank
+from fedlsg.carriers.dense import Dense
+from fedlsg.carriers.low_rank import Warmup, changes, low_rank_coordinates
 from fedlsg.carriers.personal import shared_values, with_zeros
-from fedlsg.frame import Frame
+from fedlsg.frame import Coordinates, Frame, Part
 from fedlsg.lowrank import flatten_kernel, orthonormal_columns
+from fedlsg.public import Public
+from fedlsg.setting import check_declared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factors(Carrier):
+    """The step is dense, and rank-r factors of its noisy result are sent (PowerSGD)."""
+
+    kind: ClassVar[str] = "factors"
+    adds_up: ClassVar[bool] = False
+    parts: ClassVar[tuple[Part, ...]] = ("dense",)
+    rank: Rank = 4
+    power_steps: PowerSteps = 1
+    warmup: Warmup = 1
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+    def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
+        """Those of what is sent: the carriers of W - W_0, of which clients use R."""
+        return low_rank_coordinates(self, public, changes(public, self.warmup))
+
+    def step_coordinates(self, where: tuple[Coordinates, ...]) -> tuple[Coordinates, ...]:
+        """The same parameters without carriers."""
+        return tuple(replace(c, L=None, R=None) for c in where)
+
+    def in_sizes(self) -> Carrier:
+        """The step is dense."""
+        return Dense()
 
 
 def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:

@@ -6,29 +6,13 @@ and grows with the layer. The rest of an embedding is nothing but such bits wher
 clipped by itself. So microbatches of such a frame have one number of rows (``training.microbatches``).
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor
 from torch.linalg import vector_norm
-
-from fedlsg.carriers.carrier import Carrier
-from fedlsg.frame import Coordinates
 
 EVEN = 4.0
 """Largest scale on either side of a weight at which microbatches may differ in their number of rows."""
 
 
-def needs_one_shape(carrier: Carrier, coordinates: Sequence[Coordinates]) -> bool:
-    """Whether every microbatch must have one number of rows. A function of public values alone."""
-    if carrier.form == "embedding" or (carrier.kind == "own" and carrier.form in ("core", "preconditioned")):
-        return True
-    if carrier.form == "preconditioned":  # the largest possible one, as L and R are powers of whole moments
-        return bool(carrier.damping**-carrier.power > EVEN)
-    return carrier.form == "core" and any(
-        c.L is not None and c.R is not None and _longest(c.L, 0) * _longest(c.R, 1) > EVEN**2 for c in coordinates
-    )
-
-
-def _longest(matrix: Tensor, dim: int) -> float:
+def longest(matrix: Tensor, dim: int) -> float:
     """The norm of the longest column (``dim`` 0) or row (1); they are orthogonal."""
     return float(vector_norm(matrix.float(), dim=dim).max())

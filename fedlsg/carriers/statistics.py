@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from fedlsg.frame import Block, Form
+from fedlsg.forms import TANGENT, Form
+from fedlsg.frame import Block
 from fedlsg.lowrank import check_rank, flatten_kernel, project, reconstruct
 from fedlsg.privacy import Mechanism, clip_factors
 
@@ -40,7 +41,7 @@ def principal_carriers(A: Float[Tensor, "m *rest"], rank: int) -> tuple[Float[Te
 
 
 def residual(
-    dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"], form: Form = "tangent"
+    dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"], form: Form = TANGENT
 ) -> float:
     """||dW - P(dW)||_F / ||dW||_F, the share of dW's length that carriers lose (Yu et al. 2021, Eq. 5-6), in float64.
 
@@ -49,7 +50,7 @@ def residual(
     """
     A, L, R = flatten_kernel(dW.detach()).double(), L.double(), R.double()
     length = A.norm()
-    if form != "tangent":
+    if form is not TANGENT:
         kept = L @ (torch.linalg.pinv(L) @ A @ torch.linalg.pinv(R)) @ R
     else:
         kept = reconstruct(*project(A, L, R), L, R)

@@ -30,7 +30,7 @@ def embed(gradients: Sequence[Float[Tensor, "batch m"]], frame: Frame) -> list[F
         assert c.L is not None, "a frame of embeddings embeds every parameter"
         w = g @ c.L
         found[c.name, "core"] = w
-        if c.form == "embedding":
+        if "rest" in c.parts:
             found[c.name, "rest"] = g - w @ c.L.mT
     return [found[block.parameter, block.part] for block in frame.blocks]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers import Adapted
+from fedlsg.carriers import Adapted, Lora
 from fedlsg.failure import depends_on_values, describe
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_cast, check_independent
@@ -27,7 +27,7 @@ ROWS = 7
 
 def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] | None) -> None:
     """Raise ValueError for a model that has adapters already, and for pruning that needs an example."""
-    if method.carrier.kind == "lora" and any(isinstance(module, Adapted) for module in model.modules()):
+    if isinstance(method.carrier, Lora) and any(isinstance(module, Adapted) for module in model.modules()):
         raise ValueError("the model has LoRA adapters already: build it anew, as before the first PrivateStep")
     if method.prune.kind == "synflow" and example is None:
         raise ValueError(

@@ -11,9 +11,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedlsg.carriers import carried_parameters, find_classifier, frozen_bases
-from fedlsg.carriers.own import carried_sizes
-from fedlsg.carriers.probe import Basis, ProbeSource, probe_basis, refresh_of
+from fedlsg.carriers import carried_parameters, carried_sizes, find_classifier, frozen_bases
+from fedlsg.carriers.probe import Basis, Probe, ProbeSource, probe_basis, refresh_of
 from fedlsg.frame import Frame
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.masks import saliency_frame
@@ -58,7 +57,7 @@ class PublicState:
         kind ``probe`` without a ``source``.
         """
         check_supported(model)
-        probes = method.carrier.kind == "probe"
+        probes = method.carrier.source is not None
         if probes and source is None:
             raise ValueError(
                 f"method {method.name!r} probes the model: it needs a source of public inputs, give probe=, a function "
@@ -126,6 +125,7 @@ class PublicState:
             weights=weights, carried=carried_sizes(carrier, weights, self.carried), time=self.schedule.time(round),
             updates=updates, seed=self.seed, make_model=self._make_model,
         )  # fmt: skip
+        assert isinstance(carrier, Probe), "the only one with a source"
         return probe_basis(carrier, public, self.source)
 
     @property

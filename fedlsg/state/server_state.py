@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.carriers import frozen_bases
-from fedlsg.carriers.carrier import without_residual
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
 from fedlsg.client_level import ClientUnit
 from fedlsg.discrete.release import SumTerms
@@ -171,8 +170,7 @@ class ServerState:
             return
         for name in self.public.carried:
             W = trainable(self.model)[name].detach()
-            generator = public_generator(self.seed, "truncate", self.updates, name)
-            W.copy_(without_residual(W, self.method.carrier, generator=generator))
+            W.copy_(self.method.carrier.without_residual(W, self.seed, self.updates, name))
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:

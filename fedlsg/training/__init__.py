@@ -6,7 +6,6 @@ from fedlsg.training.local import Batch, Groups, LocalTraining, Positions, accum
 from fedlsg.training.microbatches import together
 from fedlsg.training.server import aggregate, server_step
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
-from fedlsg.training.update import add_reconstruction
 
 __all__ = [
     "Batch",
@@ -17,7 +16,6 @@ __all__ = [
     "ServerOptimizer",
     "TopkRate",
     "accumulated_noise",
-    "add_reconstruction",
     "aggregate",
     "check_memory",
     "client_step",

@@ -57,7 +57,7 @@ def simulate(
 
     model, train, test, loss, metrics, partition: as in ``fedlsg.Workload``, whose other arguments (``inputs``,
         ``targets``, ``transform``, ``num_classes``, ...) are taken as well. Or ``workload``: a ``fedlsg.Workload``, a
-        function that returns one, or a name (``"digits"``, ``"mine.py:workload"``).
+        function that returns one, or a name (``"digits"``, ``"mine.py:workload"``); then ``model`` names one of its.
     method: the name of a recipe, ``"mine.py:recipe"``, or a recipe: a function of keywords, among them ``mechanism``
         and ``server``, that returns a ``fedlsg.Method``. Its other keywords are settings. Default: ``"dpsgd"`` for a
         model of your own, ``"lsg"`` for a workload with a preset.
@@ -83,6 +83,8 @@ def simulate(
     user_code.allow()
     given = {"epsilon": epsilon, "delta": delta, "clients": clients, "rounds": rounds, "engine": engine}
     own = {"model": model, "train": train, "test": test, "loss": loss}
+    if workload is not None and isinstance(model, str):
+        own["model"], given["model"] = None, model  # the name of one of the workload's
     more = {name: settings.pop(name) for name in MORE & settings.keys()}
     if workload is None:
         if missing := [name for name in DATA if own[name] is None]:

@@ -91,7 +91,7 @@ def check(plan: Plan) -> None:
     refuse_shuffled(s, "mode training")
     if s.trust != "client" or plan.local.steps > 1:
         raise ValueError("mode training judges single payloads of one local step: use trust=client, local_steps=1")
-    if plan.method.carrier.kind == "factors" or plan.method.prune.reads_data or not plan.codec.known_noise:
+    if not plan.method.carrier.adds_up or plan.method.prune.reads_data or not plan.codec.known_noise:
         raise ValueError(f"mode training does not read {s.codec} payloads of method {s.method}: use --mode unit")
     if plan.augment is not None:
         raise ValueError("mode training replays clients without augmentation: give -c augment=none")

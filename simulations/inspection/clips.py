@@ -79,9 +79,9 @@ def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[floa
     for p in sparsities:
         if p == 0 and not method.prune.active:
             yield p, "all", replace(method, mask=Mask())
-        elif method.carrier.embeds:
+        elif method.carrier.form.embeds:
             continue
-        elif method.carrier.splits or (method.carrier.kind == "lora" and method.carrier.train == "all"):
+        elif not method.carrier.refuses_units:
             for direction in ("top", "bottom"):
                 yield p, direction, replace(method, mask=Mask(kind="units", sparsity=p, direction=direction))
             yield p, "random", replace(method, mask=Mask(kind="units", sparsity=p, importance="random"))

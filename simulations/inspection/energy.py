@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedlsg.carriers import Carrier, carried_parameters
+from fedlsg.carriers import RandomCarriers, carried_parameters
 from fedlsg.carriers.probe.moments import Moments, second_moments
 from fedlsg.carriers.probe.source import ProbeSource
 from fedlsg.carriers.statistics import residual
-from fedlsg.frame import Form
+from fedlsg.forms import CORE, TANGENT, FormName
 from fedlsg.randomness import public_generator
 from simulations.inspection.gradient import batch_gradient
 from simulations.inspection.recorded import moving_averages, weights_at
@@ -25,7 +25,7 @@ from simulations.inspection.subject import Subject
 from simulations.report.page import Row, Table
 from simulations.workloads.probes import probe_source
 
-FORMS: tuple[Form, ...] = ("tangent", "core")
+FORMS = (TANGENT, CORE)
 """Forms that leave something out of dW."""
 PROBES = 1000
 """Public inputs of a probe."""
@@ -43,7 +43,7 @@ class KeptRow:
     round: int
     layer: str
     carriers: str
-    form: Form
+    form: FormName
     rank: int
     energy: float
     squared_norm: float
@@ -85,7 +85,7 @@ def kept_rows(
 
 def carried(subject: Subject, rank: int) -> tuple[str, ...]:
     """Weights that low-rank carriers of this rank would carry."""
-    carrier = Carrier(kind="random", rank=rank)
+    carrier = RandomCarriers(rank=rank)
     return carried_parameters(subject.model, carrier, classifier=subject.state.public.classifier)
 
 
@@ -105,7 +105,7 @@ def probes_of(subject: Subject) -> list[ProbeSource]:
     """The workload's own synthetic inputs, and what the method itself probes with."""
     base, own = subject.base, subject.base.method.carrier
     found = [probe_source(base.workload, name) for name in base.workload.synthetic]
-    given = own.kind == "probe" and own.source not in ("auto", *base.workload.synthetic)
+    given = own.source is not None and own.source not in ("auto", *base.workload.synthetic)
     return [*found, base.probe_source] if given else found
 
 
@@ -124,13 +124,19 @@ def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[Kep
         for form in FORMS:
             energy = math.nan if pair is None else 1 - residual(dW, *pair, form) ** 2
             yield KeptRow(
-                round=moment.round, layer=name, carriers=kind, form=form, rank=rank, energy=energy, squared_norm=squared
+                round=moment.round,
+                layer=name,
+                carriers=kind,
+                form=form.name,
+                rank=rank,
+                energy=energy,
+                squared_norm=squared,
             )
 
 
-def whole(rows: Sequence[KeptRow]) -> dict[tuple[int, str, Form, int], float]:
+def whole(rows: Sequence[KeptRow]) -> dict[tuple[int, str, FormName, int], float]:
     """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by |dW|^2."""
-    groups: dict[tuple[int, str, Form, int], list[KeptRow]] = {}
+    groups: dict[tuple[int, str, FormName, int], list[KeptRow]] = {}
     for row in rows:
         groups.setdefault((row.round, row.carriers, row.form, row.rank), []).append(row)
     return {key: _mean(own) for key, own in groups.items()}

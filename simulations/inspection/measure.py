@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.carriers.statistics import kept_energy, principal_carriers, random_energy, residual, stable_rank
+from fedlsg.forms import TANGENT
 from fedlsg.frame import Coordinates
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, keep_units, unit_importance
@@ -151,7 +152,7 @@ def residual_rows(
     largest = min(m, n, LARGEST_RANK)
     carrier = subject.base.method.carrier
     own = next(c for c in subject.frame.coordinates if c.name == name)
-    if carrier.kind == "own" and own.L is not None and own.R is not None:
+    if carrier.functions and own.L is not None and own.R is not None:
         yield ResidualRow(layer=name, source="own", rank=carrier.rank, residual=residual(dW, own.L, own.R, own.form))
     powers = [2**k for k in range(largest.bit_length()) if 2**k <= largest]
     wanted = sorted({*powers, carrier.rank} if ranks is None else set(ranks))
@@ -191,7 +192,7 @@ def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[fl
 
 def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
     """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that has neither."""
-    if where.L is None or where.R is None or where.form != "tangent":
+    if where.L is None or where.R is None or where.form is not TANGENT:
         return math.nan
     dL, dR = project(dW, where.L, where.R)
     units = dR.double().square().sum(0).reshape(dW.shape[1], -1).sum(1)

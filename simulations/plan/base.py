@@ -107,8 +107,8 @@ class Base:
         method = strategies.given().get(self.settings.method)
         if method is not None:
             found["method"] = digest_of(method)
-        if self.method.carrier.kind == "probe" and user_code.is_code(self.method.carrier.source):
-            found["source"] = digest_of(user_code.load(self.method.carrier.source, "source"))
+        if (source := self.method.carrier.source) is not None and user_code.is_code(source):
+            found["source"] = digest_of(user_code.load(source, "source"))
         return found
 
     @property
@@ -133,8 +133,7 @@ class Base:
         """The public state before the first round, on a model of its own."""
         seed, classifier = self.settings.seed, self.workload.classifier
         source, deployed = None, isinstance(self.parts, OwnPart)
-        if self.method.carrier.kind == "probe":
-            spec = self.method.carrier.source
+        if (spec := self.method.carrier.source) is not None:
             source = late_source(spec, self.workload, lambda: self.probe_source, deployed=deployed)
         return PublicState.start(
             self.build_model(), self.method, self.schedule, seed=seed, classifier=classifier, source=source
@@ -143,6 +142,7 @@ class Base:
     @cached_property
     def probe_source(self) -> ProbeSource:
         """What carriers of kind ``probe`` are made from. Raises ValueError as ``found_source``."""
+        assert self.method.carrier.source is not None
         return found_source(self.method.carrier.source, self.workload, self.settings)
 
     def server_state(self, public: PublicState | None = None) -> ServerState:

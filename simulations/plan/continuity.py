@@ -47,7 +47,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     settings = {**as_config(plan.settings), "device": plan.device}  # the one in use: auto may find another later
     own: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
-    if plan.method.carrier.kind == "probe" and plan.method.carrier.source.startswith("data:"):
+    if (plan.method.carrier.source or "").startswith("data:"):
         own["source"] = source_digest(plan.probe_source)
     if (trace := trace_digest(plan.participation)) is not None:
         own["trace"] = trace

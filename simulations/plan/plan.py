@@ -55,7 +55,7 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
     """
     base = prepare(settings, progress=progress, declared=declared)
     base.participation  # noqa: B018 - raises for a trace that cannot be used
-    if base.method.carrier.kind == "probe":
+    if base.method.carrier.source is not None:
         progress(f"reading the source of probes, {base.probe_source.name}")
         check_source(base.probe_source, base.build_model(), base.workload)
     if base.settings.evaluate_clients or base.method.personal:

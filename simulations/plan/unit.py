@@ -1,6 +1,7 @@
 """Client-level privacy of a run: whether its settings are true at that level, and what the ledger is charged with."""
 
 from fedlsg.client_level import AdaptiveClip, ClientUnit
+from fedlsg.forms import EMBEDDING
 from fedlsg.method import Method
 from fedlsg.payload import Codec, keeps_memory
 from simulations.settings.participation import availability_of
@@ -68,12 +69,12 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
             f"personal={method.personal!r} keeps a part of each update with its client, and unit=client hides an "
             "update in the sum of all: take unit=example"
         )
-    if method.carrier.form == "embedding":
+    if method.carrier.form is EMBEDDING:
         raise ValueError(
             f"{method.name!r} clips the embedding of each example apart from what it leaves, and unit=client clips "
             "whole updates: take unit=example, or biased=true"
         )
-    if method.carrier.kind == "factors":
+    if not method.carrier.adds_up:
         raise ValueError(f"unit=client adds updates up, and factors do not add up: {method.name!r} needs unit=example")
     if method.compression.chooses or keeps_memory(method, codec):
         raise ValueError(

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.frame import EVERYTHING, PARTS, Block, Coordinates, Frame, Keep
+from fedlsg.forms import FORMS, TANGENT
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
 from fedlsg.state import Phase, phase_of
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import write_atomically
@@ -84,7 +85,7 @@ def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
     """
     about = unseal(folder / "frame.json", otherwise=OTHERWISE)
     forms = {p["form"] for p in about["parameters"]}
-    if about["format"] != FORMAT or not forms <= {"dense", "factors", *PARTS}:
+    if about["format"] != FORMAT or not forms <= {"dense", "factors", *FORMS}:
         raise ValueError(f"{folder / 'frame.json'} has format {about['format']}, forms {sorted(forms)}: read it with "
                          "the version of fedlsg that wrote it")  # fmt: skip
     try:
@@ -100,7 +101,7 @@ def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
 def _parameters(frame: Frame) -> list[dict[str, Any]]:
     """Name, shape, form and weight in the clip of every trainable parameter, in model order."""
     weights = {block.parameter: block.weight for block in frame.blocks if block.part != "rest"}
-    forms = {c.name: c.form if frame.sent is None else "factors" for c in frame.wire.coordinates if c.carried}
+    forms = {c.name: c.form.name if frame.sent is None else "factors" for c in frame.wire.coordinates if c.carried}
     return [
         {"name": c.name, "shape": c.shape, "form": forms.get(c.name, "dense"), "weight": weights[c.name]}
         for c in frame.wire.coordinates
@@ -127,7 +128,7 @@ def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
             shape=tuple(p["shape"]),
             L=_carrier(arrays, "L", name),
             R=_carrier(arrays, "R", name),
-            form=p["form"] if p["form"] in PARTS else "tangent",
+            form=FORMS.get(p["form"], TANGENT),
         )
         for name, p in parameters.items()
     )

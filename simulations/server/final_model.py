@@ -63,7 +63,7 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
 def public_data_of(base: Base) -> list[str]:
     """Data that the run read as public ones, to train on or to probe the model with: "data:" and a name each."""
     carrier = base.method.carrier
-    named = [base.settings.public_rows, carrier.source if carrier.kind == "probe" else None]
+    named = [base.settings.public_rows, carrier.source]
     return [shown(one) for one in named if one is not None and one.startswith(DATA)]
 
 

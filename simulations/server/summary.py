@@ -78,7 +78,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "loss": o.score.loss,
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
         **({"normalised": dict(plan.workload.normalised)} if plan.workload.normalised else {}),
-        **({"probe_source": plan.probe_source.name} if plan.method.carrier.kind == "probe" else {}),
+        **({"probe_source": plan.probe_source.name} if plan.method.carrier.source is not None else {}),
         **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
         **_privacy(plan, o),
         "codec": codec_summary(s, plan.method) | ({} if o.sum_bits is None else {"bits": o.sum_bits}),

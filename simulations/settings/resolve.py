@@ -287,7 +287,7 @@ def _check_downlink(s: Settings, method: Method) -> None:
     if not down.grid_from_noise:
         return
     others = ", ".join(codec.name for codec in codecs if codec.goes_down and not codec.grid_from_noise)
-    if not method.mechanism.adds_noise or method.carrier.kind == "factors":
+    if not method.mechanism.adds_noise or not method.carrier.adds_up:
         why = "adds none" if not method.mechanism.adds_noise else "does not reach every coordinate of its factors"
         raise ValueError(
             f"downlink_codec {down.name!r} takes its grid from the noise, and that of {method.name!r} {why}: choose "

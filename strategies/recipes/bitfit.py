@@ -5,7 +5,7 @@ weight is formed. Differs from the sources: their fine-tuning of a pretrained mo
 norm layers are trained, too, as theirs are; their ghost clipping is not needed, for a bias's own gradients are small.
 """
 
-from fedlsg.carriers import Carrier
+from fedlsg.carriers import Dense
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -13,4 +13,4 @@ from fedlsg.training import ServerOptimizer
 
 def recipe(*, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Everything frozen but biases and classifier, which are dense. A model without biases is refused."""
-    return Method(name="bitfit", carrier=Carrier(train="biases"), mechanism=mechanism, server=server)
+    return Method(name="bitfit", carrier=Dense(train="biases"), mechanism=mechanism, server=server)

@@ -8,8 +8,7 @@ those of activations and errors; damping is relative to the mean eigenvalue; bia
 preconditioned; a round is a step.
 """
 
-from fedlsg.carriers import Carrier
-from fedlsg.carriers.carrier import CarrierRefresh, Damping, Power, ProbeInputs, Probes
+from fedlsg.carriers.probe import CarrierRefresh, Damping, Power, Probe, ProbeInputs, Probes
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -26,8 +25,7 @@ def recipe(
     server: ServerOptimizer,
 ) -> Method:
     """Every value of each weight, preconditioned on both sides: as many bytes as dense DP-SGD."""
-    carrier = Carrier(
-        kind="probe", form="preconditioned", refresh=refresh_rounds, source=source, probes=probes, power=power,
+    carrier = Probe(form="preconditioned", refresh=refresh_rounds, source=source, probes=probes, power=power,
         damping=damping,
     )  # fmt: skip
     return Method(name="dp-kfc", carrier=carrier, mechanism=mechanism, server=server)

@@ -5,7 +5,7 @@ Differs from the source: the frozen network runs in every step. ``features=MODEL
 caches them; any method then trains the head (docs/features.md).
 """
 
-from fedlsg.carriers import Carrier
+from fedlsg.carriers import Dense
 from fedlsg.masks import Mask, Sparsity
 from fedlsg.masks.mask import Cooling
 from fedlsg.method import Method
@@ -18,4 +18,4 @@ def recipe(
 ) -> Method:
     """The classifier, dense, under a random mask whose rate rises to ``sparsity``; 0 keeps everything."""
     mask = Mask(kind="uniform", sparsity=sparsity, cooling=cooling) if sparsity else Mask()
-    return Method(name="dp-tl", carrier=Carrier(train="classifier"), mask=mask, mechanism=mechanism, server=server)
+    return Method(name="dp-tl", carrier=Dense(train="classifier"), mask=mask, mechanism=mechanism, server=server)

@@ -8,7 +8,7 @@ have to pay for. The classifier is trained, dense (heads here start at random).
 ``probe`` sends such a core, too: between directions of public gradients, which are found again every few rounds.
 """
 
-from fedlsg.carriers import Carrier, LoraAlpha, Rank
+from fedlsg.carriers import Lora, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -23,5 +23,5 @@ def recipe(*, rank: Rank = 16, lora_alpha: LoraAlpha = None, mechanism: Mechanis
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None; linear in C, it acts as a learning
     rate and a clip do.
     """
-    carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha, train="core", power_steps=POWER_STEPS)
+    carrier = Lora(rank=rank, alpha=lora_alpha, train="core", power_steps=POWER_STEPS)
     return Method(name="fed-sb", carrier=carrier, mechanism=mechanism, server=server)

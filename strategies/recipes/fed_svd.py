@@ -9,7 +9,7 @@ Differs from the source: Adam scales single entries of B, and would scale others
 out there, too. The classifier is trained, dense.
 """
 
-from fedlsg.carriers import Carrier, LoraAlpha, Rank
+from fedlsg.carriers import Lora, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -20,5 +20,5 @@ def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None.
     """
-    carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha, train="up", orthonormal=True)
+    carrier = Lora(rank=rank, alpha=lora_alpha, train="up", orthonormal=True)
     return Method(name="fed-svd", carrier=carrier, mechanism=mechanism, server=server)

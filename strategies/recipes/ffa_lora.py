@@ -6,7 +6,7 @@ Differs from the source: the classifier is trained, dense (heads here start at r
 is, from the public seed, so it is never sent; biases and norm scales are frozen as there, unlike in ``lora``.
 """
 
-from fedlsg.carriers import Carrier, LoraAlpha, Rank
+from fedlsg.carriers import Lora, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -18,5 +18,5 @@ def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None; linear in B, it acts as a learning
     rate and a clip do.
     """
-    carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha, train="up")
+    carrier = Lora(rank=rank, alpha=lora_alpha, train="up")
     return Method(name="ffa-lora", carrier=carrier, mechanism=mechanism, server=server)

@@ -8,8 +8,8 @@ the one Gaussian release that they are (``gradients.embedding``).
 
 from typing import Annotated
 
-from fedlsg.carriers import Carrier, Rank
-from fedlsg.carriers.carrier import CarrierRefresh, ProbeInputs, Probes, ResidualClip
+from fedlsg.carriers import Rank
+from fedlsg.carriers.probe import CarrierRefresh, Probe, ProbeInputs, Probes, ResidualClip
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.setting import Setting
@@ -33,8 +33,7 @@ def recipe(
 
     ``biased``: B-GEP, the embeddings alone: ``rank`` values a parameter are sent.
     """
-    carrier = Carrier(
-        kind="probe", form="embedding-only" if biased else "embedding", rank=rank, residual_clip=residual_clip,
+    carrier = Probe(form="embedding-only" if biased else "embedding", rank=rank, residual_clip=residual_clip,
         refresh=refresh_rounds, source=source, probes=probes,
     )  # fmt: skip
     return Method(name="gep", carrier=carrier, mechanism=mechanism, server=server)

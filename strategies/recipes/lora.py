@@ -1,6 +1,6 @@
 """LoRA under DP-SGD: the factors of a low-rank update are trained, W is frozen (Hu et al. 2022; Yu et al. 2022)."""
 
-from fedlsg.carriers import Carrier, LoraAlpha, Rank
+from fedlsg.carriers import Lora, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -13,5 +13,5 @@ def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism
     stay dense, as for every carrier method. Averaged are the factors: after several local steps of a round the server's
     product is not the average of the clients' products (``ffa-lora``'s is).
     """
-    carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha)
+    carrier = Lora(rank=rank, alpha=lora_alpha)
     return Method(name="lora", carrier=carrier, mechanism=mechanism, server=server)

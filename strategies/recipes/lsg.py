@@ -4,7 +4,7 @@ Differs from the paper: one joint clip over all blocks (``clip="per-block"`` rep
 truthfully); the least important units are frozen, as the paper's text says and its lines 8-9 do not.
 """
 
-from fedlsg.carriers import Carrier, PowerSteps, Rank, Residual
+from fedlsg.carriers import LowRank, PowerSteps, Rank, Residual
 from fedlsg.masks import Direction, Mask, Sparsity, SparsityFrom
 from fedlsg.masks.mask import Importance
 from fedlsg.method import Method
@@ -27,7 +27,7 @@ def recipe(
     """Carriers of W, unit importance p on the carriers; ``sparsity=0`` is what the paper calls RGP."""
     return Method(
         name="lsg",
-        carrier=Carrier(kind="low-rank", rank=rank, power_steps=power_steps, residual=residual),
+        carrier=LowRank(rank=rank, power_steps=power_steps, residual=residual),
         mask=Mask(
             kind="units", sparsity=sparsity, direction=direction, importance=importance, sparsity_from=sparsity_from
         ),

@@ -3,7 +3,7 @@
 Differs from the paper: one joint clip over all blocks, as for ``lsg``; classifier, biases and norm scales stay dense.
 """
 
-from fedlsg.carriers import Carrier, LoraAlpha, Rank
+from fedlsg.carriers import Lora, LoraAlpha, Rank
 from fedlsg.masks import Direction, Mask, Sparsity
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
@@ -22,7 +22,7 @@ def recipe(
     """Rows of dB and columns of dA whose unit of W_0 + s B A is important; ``sparsity=0`` is ``lora``."""
     return Method(
         name="lsg-lora",
-        carrier=Carrier(kind="lora", rank=rank, alpha=lora_alpha),
+        carrier=Lora(rank=rank, alpha=lora_alpha),
         mask=Mask(kind="units", sparsity=sparsity, direction=direction),
         mechanism=mechanism,
         server=server,

@@ -3,8 +3,8 @@
 Differs from Ito et al. 2023 in where carriers and importance come from; the rest is ``lsg``.
 """
 
-from fedlsg.carriers import Carrier, Rank
-from fedlsg.carriers.carrier import CarrierRefresh, ProbeInputs, Probes
+from fedlsg.carriers import Rank
+from fedlsg.carriers.probe import CarrierRefresh, Probe, ProbeInputs, Probes
 from fedlsg.masks import Direction, Mask, Sparsity, SparsityFrom
 from fedlsg.masks.mask import Importance
 from fedlsg.method import Method
@@ -28,7 +28,7 @@ def recipe(
     """Carriers of public probes, and a mask of units by predicted energy; ``sparsity=0`` is ``rgp-probe``."""
     return Method(
         name="lsg-probe",
-        carrier=Carrier(kind="probe", rank=rank, refresh=refresh_rounds, source=source, probes=probes),
+        carrier=Probe(rank=rank, refresh=refresh_rounds, source=source, probes=probes),
         mask=Mask(
             kind="units", sparsity=sparsity, direction=direction, importance=importance, sparsity_from=sparsity_from
         ),

@@ -5,7 +5,7 @@ made: the server adds the clients' products, whose sum may have more than rank r
 history W - W_0 that everyone knows, not from the last Q; memory and lost payloads are as for ``topk``.
 """
 
-from fedlsg.carriers import Carrier, PowerSteps, Rank, Warmup
+from fedlsg.carriers import Factors, PowerSteps, Rank, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import Compression, ServerOptimizer
@@ -23,7 +23,7 @@ def recipe(
     """Rank-r factors of gradients plus memory; ``dp-powersgd`` is the private one, without memory."""
     return Method(
         name="powersgd",
-        carrier=Carrier(kind="factors", rank=rank, power_steps=power_steps, warmup=warmup),
+        carrier=Factors(rank=rank, power_steps=power_steps, warmup=warmup),
         compression=Compression(error_feedback=True),
         mechanism=mechanism,
         server=server,

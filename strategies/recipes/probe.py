@@ -1,7 +1,7 @@
 """Probe carriers in the form core: S = L^T dW R^T in the directions of public gradients (fedlsg's own method)."""
 
-from fedlsg.carriers import Carrier
-from fedlsg.carriers.carrier import CarrierRefresh, Damping, OutRank, Power, ProbeInputs, Probes, Rank
+from fedlsg.carriers import OutRank, Rank
+from fedlsg.carriers.probe import CarrierRefresh, Damping, Power, Probe, ProbeInputs, Probes
 from fedlsg.masks import Mask, Sparsity
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
@@ -25,8 +25,7 @@ def recipe(
 
     ``sparsity``: the share of each S that is frozen, where the probe predicts the least energy.
     """
-    carrier = Carrier(
-        kind="probe", form="core", rank=rank, out_rank=out_rank, refresh=refresh_rounds, source=source, probes=probes,
+    carrier = Probe(form="core", rank=rank, out_rank=out_rank, refresh=refresh_rounds, source=source, probes=probes,
         power=power, damping=damping,
     )  # fmt: skip
     mask = Mask(kind="energy", sparsity=sparsity) if sparsity else Mask()

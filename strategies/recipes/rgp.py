@@ -4,7 +4,7 @@ Differs from the paper: QR instead of Gram-Schmidt, Poisson batches instead of s
 authors' vision code uses half of it.
 """
 
-from fedlsg.carriers import Carrier, PowerSteps, Rank, Residual, Warmup
+from fedlsg.carriers import LowRankChange, PowerSteps, Rank, Residual, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -23,5 +23,5 @@ def recipe(
 
     ``residual=False`` replaces W by its rank-r part before every round, as App. C tries.
     """
-    carrier = Carrier(kind="low-rank-change", rank=rank, power_steps=power_steps, warmup=warmup, residual=residual)
+    carrier = LowRankChange(rank=rank, power_steps=power_steps, warmup=warmup, residual=residual)
     return Method(name="rgp", carrier=carrier, mechanism=mechanism, server=server)

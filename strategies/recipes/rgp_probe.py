@@ -1,7 +1,7 @@
 """RGP on probe carriers: Eq. 3 with the directions of public gradients in place of those of W - W_0."""
 
-from fedlsg.carriers import Carrier, Rank
-from fedlsg.carriers.carrier import CarrierRefresh, ProbeInputs, Probes
+from fedlsg.carriers import Rank
+from fedlsg.carriers.probe import CarrierRefresh, Probe, ProbeInputs, Probes
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -19,7 +19,7 @@ def recipe(
     """Carriers of public probes, every row of dL and every column of dR; no mask."""
     return Method(
         name="rgp-probe",
-        carrier=Carrier(kind="probe", rank=rank, refresh=refresh_rounds, source=source, probes=probes),
+        carrier=Probe(rank=rank, refresh=refresh_rounds, source=source, probes=probes),
         mechanism=mechanism,
         server=server,
     )

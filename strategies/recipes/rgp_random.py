@@ -1,6 +1,6 @@
 """RGP with random orthonormal carriers (Yu et al. 2021, sec. 4)."""
 
-from fedlsg.carriers import Carrier, Rank
+from fedlsg.carriers import RandomCarriers, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -8,4 +8,4 @@ from fedlsg.training import ServerOptimizer
 
 def recipe(*, rank: Rank = 4, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Carriers drawn each round from the public seed; no mask."""
-    return Method(name="rgp-random", carrier=Carrier(kind="random", rank=rank), mechanism=mechanism, server=server)
+    return Method(name="rgp-random", carrier=RandomCarriers(rank=rank), mechanism=mechanism, server=server)

@@ -4,8 +4,7 @@
 ``ranking="gradients"`` is its ranked sparsification, Algorithm 4.
 """
 
-from fedlsg.carriers import Carrier, Rank
-from fedlsg.carriers.carrier import StepCarrier
+from fedlsg.carriers import Rank, StepCarrier, step_carrier
 from fedlsg.masks import Mask, Sparsity, SparsityFrom
 from fedlsg.masks.mask import Cooling, Ranking, Redraw
 from fedlsg.method import Method
@@ -31,7 +30,7 @@ def recipe(
     """
     return Method(
         name="rs",
-        carrier=Carrier(kind=carrier, rank=0 if carrier == "dense" else rank),
+        carrier=step_carrier(carrier, rank),
         mask=Mask(
             kind="uniform",
             sparsity=sparsity,

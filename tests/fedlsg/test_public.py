@@ -37,7 +37,7 @@ def records(model: nn.Module, count: int = 2) -> list[Public]:
         given.append(public)
         return scaled(public)
 
-    method = Method(name="own", carrier=CORE.__class__(kind="own", make=make, form="core", rank=2))
+    method = Method(name="own", carrier=CORE.__class__(make=make, form="core", rank=2))
     state = PublicState.start(model, method, Schedule(rounds=3, sample_rate=0.5), seed=7, classifier="head")
     for round in range(1, count + 1):
         state.frame(round, updates=round - 1)

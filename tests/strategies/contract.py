@@ -17,7 +17,7 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 import fedlsg.method
-from fedlsg.carriers.lora import prepare_model
+from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import Basis, ProbeSource, unflatten
 from fedlsg.frame import Frame

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.carriers.lora import prepare_model
+from fedlsg.carriers import prepare_model
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
 from strategies import default_mechanism, own_settings, recipe
@@ -58,7 +58,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "drop": ("all",),
 }
 COMMON = {key for key in WRONG if all(key not in own_settings(name) for name in RECIPES)}
-EMBEDDING = [name for name in RECIPES if recipe(name).carrier.embeds]
+EMBEDDING = [name for name in RECIPES if recipe(name).carrier.form.embeds]
 """Recipes that embed every parameter, however few values it has, within a joint clip alone."""
 SILENT = [name for name in RECIPES if default_mechanism(name) == "none"]
 NEEDED = {("sgd", "clip_norm"): {"mechanism": "clip-only"}, ("rs", "rank"): {"carrier": "low-rank"}}

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import fedlsg.training.client
-from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers import Carrier, OwnCarriers
 from fedlsg.carriers.statistics import residual
+from fedlsg.forms import FORMS
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule
 from fedlsg.payload import PayloadError
@@ -194,7 +195,7 @@ def test_a_probe_keeps_more_of_other_examples_gradients_than_random_carriers():
     for name, carrier in {"probe": PROBE, "random": replace(PROBE, make=orthonormal)}.items():
         state = replace(s.state, method=Method(name="own", carrier=carrier))
         c = next(c for c in state.frame(1, updates=0).coordinates if c.name == "0.weight")
-        lost[name] = residual(dW[c.name], c.L, c.R, "core")
+        lost[name] = residual(dW[c.name], c.L, c.R, FORMS["core"])
     assert lost["probe"] < lost["random"]
 
 
@@ -220,7 +221,7 @@ def own_state(**parts: Any) -> PublicState:
 
 
 def core_of(make) -> Carrier:
-    return Carrier(kind="own", make=make, form="core", rank=3)
+    return OwnCarriers(make=make, form="core", rank=3)
 
 
 DRAWS = {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Knowledge, Observation, ThreatModel
+from fedlsg.forms import TANGENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def count(seen: Observation, prior: Prior, threat: ThreatModel, known: Knowledge
         twice=sum(
             _sent_twice(seen, c.name, c.L.shape[1])
             for c in seen.frame.coordinates
-            if c.L is not None and c.form == "tangent"
+            if c.L is not None and c.form is TANGENT
         ),
         examples=examples,
         inputs=examples * prior.size,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers import Adapted
+from fedlsg.forms import TANGENT
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,7 +89,7 @@ def received_layer(seen: Observation, path: str | None = None) -> ReceivedLayer:
     elif isinstance(module, nn.Linear):
         weight = f"{prefix}weight"
         own = next((c for c in seen.frame.coordinates if c.name == weight), None)
-        if own is not None and own.carried and own.form != "tangent":
+        if own is not None and own.carried and own.form is not TANGENT:
             raise DoesNotApply(f"{weight} was sent as a core, L^T G (R X)^T: closed forms need L^T G X^T")
         L, R = (None, None) if own is None or own.L is None or own.R is None else (own.L.double(), own.R.double())
         keys = ((weight, "absent"), (weight, "dense")) if L is None else ((weight, "L"), (weight, "R"))

@@ -12,14 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.carriers.carrier import Carrier, of_pairs
+from fedlsg.carriers.base import Carrier
 from fedlsg.carriers.own import check_orthonormal
 from fedlsg.carriers.probe.anchors import anchor_basis, anchor_gradients
+from fedlsg.carriers.probe.carrier import Probe
 from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments
 from fedlsg.carriers.probe.source import ProbeSource
-from fedlsg.frame import Coordinates, Form
-from fedlsg.public import Public, Sizes
+from fedlsg.forms import PRECONDITIONED, TANGENT, Sizes
+from fedlsg.public import Public
 
 NORM = 0.5
 """Norm of a scaled core over that of the gradient without scales, as the probe predicts it."""
@@ -51,10 +52,10 @@ class Basis:
         """``out_energy`` and ``in_energy`` by weight."""
         return {name: (pair.out_energy, pair.in_energy) for name, pair in self.pairs.items()}
 
-    def coordinates(self, weights: Mapping[str, Tensor], form: Form) -> tuple[Coordinates, ...]:
-        """Coordinates of every trainable parameter, in the weights' own type."""
-        pairs = {name: (pair.L.to(weights[name]), pair.R.to(weights[name])) for name, pair in self.pairs.items()}
-        return of_pairs(weights, pairs, form)
+    @property
+    def carriers(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """L and R by weight."""
+        return {name: (pair.L, pair.R) for name, pair in self.pairs.items()}
 
 
 def refresh_of(round: int, carrier: Carrier) -> int:
@@ -62,7 +63,7 @@ def refresh_of(round: int, carrier: Carrier) -> int:
     return round - (round - 1) % carrier.refresh
 
 
-def probe_basis(carrier: Carrier, public: Public, source: ProbeSource) -> Basis:
+def probe_basis(carrier: Probe, public: Public, source: ProbeSource) -> Basis:
     """Probe the public weights W_t of ``public``, at the round that it is about.
 
     Guarantee: deterministic in the weights, the public seed, the round and the source, on one kind of processor.
@@ -74,7 +75,7 @@ def probe_basis(carrier: Carrier, public: Public, source: ProbeSource) -> Basis:
     moments: Mapping[str, Moments] = {}
     anchors: Mapping[str, Tensor] = {}
     try:
-        if carrier.embeds:
+        if carrier.form.embeds:
             anchors = anchor_gradients(model, source.loss, inputs, targets)
         else:
             moments = second_moments(model, source.loss, inputs, targets, tuple(public.carried))
@@ -87,7 +88,7 @@ def probe_basis(carrier: Carrier, public: Public, source: ProbeSource) -> Basis:
     pairs = {}
     for name, sizes in public.carried.items():
         generator = public.generator("eigenvectors", public.time.round, name)
-        if carrier.embeds:
+        if carrier.form.embeds:
             L, energy = anchor_basis(anchors[name], sizes.r, generator=generator)
             pairs[name] = Pair(L, torch.ones(1, 1).to(L), energy, torch.ones(1).to(L))
             continue
@@ -97,14 +98,14 @@ def probe_basis(carrier: Carrier, public: Public, source: ProbeSource) -> Basis:
     return Basis(round=public.time.round, pairs=pairs)
 
 
-def make_pair(moments: Moments, sizes: Sizes, carrier: Carrier, generator: torch.Generator, *, columns: int) -> Pair:
+def make_pair(moments: Moments, sizes: Sizes, carrier: Probe, generator: torch.Generator, *, columns: int) -> Pair:
     """L and R of one weight; in the other forms than tangent, they are scaled by the predicted spectrum.
 
     ``columns``: in units of the weight, n, or the in channels of a kernel.
     """
     out_energy, L = energies(moments.B, sizes.r, generator)
     in_energy, R = energies(moments.A, sizes.s, generator)
-    if carrier.form == "tangent":
+    if carrier.form is TANGENT:
         out_energy = unit_shares(moments.B, sizes.m)
         in_energy = unit_shares(moments.A, columns)
     else:
@@ -126,7 +127,7 @@ def energies(
     return values / moment.trace().clamp_min(torch.finfo(values.dtype).tiny), vectors
 
 
-def scaled(vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: Carrier) -> Float[Tensor, "k c"]:
+def scaled(vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: Probe) -> Float[Tensor, "k c"]:
     """The eigenvectors X times their scales D; in the form preconditioned X D X^T, the power of the whole moment.
 
     In the form core D has a factor by which both sides together halve the predicted norm of a carried weight's
@@ -134,14 +135,14 @@ def scaled(vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: 
     (docs/results/probe.md). With ``power=0`` carriers are orthonormal.
     """
     if not carrier.power:
-        return vectors @ vectors.mT if carrier.form == "preconditioned" else vectors
+        return vectors @ vectors.mT if carrier.form is PRECONDITIONED else vectors
     D = scales(energy, len(vectors), carrier)
-    if carrier.form == "preconditioned":
+    if carrier.form is PRECONDITIONED:
         return vectors * D @ vectors.mT
     kept = (energy * D.square()).sum()
     return vectors * (D * (NORM * energy.sum() / kept).sqrt() if kept > 0 else D)
 
 
-def scales(energy: Float[Tensor, " c"], units: int, carrier: Carrier) -> Float[Tensor, " c"]:
+def scales(energy: Float[Tensor, " c"], units: int, carrier: Probe) -> Float[Tensor, " c"]:
     """(lambda / mean + damping)^-power, where mean is that of all ``units`` eigenvalues."""
     return (energy * units + carrier.damping) ** -carrier.power

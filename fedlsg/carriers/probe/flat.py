@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers.base import Carrier
 from fedlsg.carriers.probe.basis import Basis, Pair
 
 
@@ -44,5 +44,6 @@ def unflatten(
 
 
 def _shapes(carrier: Carrier, W: Tensor) -> tuple[tuple[int, ...], ...]:
-    m, r, s, n = carrier.sizes(W)
-    return (m, r), (s, n), *(((m,), (W.shape[1],)) if carrier.form == "tangent" else ((r,), (s,)))
+    sizes = carrier.sizes(W)
+    rows, columns = carrier.form.energies(sizes, W)
+    return (sizes.m, sizes.r), (sizes.s, sizes.n), (rows,), (columns,)

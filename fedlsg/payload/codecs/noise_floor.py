@@ -62,7 +62,7 @@ class NoiseFloor(Codec):
             raise ValueError(
                 f"codec {self.name!r} takes its grid from the noise, and mechanism {method.mechanism.kind!r} adds none"
             )
-        if method.carrier.kind == "factors":
+        if not method.carrier.adds_up:
             raise ValueError(
                 f"codec {self.name!r} needs values that all carry the mechanism's noise, and {method.name!r} sends "
                 "factors of the noisy update"

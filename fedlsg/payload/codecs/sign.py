@@ -27,7 +27,7 @@ class Sign(Codec):
 
     def check(self, method: Method) -> None:
         """Values must mean something by their sign alone."""
-        if method.carrier.kind == "factors":
+        if not method.carrier.adds_up:
             raise ValueError(
                 f"codec {self.name!r} keeps no magnitudes, and {method.name!r} sends factors, whose product would be "
                 "longer than the update"

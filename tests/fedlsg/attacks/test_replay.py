@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import fedlsg.attacks.replay as module
 from fedlsg.attacks.inversion.counting import count
 from fedlsg.attacks.inversion.linear_input import input_of_linear
 from fedlsg.attacks.inversion.prior import Prior
@@ -82,7 +81,7 @@ def test_another_batch_or_no_clip_sends_something_else(monkeypatch):
     assert not torch.allclose(replay(unclipped, IMAGES, LABELS), seen.values, rtol=1e-3)
     doubled = replace(seen, mechanism=replace(seen.mechanism, clip_norm=2 * seen.mechanism.clip_norm))
     assert not torch.allclose(replay(doubled, IMAGES, LABELS), seen.values, rtol=1e-3)
-    monkeypatch.setattr(module, "project", lambda G, L, R: (G @ R.mT * 0.5, L.mT @ G))
+    monkeypatch.setattr("fedlsg.forms.project", lambda G, L, R: (G @ R.mT * 0.5, L.mT @ G))
     assert not torch.allclose(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-3)
 
 
@@ -98,7 +97,7 @@ def test_a_core_is_observed_and_closed_forms_say_that_it_does_not_apply():
     """In float64 and on a device it stays a core, and what is sent once is not counted as sent twice."""
     seen = observe(replace(OWN, mask=Mask()), mlp(), IMAGES, LABELS)
     for same in (seen.in_float64(), seen.to("cpu")):
-        assert [c.form for c in same.frame.coordinates if c.carried] == ["core"]
+        assert [c.form.name for c in same.frame.coordinates if c.carried] == ["core"]
         assert same.blocks["hidden.weight", "core"].shape == (2, 3)
     known = Knowledge(labels=LABELS, examples=3)
     assert count(seen, Prior(shape=(1, 8, 8)), ThreatModel(), known).twice == 0

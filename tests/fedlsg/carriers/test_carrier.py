@@ -6,9 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters, coordinates, pays
+from fedlsg.carriers import (
+    Carrier,
+    Dense,
+    LowRank,
+    LowRankChange,
+    RandomCarriers,
+    carried_parameters,
+    carried_sizes,
+    step_carrier,
+)
+from fedlsg.carriers.base import pays
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.lowrank import decompose
+from fedlsg.public import Public, RoundTime
 from fedlsg.randomness import public_generator
 
 KINDS = ["low-rank", "low-rank-change", "random"]
@@ -28,7 +39,11 @@ def frame(
     carrier: Carrier, *, now=None, start=None, round: int = 1, updates: int = 0, seed: int = 0, carried=NAMES
 ) -> Frame:
     now = weights() if now is None else now
-    where = coordinates(now, start or {}, carrier=carrier, carried=carried, round=round, updates=updates, seed=seed)
+    public = Public(
+        weights=now, initial=start or {}, carried=carried_sizes(carrier, now, carried), time=RoundTime(round=round),
+        updates=updates, seed=seed,
+    )  # fmt: skip
+    where = carrier.coordinates(public)
     return Frame(coordinates=where, blocks=make_blocks(where))
 
 
@@ -46,31 +61,31 @@ def net() -> nn.Module:
 @given(m=st.integers(1, 60), n=st.integers(1, 60), r=st.integers(1, 60))
 def test_a_layer_is_carried_where_it_pays(m, n, r):
     """10 r (m + n) < 8 m n, in integers."""
-    assert pays(torch.zeros(m, n), Carrier(kind="random", rank=r)) == (10 * r * (m + n) < 8 * m * n and r <= min(m, n))
+    assert pays(torch.zeros(m, n), RandomCarriers(rank=r)) == (10 * r * (m + n) < 8 * m * n and r <= min(m, n))
 
 
 def test_goldens_of_the_rule():
     """64 x 64: 128 r < 3276.8, so 25 pays, 26 does not. A 64 x (4 * 9) kernel: 100 r < 1843.2. 10 x 10: 20 r < 80."""
-    assert pays(torch.zeros(64, 64), Carrier(kind="random", rank=25))
-    assert not pays(torch.zeros(64, 64), Carrier(kind="random", rank=26))
-    assert pays(torch.zeros(64, 4, 3, 3), Carrier(kind="random", rank=18))
-    assert not pays(torch.zeros(64, 4, 3, 3), Carrier(kind="random", rank=19))
-    assert pays(torch.zeros(10, 10), Carrier(kind="random", rank=3))
-    assert not pays(torch.zeros(10, 10), Carrier(kind="random", rank=4))  # 80 is not below 80
+    assert pays(torch.zeros(64, 64), RandomCarriers(rank=25))
+    assert not pays(torch.zeros(64, 64), RandomCarriers(rank=26))
+    assert pays(torch.zeros(64, 4, 3, 3), RandomCarriers(rank=18))
+    assert not pays(torch.zeros(64, 4, 3, 3), RandomCarriers(rank=19))
+    assert pays(torch.zeros(10, 10), RandomCarriers(rank=3))
+    assert not pays(torch.zeros(10, 10), RandomCarriers(rank=4))  # 80 is not below 80
 
 
 def test_what_is_carried():
     """12 x 9: 21 r < 86.4 pays at r = 4; the classifier, biases and norms never."""
-    carrier = Carrier(kind="low-rank", rank=4)
+    carrier = LowRank(rank=4)
     assert carried_parameters(net(), carrier) == ("0.weight", "3.weight", "4.weight")
-    assert carried_parameters(net(), Carrier(kind="low-rank", rank=5)) == ("3.weight", "4.weight")
+    assert carried_parameters(net(), LowRank(rank=5)) == ("3.weight", "4.weight")
     assert carried_parameters(net(), carrier, classifier="4") == ("0.weight", "3.weight", "5.weight")
-    assert carried_parameters(net(), Carrier()) == ()
+    assert carried_parameters(net(), Dense()) == ()
 
 
 def test_the_classifier_may_be_a_module_of_modules():
     model = nn.ModuleDict({"body": nn.Linear(30, 30), "head": nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 30))})
-    carrier = Carrier(kind="low-rank", rank=2)
+    carrier = LowRank(rank=2)
     assert carried_parameters(model, carrier, classifier="head") == ("body.weight", "head.0.weight")
     assert carried_parameters(model, carrier) == ("body.weight", "head.0.weight")
     assert carried_parameters(model, carrier, classifier="body") == ("head.0.weight", "head.1.weight")
@@ -80,37 +95,37 @@ def test_frozen_and_other_layers_are_not_carried():
     model = nn.Sequential(
         nn.Embedding(50, 30), nn.Linear(30, 30).requires_grad_(False), nn.Linear(30, 30), nn.Linear(30, 2)
     )
-    assert carried_parameters(model, Carrier(kind="low-rank", rank=2)) == ("2.weight",)
+    assert carried_parameters(model, LowRank(rank=2)) == ("2.weight",)
 
 
 def test_a_rank_that_carries_nothing_is_refused():
     with pytest.raises(ValueError, match=r"rank=24 carries no layer of Sequential.*smaller rank"):
-        carried_parameters(net(), Carrier(kind="low-rank", rank=24))
+        carried_parameters(net(), LowRank(rank=24))
     with pytest.raises(
         ValueError, match=r"carries no layer of Linear: it has no .* before the classifier; choose another model"
     ):
-        carried_parameters(nn.Linear(50, 50), Carrier(kind="random", rank=1))  # its only layer is the classifier
+        carried_parameters(nn.Linear(50, 50), RandomCarriers(rank=1))  # its only layer is the classifier
 
 
 def test_an_unknown_classifier_is_refused():
     with pytest.raises(ValueError, match="classifier='head' is no module of Sequential"):
-        carried_parameters(net(), Carrier(kind="low-rank", rank=2), classifier="head")
+        carried_parameters(net(), LowRank(rank=2), classifier="head")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_inputs_give_equal_bits(kind):
-    carrier = Carrier(kind=kind, rank=3)
+    carrier = step_carrier(kind, 3)
     assert frame(carrier).digest == frame(carrier).digest
     assert len({frame(carrier, seed=seed).digest for seed in range(5)}) == 5
 
 
 def test_every_round_draws_other_random_carriers():
-    carrier = Carrier(kind="random", rank=3)
+    carrier = RandomCarriers(rank=3)
     assert len({frame(carrier, round=round).digest for round in range(1, 6)}) == 5
 
 
 def test_random_carriers_do_not_look_at_the_weight():
-    carrier = Carrier(kind="random", rank=3)
+    carrier = RandomCarriers(rank=3)
     assert frame(carrier, now=weights(0)).digest == frame(carrier, now=weights(1)).digest
     assert frame(carrier, updates=9).digest == frame(carrier, updates=0).digest
 
@@ -118,7 +133,7 @@ def test_random_carriers_do_not_look_at_the_weight():
 def test_layers_draw_from_streams_of_their_own():
     """Two layers of one shape have different carriers, and a layer's do not depend on what else is carried."""
     now = {"a.weight": weights()["0.weight"], "b.weight": weights()["0.weight"]}
-    carrier = Carrier(kind="random", rank=3)
+    carrier = RandomCarriers(rank=3)
     a, b = frame(carrier, now=now, carried=("a.weight", "b.weight")).coordinates
     alone = frame(carrier, now=now, carried=("b.weight",)).coordinates[1]
     assert not torch.equal(a.L, b.L)
@@ -127,7 +142,7 @@ def test_layers_draw_from_streams_of_their_own():
 
 def test_low_rank_is_the_decomposition_of_the_weight():
     now = weights()
-    got = frame(Carrier(kind="low-rank", rank=3, power_steps=2), now=now, round=4, seed=9).coordinates[0]
+    got = frame(LowRank(rank=3, power_steps=2), now=now, round=4, seed=9).coordinates[0]
     generator = public_generator(9, "carriers", 4, "0.weight")
     L, R = decompose(now["0.weight"], 3, generator=generator, power_steps=2)
     assert torch.equal(got.L, L)
@@ -140,15 +155,15 @@ def test_the_change_is_decomposed_after_the_warm_up(warmup, updates):
     start = weights(1)
     change = weights(2, rank=2)["0.weight"]
     now = {**start, "0.weight": start["0.weight"] + change}
-    carrier = Carrier(kind="low-rank-change", rank=2, warmup=warmup)
+    carrier = LowRankChange(rank=2, warmup=warmup)
     c = frame(carrier, now=now, start=start, updates=updates).coordinates[0]
     assert (captured(change, c.L, c.R) > 1 - 1e-9) == (updates >= warmup)
-    plain = frame(Carrier(kind="low-rank", rank=2), now=now).coordinates[0]
+    plain = frame(LowRank(rank=2), now=now).coordinates[0]
     assert torch.equal(plain.L, c.L) == (updates < warmup)
 
 
 def test_without_its_start_the_change_is_refused():
-    carrier = Carrier(kind="low-rank-change", rank=2)
+    carrier = LowRankChange(rank=2)
     assert frame(carrier, updates=0).kept  # not needed yet
     with pytest.raises(ValueError, match=r"initial value of 0\.weight"):
         frame(carrier, updates=1)
@@ -163,7 +178,7 @@ def test_without_its_start_the_change_is_refused():
 def test_carriers_are_orthonormal_and_shaped_like_the_flat_weight(kind, rank, seed, dtype):
     now = {name: W.to(dtype) for name, W in weights().items()}
     f = frame(
-        Carrier(kind=kind, rank=rank), now=now, start=weights(1), updates=1, seed=seed, carried=("0.weight", "1.weight")
+        step_carrier(kind, rank), now=now, start=weights(1), updates=1, seed=seed, carried=("0.weight", "1.weight")
     )
     for c, (m, n) in ((f.coordinates[0], (12, 10)), (f.coordinates[2], (6, 36))):
         assert (c.L.shape, c.R.shape, c.L.dtype) == ((m, rank), (rank, n), dtype)
@@ -177,7 +192,7 @@ def test_carriers_are_orthonormal_and_shaped_like_the_flat_weight(kind, rank, se
 
 def test_weights_that_require_gradients_leave_no_graph():
     now = {"0.weight": nn.Parameter(weights()["0.weight"])}
-    c = frame(Carrier(kind="low-rank-change", rank=2), now=now, start=weights(1), updates=1).coordinates[0]
+    c = frame(LowRankChange(rank=2), now=now, start=weights(1), updates=1).coordinates[0]
     assert not c.L.requires_grad
     assert not c.R.requires_grad
 
@@ -186,7 +201,7 @@ def test_a_digest_that_ignores_the_carriers_is_caught():
     """What the digest must distinguish: one bit of L, with all shapes and positions the same."""
 
     def distinguishes(digest) -> bool:
-        f = frame(Carrier(kind="low-rank", rank=2))
+        f = frame(LowRank(rank=2))
         before = digest(f)
         f.coordinates[0].L.view(torch.int64)[0, 0] ^= 1
         return before != digest(Frame(coordinates=f.coordinates, blocks=f.blocks))

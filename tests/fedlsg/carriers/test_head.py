@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import strategies
-from fedlsg.carriers import Carrier, carried_parameters, find_output_layer, layer_table, prepare_model
+from fedlsg.carriers import LowRank, carried_parameters, find_output_layer, layer_table, prepare_model
 from fedlsg.frame import group_of
 from fedlsg.gradients import trainable
 from fedlsg.method import Schedule
@@ -69,7 +69,7 @@ def test_methods_that_train_the_head_train_all_of_it(method):
     assert {row.travel for row in layer_table(state.model, state.method.carrier, HEAD) if row.name in ALL_OF_IT} == {
         "dense"
     }
-    control = Carrier(kind="low-rank", rank=2)  # the rule of carriers would have adapted, so frozen, a layer of it
+    control = LowRank(rank=2)  # the rule of carriers would have adapted, so frozen, a layer of it
     assert ALL_OF_IT & set(carried_parameters(make_model(), control, classifier=HEAD))
 
 

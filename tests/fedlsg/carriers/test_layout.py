@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers import Dense, Lora, LowRank, carried_parameters, prepare_model, step_carrier
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
-from fedlsg.carriers.lora import frozen_bases, prepare_model
+from fedlsg.carriers.lora import frozen_bases
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks import Mask
 from fedlsg.method import Method, Schedule, make_frame
@@ -30,7 +30,7 @@ def make_model() -> nn.Module:
 
 
 def test_the_table_by_hand():
-    rows = {row.name: row for row in layer_table(make_model(), Carrier(kind="low-rank", rank=2), "classifier")}
+    rows = {row.name: row for row in layer_table(make_model(), LowRank(rank=2), "classifier")}
     assert rows["embed.weight"] == LayerRow(name="embed.weight", shape=(8, 3, 3, 3), travel="frozen", values=0)
     assert rows["layers.0.0.weight"].values == 2 * (8 + 72)
     assert rows["hidden.weight"] == LayerRow(name="hidden.weight", shape=(24, 32), travel="carried", values=2 * 56)
@@ -41,7 +41,7 @@ def test_the_table_by_hand():
 
 @given(rank=st.integers(1, 4), kind=st.sampled_from(["dense", "low-rank", "low-rank-change", "random", "lora"]))
 def test_the_values_are_those_of_the_frame(rank, kind):
-    carrier = Carrier(kind=kind, rank=0 if kind == "dense" else rank)
+    carrier = Lora(rank=rank) if kind == "lora" else step_carrier(kind, rank)
     model = prepare_model(make_model(), carrier, classifier="classifier", seed=0)
     rows = layer_table(model, carrier, "classifier")
     carried = carried_parameters(model, carrier, classifier="classifier")
@@ -67,20 +67,20 @@ def test_the_values_are_those_of_the_frame(rank, kind):
 
 
 def test_loras_factors_are_the_values_of_the_weight_that_they_adapt():
-    carrier = Carrier(kind="lora", rank=2)
+    carrier = Lora(rank=2)
     rows = layer_table(prepare_model(make_model(), carrier, classifier="classifier", seed=0), carrier, "classifier")
-    low_rank = layer_table(make_model(), Carrier(kind="low-rank", rank=2), "classifier")
+    low_rank = layer_table(make_model(), LowRank(rank=2), "classifier")
     assert rows == low_rank  # a 3x3 kernel's factors are as large as its carriers
 
 
 def test_the_probe_sends_its_classifier_alone():
-    carrier = Carrier(train="classifier")
+    carrier = Dense(train="classifier")
     model = prepare_model(make_model(), carrier, classifier="classifier", seed=0)
     assert totals(layer_table(model, carrier, "classifier"))["dense"] == (2, 500, 500)
 
 
 def test_repeated_layers_are_one_row():
-    rows = layer_table(make_model(), Carrier(kind="low-rank", rank=2), "classifier")
+    rows = layer_table(make_model(), LowRank(rank=2), "classifier")
     groups = group_layers(rows)
     assert totals(groups) == totals(rows)
     assert [g.count for g in groups if g.name.startswith("layers.*.*.weight")] == [3, 3]  # kernels, and norms
@@ -93,10 +93,10 @@ def test_repeated_layers_are_one_row():
 def test_it_works_without_weights():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(10_000, 10_000), nn.Linear(10_000, 2))
-    rows = layer_table(model, Carrier(kind="low-rank", rank=8))
+    rows = layer_table(model, LowRank(rank=8))
     assert totals(rows)["carried"] == (1, 10**8, 8 * 20_000)
 
 
 def test_a_classifier_that_is_none_is_refused():
     with pytest.raises(ValueError, match="is no module of Sequential"):
-        layer_table(make_model(), Carrier(kind="low-rank", rank=2), "head")
+        layer_table(make_model(), LowRank(rank=2), "head")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
-from fedlsg.carriers.lora import BASE, Adapted, adapted_layers, effective_weight, frozen_bases, merge, prepare_model
+from fedlsg.carriers import Dense, Lora, LowRank, carried_parameters, prepare_model
+from fedlsg.carriers.lora import BASE, Adapted, adapted_layers, effective_weight, frozen_bases, merge
 from fedlsg.frame import Frame
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported, trainable
@@ -16,7 +16,7 @@ from fedlsg.masks.rules import keep_units, unit_importance
 from fedlsg.method import Method, Schedule, make_frame
 from tests.fedlsg.support.gradient_oracle import cross_entropy
 
-LORA = Carrier(kind="lora", rank=2, alpha=6.0)
+LORA = Lora(rank=2, alpha=6.0)
 
 
 def mlp() -> nn.Module:
@@ -69,7 +69,7 @@ def test_the_start_changes_nothing_and_later_it_is_the_effective_weight(kind):
 def test_factors_and_what_is_dense_are_trained_and_nothing_else(kind):
     before, model = adapted(kind)
     check_supported(model)
-    carried = carried_parameters(before, Carrier(kind="low-rank", rank=2))
+    carried = carried_parameters(before, LowRank(rank=2))
     assert carried
     dense = {name for name in trainable(before) if name not in carried}
     paths = [name.removesuffix(".weight") for name in carried]
@@ -120,22 +120,20 @@ def test_adapters_are_the_same_in_every_process_and_differ_between_seeds():
 
 
 def test_a_probe_trains_the_classifier_alone():
-    model = prepare_model(mlp(), Carrier(train="classifier"), seed=0)
+    model = prepare_model(mlp(), Dense(train="classifier"), seed=0)
     assert list(trainable(model)) == ["2.weight", "2.bias"]
-    model = prepare_model(cnn(), Carrier(train="classifier"), classifier="5", seed=0)
+    model = prepare_model(cnn(), Dense(train="classifier"), classifier="5", seed=0)
     assert list(trainable(model)) == ["5.weight", "5.bias"]
 
 
 def test_refusals():
     with pytest.raises(ValueError, match="no Linear layer to train"):
-        prepare_model(nn.Conv2d(3, 3, 3), Carrier(train="classifier"), seed=0)
+        prepare_model(nn.Conv2d(3, 3, 3), Dense(train="classifier"), seed=0)
     with pytest.raises(ValueError, match="rank=30 carries no layer"):
-        prepare_model(mlp(), Carrier(kind="lora", rank=30), seed=0)
+        prepare_model(mlp(), Lora(rank=30), seed=0)
     for alpha in (0.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="lora_alpha"):
-            Carrier(kind="lora", rank=2, alpha=alpha)
-    with pytest.raises(ValueError, match="needs low-rank carriers"):
-        Carrier(kind="lora", rank=2, residual=False)
+            Lora(rank=2, alpha=alpha)
 
 
 def test_the_scale_is_alpha_over_rank():

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg import forms
+from fedlsg.carriers import Carrier, OwnCarriers, carried_parameters
 from fedlsg.carriers.layout import layer_table, totals
-from fedlsg.carriers.own import own_coordinates
 from fedlsg.frame import make_blocks
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule
@@ -36,15 +36,15 @@ def made(pair: Any, **changes: Any) -> Callable[[Public], Any]:
 
 
 def core(make: Callable[[Public], Any]) -> Carrier:
-    return Carrier(kind="own", make=make, form="core", rank=3, out_rank=2)
+    return OwnCarriers(make=make, form="core", rank=3, out_rank=2)
 
 
 L, R = torch.randn(6, 2), torch.randn(3, 8)
 
 
 def test_a_pair_becomes_the_coordinates_in_the_weights_own_type():
-    where = own_coordinates(core(made((L.double(), R.mT.contiguous().mT))), public())
-    assert [(c.name, c.carried, c.form) for c in where] == [("w", True, "core"), ("b", False, "core")]
+    where = core(made((L.double(), R.mT.contiguous().mT))).coordinates(public())
+    assert [(c.name, c.carried, c.form) for c in where] == [("w", True, forms.CORE), ("b", False, forms.CORE)]
     assert where[0].L.dtype == torch.float32
     assert torch.equal(where[0].L, L)
     assert torch.equal(where[0].R, R)
@@ -68,7 +68,7 @@ def test_a_pair_becomes_the_coordinates_in_the_weights_own_type():
 )
 def test_a_wrong_pair_is_refused_by_the_names_of_function_and_weight(pair, message):
     with pytest.raises(ValueError, match=r"carriers by .*test_own.made.<locals>.own_function for w: " + message):
-        own_coordinates(core(made(pair)), public())
+        core(made(pair)).coordinates(public())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_wrong_pair_is_refused_by_the_names_of_function_and_weight(pair, messa
 )
 def test_exactly_the_carried_weights_have_a_pair(make, found):
     with pytest.raises(ValueError, match=r"a pair \(L, R\) for each name in public.carried, \['w'\], got " + found):
-        own_coordinates(core(make), public())
+        core(make).coordinates(public())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -96,10 +96,10 @@ def test_eq_3_refuses_carriers_that_are_not_orthonormal(side, dtype):
         return {"w": (L * (1.001 if side == "L" else 1), R * (1.001 if side == "R" else 1))}
 
     if side == "neither":
-        assert own_coordinates(Carrier(kind="own", make=make, rank=2), square)[0].carried
+        assert OwnCarriers(make=make, rank=2).coordinates(square)[0].carried
         return
     with pytest.raises(ValueError, match=rf"'tangent' \(Eq. 3\) needs orthonormal .* {side} is off by 0.002; .*'core'"):
-        own_coordinates(Carrier(kind="own", make=make, rank=2), square)
+        OwnCarriers(make=make, rank=2).coordinates(square)
 
 
 # Choices
@@ -108,27 +108,18 @@ def test_eq_3_refuses_carriers_that_are_not_orthonormal(side, dtype):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"kind": "own", "rank": 2}, "kind 'own' need make=function"),
-        ({"kind": "low-rank", "rank": 2, "make": scaled}, "no other kind takes one"),
-        (
-            {"kind": "low-rank", "rank": 2, "form": "core"},
-            "form='core' is for carriers of kind own or probe, got 'low-rank'",
-        ),
-        ({"kind": "own", "rank": 2, "make": scaled, "out_rank": 3}, "out_rank=3 is for form='core'"),
-        (
-            {"kind": "low-rank", "rank": 2, "form": "preconditioned"},
-            "form='preconditioned' is for carriers of kind own",
-        ),
-        ({"kind": "own", "make": scaled, "form": "preconditioned", "out_rank": 3}, "L and R have no two ranks"),
-        ({"kind": "own", "make": scaled, "form": "core"}, "rank=0 >= 1"),
-        ({"kind": "own", "rank": 2, "make": scaled, "form": "core", "out_rank": 0}, "out_rank=0 >= 1"),
-        ({"kind": "own", "rank": 2, "make": scaled, "residual": False}, "residual=False"),
-        ({"kind": "own", "rank": 2, "make": scaled, "form": "corr"}, "did you mean 'core'"),
+        ({"make": {}, "rank": 2}, "own carriers need make=function, got dict"),
+        ({"rank": 2, "make": scaled, "form": "embedding"}, "expected form in tangent, core, preconditioned"),
+        ({"rank": 2, "make": scaled, "out_rank": 3}, "out_rank=3 is for form='core'"),
+        ({"make": scaled, "form": "preconditioned", "out_rank": 3}, "L and R have no two ranks"),
+        ({"make": scaled, "form": "core"}, "rank=0 >= 1"),
+        ({"rank": 2, "make": scaled, "form": "core", "out_rank": 0}, "out_rank=0 >= 1"),
+        ({"rank": 2, "make": scaled, "form": "corr"}, "did you mean 'core'"),
     ],
 )
 def test_choices_that_do_not_fit_are_refused(choices, message):
     with pytest.raises(ValueError, match=message):
-        Carrier(**choices)
+        OwnCarriers(**choices)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +160,7 @@ def net() -> nn.Module:
 
 def test_the_rule_of_a_core_by_hand():
     """6 x 18: 5 x 17 = 85 < 86.4 pays, 6 x 15 = 90 does not; ranks are cut to the sides of the weight."""
-    rule = Carrier(kind="own", make=scaled, form="core", rank=17, out_rank=5)
+    rule = OwnCarriers(make=scaled, form="core", rank=17, out_rank=5)
     assert carried_parameters(net(), rule) == ("a.weight", "b.weight")
     assert rule.sizes(net().a.weight) == (6, 5, 17, 18)
     assert replace(rule, rank=99, out_rank=1).sizes(net().a.weight) == (6, 1, 18, 18)
@@ -194,7 +185,7 @@ def test_the_table_of_layers_is_that_of_the_frame(carrier):
 def test_the_two_forms_of_the_same_carriers_are_different_frames():
     form = {
         form: PublicState.start(
-            net(), Method(name="own", carrier=Carrier(kind="own", make=orthonormal, rank=2, form=form)),
+            net(), Method(name="own", carrier=OwnCarriers(make=orthonormal, rank=2, form=form)),
             Schedule(rounds=2), seed=0, classifier="classifier",
         ).frame(1, updates=0)
         for form in ("tangent", "core")

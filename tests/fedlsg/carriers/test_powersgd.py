@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers import Factors, carried_parameters
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
@@ -20,7 +20,7 @@ def frame(rank: int = RANK, updates: int = 0, mechanism: Mechanism | None = None
     torch.manual_seed(0)
     conv = [nn.Conv2d(3, 10, 3), nn.GroupNorm(1, 10), nn.Tanh(), nn.Flatten()]
     model = nn.Sequential(*conv, nn.Linear(90, 20), nn.Tanh(), nn.Linear(20, 4)).double()
-    carrier = Carrier(kind="factors", rank=rank)
+    carrier = Factors(rank=rank)
     weights = {name: p.detach() for name, p in trainable(model).items()}
     carried = carried_parameters(model, carrier)
     assert carried == ("0.weight", "4.weight")
@@ -96,7 +96,7 @@ def test_a_sum_of_factors_is_not_the_factors_of_a_sum():
 
 def test_factors_are_refused_where_only_the_sum_would_be_private():
     """They are no linear function of the noisy values: the server reads each client's, with a share of the noise."""
-    carrier = Carrier(kind="factors", rank=RANK)
+    carrier = Factors(rank=RANK)
     Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=1.0))
     with pytest.raises(ValueError, match=r"factors do not add up.*trust='client'"):
         Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=0.5))

@@ -5,8 +5,10 @@ tests/simulations/test_sensitivity.py.
 import pytest
 import torch
 
-from fedlsg.carriers import Carrier
-from fedlsg.carriers.rounding import EVEN, needs_one_shape
+from fedlsg.carriers import OwnCarriers
+from fedlsg.carriers.probe import Probe
+from fedlsg.carriers.rounding import EVEN
+from fedlsg.forms import CORE
 from fedlsg.frame import Coordinates
 
 
@@ -15,7 +17,7 @@ def core(longest_L: float, longest_R: float) -> tuple[Coordinates, ...]:
     L, R = torch.eye(6)[:, :2].clone(), torch.eye(5)[:3].clone()
     L[:, 1] *= longest_L
     R[2] *= longest_R
-    return Coordinates(name="b", shape=(6,)), Coordinates(name="W", shape=(6, 5), L=L, R=R, form="core")
+    return Coordinates(name="b", shape=(6,)), Coordinates(name="W", shape=(6, 5), L=L, R=R, form=CORE)
 
 
 @pytest.mark.parametrize(
@@ -24,8 +26,8 @@ def core(longest_L: float, longest_R: float) -> tuple[Coordinates, ...]:
 )
 def test_a_core_is_judged_by_its_own_scales(longest, wanted):
     """785 and 962: probe with power 1 and damping 0.26 and one probe, where 1 / damping ^ power is below EVEN."""
-    carrier = Carrier(kind="probe", form="core", power=1.0, damping=0.26, rank=3)
-    assert needs_one_shape(carrier, core(*longest)) is wanted
+    carrier = Probe(form="core", power=1.0, damping=0.26, rank=3)
+    assert carrier.needs_one_shape(core(*longest)) is wanted
 
 
 @pytest.mark.parametrize(
@@ -36,9 +38,10 @@ def test_a_core_is_judged_by_its_own_scales(longest, wanted):
         ({"form": "embedding"}, True),
         ({"form": "embedding-only"}, False),
         ({"form": "tangent", "power": 1.0, "damping": 1e-6}, False),
-        ({"form": "core", "kind": "own", "make": lambda public: {}}, True),
-        ({"form": "tangent", "kind": "own", "make": lambda public: {}}, False),
+        ({"form": "core", "make": lambda public: {}}, True),
+        ({"form": "tangent", "make": lambda public: {}}, False),
     ],
 )
 def test_the_other_forms(changes, wanted):
-    assert needs_one_shape(Carrier(**{"kind": "probe", "rank": 3, **changes}), core(1, 1)) is wanted
+    kind = OwnCarriers if "make" in changes else Probe
+    assert kind(rank=3, **changes).needs_one_shape(core(1, 1)) is wanted

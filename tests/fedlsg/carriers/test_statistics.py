@@ -20,6 +20,7 @@ from fedlsg.carriers.statistics import (
     select_kept,
     stable_rank,
 )
+from fedlsg.forms import FORMS
 from fedlsg.frame import Block, Keep
 from fedlsg.lowrank import decompose, orthonormal_columns
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
@@ -93,7 +94,7 @@ def test_the_residual_of_a_core_is_that_of_both_spans_at_any_scale(m, n, r, s, s
     dW, L, R = normal(m, n, seed=seed), normal(m, min(r, m), seed=seed + 1), normal(min(s, n), n, seed=seed + 2)
     U, V = torch.linalg.qr(L).Q, torch.linalg.qr(R.mT).Q
     left = float((dW - U @ U.mT @ dW @ V @ V.mT).norm() / dW.norm())
-    assert residual(dW, L * torch.logspace(-1, 1, L.shape[1]), 3 * R, "core") == pytest.approx(left, abs=1e-7)
+    assert residual(dW, L * torch.logspace(-1, 1, L.shape[1]), 3 * R, FORMS["core"]) == pytest.approx(left, abs=1e-7)
 
 
 def test_ranks_that_do_not_fit_are_refused():

@@ -6,6 +6,7 @@ from torch import nn
 
 import fedlsg.gradients.blocks as blocks
 import fedlsg.gradients.plan as plan
+from fedlsg.forms import FORMS
 from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.gradients.formulas.layers import LinearGradients
 from fedlsg.gradients.per_example import per_example_gradients
@@ -94,7 +95,7 @@ def test_the_shortcut_through_the_output_is_taken_for_carriers_of_w_alone(scale)
     model, x, targets = nn.Linear(9, 5).double(), torch.randn(4, 9).double(), torch.randn(4).double()
     L, R = decompose(model.weight, 2, generator=torch.Generator().manual_seed(0))
     where = (
-        Coordinates(name="weight", shape=(5, 9), L=L, R=scale * R, form="core"),
+        Coordinates(name="weight", shape=(5, 9), L=L, R=scale * R, form=FORMS["core"]),
         Coordinates(name="bias", shape=(5,)),
     )
     frame = Frame(coordinates=where, blocks=make_blocks(where))

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers import Dense, LowRank
+from fedlsg.carriers.probe import Probe
+from fedlsg.forms import FORMS
 from fedlsg.frame import Coordinates, make_blocks
 from fedlsg.masks import Mask
 from fedlsg.masks.mask import apply_mask
@@ -12,7 +14,7 @@ from fedlsg.method import Method
 from fedlsg.public import Public
 
 OUT, IN = torch.tensor([4.0, 2.0, 1.0]), torch.tensor([8.0, 4.0, 3.0, 0.0])
-CORE = Coordinates(name="W", shape=(6, 5), L=torch.zeros(6, 3), R=torch.zeros(4, 5), form="core")
+CORE = Coordinates(name="W", shape=(6, 5), L=torch.zeros(6, 3), R=torch.zeros(4, 5), form=FORMS["core"])
 KERNEL = Coordinates(name="W", shape=(3, 4, 2, 2), L=torch.zeros(3, 2), R=torch.zeros(2, 16))
 BIAS = Coordinates(name="b", shape=(6,))
 
@@ -56,11 +58,11 @@ def test_units_by_predicted_energy():
 
 
 def test_who_predicts_no_energy_has_no_such_mask():
-    core, tangent = Carrier(kind="probe", form="core", rank=2), Carrier(kind="probe", rank=2)
+    core, tangent = Probe(form="core", rank=2), Probe(rank=2)
     energy, units = Mask(kind="energy", sparsity=0.5), Mask(kind="units", sparsity=0.5, importance="energy")
     Method(name="right", carrier=core, mask=energy)
     Method(name="right", carrier=tangent, mask=units)
-    for carrier, mask in ((Carrier(kind="low-rank", rank=2), units), (Carrier(), energy)):
+    for carrier, mask in ((LowRank(rank=2), units), (Dense(), energy)):
         with pytest.raises(ValueError, match="carriers of kind 'probe'"):
             Method(name="wrong", carrier=carrier, mask=mask)
     with pytest.raises(ValueError, match="importance='energy' for units"):

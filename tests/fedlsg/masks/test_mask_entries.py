@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers import Lora, LowRank, RandomCarriers
 from fedlsg.frame import Block, Frame
 from fedlsg.masks.mask import Mask, apply_mask, not_pruned, split_kept
 from fedlsg.masks.pruning import Prune
@@ -229,13 +229,13 @@ def test_settings_that_do_not_fit_are_refused(setting, part):
 @pytest.mark.parametrize(
     ("choices", "part"),
     [
-        ({"mask": Mask(kind="magnitude", sparsity=0.5), "carrier": Carrier(kind="random", rank=2)}, "dense gradients"),
-        ({"mask": Mask(kind="drop", drop="random"), "carrier": Carrier(kind="lora", rank=2)}, "dense gradients"),
-        ({"prune": Prune(kind="random", rate=0.5), "carrier": Carrier(kind="random", rank=2)}, "dense gradients"),
+        ({"mask": Mask(kind="magnitude", sparsity=0.5), "carrier": RandomCarriers(rank=2)}, "dense gradients"),
+        ({"mask": Mask(kind="drop", drop="random"), "carrier": Lora(rank=2)}, "dense gradients"),
+        ({"prune": Prune(kind="random", rate=0.5), "carrier": RandomCarriers(rank=2)}, "dense gradients"),
         ({"prune": Prune(kind="random", rate=0.5), "mask": Mask(kind="uniform")}, "does not combine"),
         ({"mask": Mask(kind="uniform", ranking="gradients"), "mechanism": Mechanism(kind="clip-only")}, "and noise"),
         (
-            {"mask": Mask(kind="uniform", ranking="gradients"), "carrier": Carrier(kind="low-rank", rank=2)},
+            {"mask": Mask(kind="uniform", ranking="gradients"), "carrier": LowRank(rank=2)},
             "dense gradients",
         ),
     ],

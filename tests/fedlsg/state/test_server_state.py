@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.carriers.lora import prepare_model
+from fedlsg.carriers import prepare_model
 from fedlsg.lowrank import project, reconstruct
 from fedlsg.method import Schedule, aggregate
 from fedlsg.participation import select_clients

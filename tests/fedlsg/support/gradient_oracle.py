@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlsg.forms import FORMS
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import decompose, flatten_kernel, orthonormal_columns, project, project_core
@@ -60,7 +61,7 @@ def make_core_frame(model: nn.Module, *, out_rank: int, rank: int, square: bool 
             L, R = (orthonormal_columns(L), orthonormal_columns(R)) if square else (L, R)
             pair = L, R.mT.contiguous()
         if p.requires_grad:
-            coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1], form="core"))
+            coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1], form=FORMS["core"]))
 
     def masked(block: Block) -> Block:
         if block.part != "core" or square:
@@ -98,7 +99,7 @@ def flat_gradient(gradients: Sequence[Tensor], frame: Frame) -> Tensor:
     """Weight-shaped gradients in the frame's flat coordinates, unmasked."""
     pieces: list[Tensor] = []
     for c, g in zip(frame.coordinates, gradients, strict=True):
-        if c.L is not None and c.R is not None and c.form != "tangent":
+        if c.L is not None and c.R is not None and c.form.name != "tangent":
             pieces += [project_core(g, c.L, c.R)]
         else:
             pieces += [g] if c.L is None or c.R is None else project(g, c.L, c.R)

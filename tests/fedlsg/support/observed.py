@@ -11,9 +11,7 @@ from torch.nn import functional as F
 
 import strategies
 from fedlsg.attacks.observation import Observation
-from fedlsg.carriers.carrier import carried_parameters
-from fedlsg.carriers.lora import prepare_model
-from fedlsg.carriers.own import carried_sizes
+from fedlsg.carriers import carried_parameters, carried_sizes, prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import Basis, ProbeSource, probe_basis
 from fedlsg.gradients.supported import trainable

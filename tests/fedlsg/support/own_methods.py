@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers import OwnCarriers
 from fedlsg.frame import Block, Coordinates, Frame, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import orthonormal_columns
@@ -81,11 +81,11 @@ def _top(moments: Tensor, rank: int) -> Tensor:
 
 
 CLASSIFIER = "classifier"
-CORE = Carrier(kind="own", make=scaled, form="core", rank=3, out_rank=2)
-PRECONDITIONED = Carrier(kind="own", make=scaled_square, form="preconditioned")
-TANGENT = Carrier(kind="own", make=orthonormal, rank=2)
+CORE = OwnCarriers(make=scaled, form="core", rank=3, out_rank=2)
+PRECONDITIONED = OwnCarriers(make=scaled_square, form="preconditioned")
+TANGENT = OwnCarriers(make=orthonormal, rank=2)
 OWN_MASK = Mask(kind="own", choose=long_weights)
-PROBE = Carrier(kind="own", make=probe, form="core", rank=4, out_rank=6)
+PROBE = OwnCarriers(make=probe, form="core", rank=4, out_rank=6)
 
 
 def recipe(*, rank: int = 4, mechanism: Mechanism, server: ServerOptimizer) -> Method:

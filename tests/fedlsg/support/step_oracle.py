@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers import Carrier, Dense, LowRank, RandomCarriers, carried_parameters
 from fedlsg.frame import Frame
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
@@ -24,12 +24,12 @@ CLIP_ONLY = Mechanism(kind="clip-only", clip_norm=0.3)
 NOISY = Mechanism(noise_multiplier=1.5, clip_norm=0.3)
 NONE = Mechanism(kind="none")
 EMPTY = LocalTraining(sample_rate=1e-12)
-LOW_RANK = Carrier(kind="low-rank", rank=2)
-DENSE = Carrier()
+LOW_RANK = LowRank(rank=2)
+DENSE = Dense()
 FRAMES = {
     "lsg": (Mask(kind="units", sparsity=0.4), LOW_RANK),
     "rgp": (Mask(), LOW_RANK),
-    "rgp-random": (Mask(), Carrier(kind="random", rank=3)),
+    "rgp-random": (Mask(), RandomCarriers(rank=3)),
     "rs on carriers": (Mask(kind="uniform", sparsity=0.6), LOW_RANK),
     "rs": (Mask(kind="uniform", sparsity=0.8), DENSE),
     "dpsgd": (Mask(), DENSE),
@@ -104,7 +104,7 @@ def problem(
     model = make().to(dtype)
     method = Method(
         name="test",
-        carrier=Carrier(kind="low-rank", rank=2) if carrier is None else carrier,
+        carrier=LowRank(rank=2) if carrier is None else carrier,
         mask=Mask(kind="units", sparsity=0.4) if mask is None else mask,
     )
     weights = dict(model.named_parameters())
@@ -128,7 +128,7 @@ def project_and_keep(gradients: dict[str, Tensor], frame: Frame) -> Tensor:
     pieces = []
     for c in frame.coordinates:
         dW = gradients[c.name].reshape(len(gradients[c.name]), -1)
-        if c.form != "tangent" and c.carried:
+        if c.form.name != "tangent" and c.carried:
             pieces += [(c.L.T @ dW @ c.R.T).flatten()]
         else:
             pieces += [dW.flatten()] if c.L is None else [(dW @ c.R.T).flatten(), (c.L.T @ dW).flatten()]
@@ -155,9 +155,9 @@ def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
         return flat[start - count : start].reshape(shape)
 
     for c in frame.coordinates:
-        if c.L is None or c.form == "preconditioned":
+        if c.L is None or c.form.name == "preconditioned":
             gradients[c.name] = take(*c.shape)
-        elif c.form == "core":
+        elif c.form.name == "core":
             gradients[c.name] = (c.L @ take(c.L.shape[1], c.R.shape[0]) @ c.R).reshape(c.shape)
         else:
             dL, dR = take(*c.L.shape), take(*c.R.shape)

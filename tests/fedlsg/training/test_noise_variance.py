@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.frame import Coordinates, Form, Frame, make_blocks
+from fedlsg.forms import FORMS, FormName
+from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.method import Schedule
 from fedlsg.state import PublicState
 from fedlsg.training.noise_variance import noise_variances
@@ -47,18 +48,18 @@ def in_double(frame: Frame) -> Frame:
     return Frame(coordinates=where, blocks=frame.blocks)
 
 
-def core_frame(r: int = 2, s: int = 4, form: Form = "core") -> Frame:
+def core_frame(r: int = 2, s: int = 4, form: FormName = "core") -> Frame:
     """Scaled carriers L (5, r) and R (s, 7), with a dense bias."""
     torch.manual_seed(1)
     L, R = torch.randn(5, r).double(), 3 * torch.randn(s, 7).double()
-    where = (Coordinates(name="W", shape=(5, 7), L=L, R=R, form=form), Coordinates(name="b", shape=(5,)))
+    where = (Coordinates(name="W", shape=(5, 7), L=L, R=R, form=FORMS[form]), Coordinates(name="b", shape=(5,)))
     return Frame(coordinates=where, blocks=make_blocks(where))
 
 
-def embedding_frame(form: Form) -> Frame:
+def embedding_frame(form: FormName) -> Frame:
     """W (5, 7) as one column in a basis L (35, 3); rests weigh 2.5 in the clip."""
     L = torch.linalg.qr(torch.randn(35, 3, generator=torch.Generator().manual_seed(1)).double())[0]
-    where = (Coordinates(name="W", shape=(5, 7), L=L, R=torch.ones(1, 1).double(), form=form),)
+    where = (Coordinates(name="W", shape=(5, 7), L=L, R=torch.ones(1, 1).double(), form=FORMS[form]),)
     return Frame(
         coordinates=where,
         blocks=tuple(replace(b, weight=2.5) if b.part == "rest" else b for b in make_blocks(where)),

@@ -15,12 +15,13 @@ import fedlsg.gradients.rematerialize
 import fedlsg.training.server
 from benchmarks.arms import plain, private
 from benchmarks.subjects import Encoder, Subject
-from fedlsg.carriers.carrier import Carrier, coordinates
+from fedlsg.carriers import Dense
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.rematerialize import Rematerialization
 from fedlsg.gradients.supported import trainable
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from fedlsg.public import Public
 from fedlsg.training.server import server_step
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from simulations.models.wide_resnet import wide_resnet
@@ -147,7 +148,7 @@ def server_peak() -> int:
     """Peak of the server's step for 2^18 dense float32 weights, 1 MiB."""
     model = nn.Linear(512, 512, bias=False)
     weights = {name: p.detach() for name, p in trainable(model).items()}
-    where = coordinates(weights, {}, carrier=Carrier(kind="dense"), carried=(), round=1, updates=0, seed=0)
+    where = Dense().coordinates(Public(weights=weights))
     frame, server = Frame(coordinates=where, blocks=make_blocks(where)), ServerOptimizer(momentum=0.0)
     optimizer, scheduler = make_optimizer(trainable(model), server, updates=10, classifier="")
     total = torch.ones(2**18, dtype=torch.float64)

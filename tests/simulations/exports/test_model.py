@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedlsg.carriers import Lora
 from simulations.exports.model import export_command
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
@@ -187,10 +188,10 @@ def test_neither_a_model_nor_a_checkpoint(small, tmp_path):
 
 def test_weight_standardised_layers_are_not_merged(tmp_path):
     """W_0 + s B A is standardised as a whole there: another function than the two layers that were trained."""
-    from fedlsg.carriers import Carrier, prepare_model
+    from fedlsg.carriers import prepare_model
     from fedlsg.gradients.formulas.standardized import StandardizedConv2d
     from simulations.server.final_model import lora_facts
 
     layers = (StandardizedConv2d(8, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
-    model = prepare_model(torch.nn.Sequential(*layers), Carrier(kind="lora", rank=1), seed=0)
+    model = prepare_model(torch.nn.Sequential(*layers), Lora(rank=1), seed=0)
     assert lora_facts(model, 1.0) == {"scale": 1.0, "layers": ["0"], "merges": False}

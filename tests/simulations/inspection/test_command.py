@@ -199,7 +199,7 @@ def test_every_recipe_before_training(method):
     found = inspect(subject, examples=8, sparsities=[0.0, 0.5], ranks=[1, 2])
     assert [row.layer for row in found.layers] == list(subject.layers)
     assert len(found.own.clipping.factors) == 8
-    assert {row.sparsity for row in found.clips} == ({0.0} if subject.base.method.carrier.embeds else {0.0, 0.5})
+    assert {row.sparsity for row in found.clips} == ({0.0} if subject.base.method.carrier.form.embeds else {0.0, 0.5})
     assert all(row.kept <= subject.frame.size for row in found.clips)
     assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from fedlsg.carriers import Carrier
-from fedlsg.carriers.probe import probe_basis
+from fedlsg.carriers.probe import Probe, probe_basis
 from fedlsg.carriers.statistics import residual
+from fedlsg.forms import CORE, TANGENT
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.public import Public
@@ -60,7 +60,7 @@ def test_random_carriers_have_a_closed_form():
     m, n, r = 12, 20, 3
     dW = torch.outer(torch.arange(m) + 1.0, torch.ones(n)) + torch.randn(m, n, generator=public_generator(0))
     pairs = [random_carriers((m, n), r, generator=public_generator(0, draw), like=dW) for draw in range(400)]
-    tangent, core = ([1 - residual(dW, L, R, form) ** 2 for L, R in pairs] for form in ("tangent", "core"))
+    tangent, core = ([1 - residual(dW, L, R, form) ** 2 for L, R in pairs] for form in (TANGENT, CORE))
     for energies, expected in ((tangent, (r * (m + n) - r * r) / (m * n)), (core, r * r / (m * n))):
         error = float(np.std(energies)) / math.sqrt(len(pairs))
         assert abs(float(np.mean(energies)) - expected) < 4 * error
@@ -91,7 +91,7 @@ def test_a_probes_energy_is_that_of_the_carriers_that_a_run_would_have(recorded,
     source = probe_source(recorded.base.workload, "pink")
     with recorded.at(weights):
         dW = batch_gradient(recorded, recorded.rows(30))[HIDDEN]
-        carrier, model = Carrier(kind="probe", rank=4), recorded.model
+        carrier, model = Probe(rank=4), recorded.model
         public = Public(
             weights=weights, carried={HIDDEN: carrier.sizes(weights[HIDDEN])}, updates=2, seed=recorded.state.seed,
             time=recorded.base.schedule.time(3), make_model=lambda: deepcopy(model),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d, standardize
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported
@@ -173,7 +173,7 @@ def test_the_cifar10_default_is_the_model_of_the_first_release():
 )
 def test_which_weights_are_carried(name, rank, carried, dense):
     model = empty(CIFAR, name)
-    names = carried_parameters(model, Carrier(kind="low-rank", rank=rank), classifier="classifier")
+    names = carried_parameters(model, LowRank(rank=rank), classifier="classifier")
     assert len(names) == carried
     weights = [n for n, p in model.named_parameters() if p.ndim >= 2]
     assert [n for n in weights if n not in names] == dense
@@ -183,7 +183,7 @@ def test_which_weights_are_carried(name, rank, carried, dense):
 def test_wrn_28_4_sends_a_twentieth_at_rank_8():
     model = empty(CIFAR, "wrn-28-4")
     shapes = {n: p.flatten(1).shape for n, p in model.named_parameters()}
-    carried = carried_parameters(model, Carrier(kind="low-rank", rank=8), classifier="classifier")
+    carried = carried_parameters(model, LowRank(rank=8), classifier="classifier")
     assert sum(8 * sum(shapes[n]) if n in carried else shapes[n].numel() for n in shapes) == 276_184
 
 

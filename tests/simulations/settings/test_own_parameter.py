@@ -116,7 +116,7 @@ from fedlsg.carriers import Carrier, Rank
 from fedlsg.method import Method
 
 def recipe(*, rank: Rank = 1, train: str = "a", mechanism, server):
-    return Method(name="twice", carrier=Carrier(kind="random", rank=2 * rank), mechanism=mechanism, server=server)
+    return Method(name="twice", carrier=RandomCarriers(rank=2 * rank), mechanism=mechanism, server=server)
 """
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.carriers.layout import group_layers, layer_table, totals
 from fedlsg.frame import Frame
 from fedlsg.gradients.per_example import per_example_gradients
@@ -101,7 +101,7 @@ def test_there_is_no_dropout(bert):
 
 
 def frame_of(model: nn.Module) -> Frame:
-    method = Method(name="made", carrier=Carrier(kind="low-rank", rank=2))
+    method = Method(name="made", carrier=LowRank(rank=2))
     weights = {name: p.detach() for name, p in trainable(model).items()}
     carried = carried_parameters(model, method.carrier, classifier="classifier")
     assert carried
@@ -213,7 +213,7 @@ def test_how_every_layer_of_roberta_base_travels():
     """Counted by hand: 12 layers of 4 weights of 768 x 768 and 2 of 768 x 3072, and ``dense`` of the head."""
     model = roberta()
     check_supported(model)
-    rows = layer_table(model, Carrier(kind="low-rank", rank=8), "classifier")
+    rows = layer_table(model, LowRank(rank=8), "classifier")
     weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 768
     carried = 12 * (4 * 8 * (768 + 768) + 2 * 8 * (768 + 3072)) + 8 * (768 + 768)
     small = 12 * ((4 * 768 + 3072 + 768) + 4 * 768)  # biases, two LayerNorms
@@ -242,7 +242,7 @@ def test_how_every_layer_of_roberta_base_travels():
 def test_berts_pooler_is_carried_and_its_classifier_dense():
     with torch.device("meta"):
         model = build_encoder(find_encoder("bert-base", "none"), num_classes=3, train_layers=2)
-    travel = {r.name: r.travel for r in layer_table(model, Carrier(kind="low-rank", rank=8), "classifier")}
+    travel = {r.name: r.travel for r in layer_table(model, LowRank(rank=8), "classifier")}
     assert travel["body.bert.pooler.dense.weight"] == "carried"
     assert travel["classifier.weight"] == "dense"
     assert travel["body.bert.encoder.layer.9.output.dense.weight"] == "frozen"

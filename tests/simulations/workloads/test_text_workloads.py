@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, make_frame
@@ -237,7 +237,7 @@ def test_the_order_of_a_batch_moves_nothing_but_the_padding(mirror, bert):
     """Microbatches of sorted rows give the same clipped sum as microbatches of the rows as drawn."""
     workload = load("glue-mnli", mirror, bert)
     model = build_model(workload).double()
-    method = Method(name="made", carrier=Carrier(kind="low-rank", rank=2))
+    method = Method(name="made", carrier=LowRank(rank=2))
     weights = {name: p.detach() for name, p in trainable(model).items()}
     carried = carried_parameters(model, method.carrier, classifier="classifier")
     frame = make_frame(method, weights, {}, carried=carried, round=1, updates=0, schedule=Schedule(rounds=1), seed=0)

@@ -8,8 +8,7 @@ from torch import nn
 
 import fedlsg.gradients.formulas.layers
 import fedlsg.gradients.hooks
-from fedlsg.carriers.carrier import Carrier
-from fedlsg.carriers.lora import prepare_model
+from fedlsg.carriers import Dense, prepare_model
 from fedlsg.frame import Frame
 from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
 from fedlsg.gradients.supported import trainable
@@ -30,7 +29,7 @@ def of_method(name: str, model: nn.Module) -> Frame:
 
 
 def prepared(model: nn.Module) -> nn.Module:
-    return prepare_model(model, Carrier(train="biases"), classifier="classifier", seed=0)
+    return prepare_model(model, Dense(train="biases"), classifier="classifier", seed=0)
 
 
 def test_biases_and_classifier_are_trained():
@@ -76,7 +75,7 @@ def weights_formed(monkeypatch, method: str) -> list[tuple[int, ...]]:
             return shipped(self, g, x)
 
         monkeypatch.setattr(kind, "weight", watched)
-    model = prepare_model(cnn(), Carrier(train="biases" if method == "bitfit" else "all"), seed=0)
+    model = prepare_model(cnn(), Dense(train="biases" if method == "bitfit" else "all"), seed=0)
     x = torch.randn(4, FEATURES)
     per_example_gradients(model, cross_entropy, x, torch.arange(4), of_method(method, model))
     return formed

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.carriers.carrier import carried_parameters
+from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import trainable
 from strategies import recipe
 from tests.strategies.small_federation import model, server_state

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier
-from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, effective_weight, frozen_bases, prepare_model
+from fedlsg.carriers import Lora, prepare_model
+from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, effective_weight, frozen_bases
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step
@@ -162,17 +162,13 @@ def test_a_layer_that_is_called_up_is_no_factor():
     model.add_module("block", nn.Sequential())
     model.block.add_module("up", nn.Linear(WIDTH, 2))  # too narrow to pay
     model.add_module("classifier", nn.Linear(2, 3))
-    prepare_model(model, Carrier(kind="lora", rank=RANK, train="up"), classifier="classifier", seed=0)
+    prepare_model(model, Lora(rank=RANK, train="up"), classifier="classifier", seed=0)
     assert list(trainable(model)) == ["up.up.weight", "classifier.weight", "classifier.bias"]
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="needs carrier kind 'lora'"):
-        Carrier(train="up")
-    with pytest.raises(ValueError, match=r"orthonormal=True is about LoRA's factors"):
-        Carrier(kind="random", rank=2, orthonormal=True)
     with pytest.raises(ValueError, match="both factors"):
         Method(
-            name="x", carrier=Carrier(kind="lora", rank=2, train="up"), mask=Mask(kind="units", sparsity=0.5),
+            name="x", carrier=Lora(rank=2, train="up"), mask=Mask(kind="units", sparsity=0.5),
             mechanism=Mechanism(), server=ServerOptimizer(),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies
-from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers import Dense, Factors, Lora, LowRank, LowRankChange, RandomCarriers
 from fedlsg.masks.mask import Mask
 from fedlsg.masks.pruning import Prune
 from fedlsg.method import Method
@@ -21,33 +21,33 @@ FOLDER = Path(strategies.recipes.__path__[0])
 NONE = Mechanism(kind="none")
 GOLDEN = {
     "dpsgd": Method(name="dpsgd"),
-    "lsg": Method(name="lsg", carrier=Carrier(kind="low-rank", rank=4), mask=Mask(kind="units", sparsity=0.3)),
-    "rgp": Method(name="rgp", carrier=Carrier(kind="low-rank-change", rank=4, warmup=1)),
-    "rgp-random": Method(name="rgp-random", carrier=Carrier(kind="random", rank=4)),
+    "lsg": Method(name="lsg", carrier=LowRank(rank=4), mask=Mask(kind="units", sparsity=0.3)),
+    "rgp": Method(name="rgp", carrier=LowRankChange(rank=4, warmup=1)),
+    "rgp-random": Method(name="rgp-random", carrier=RandomCarriers(rank=4)),
     "rs": Method(name="rs", mask=Mask(kind="uniform", sparsity=0.5, cooling=True)),
     "sgd": Method(name="sgd", mechanism=NONE),
-    "lora": Method(name="lora", carrier=Carrier(kind="lora", rank=8)),
-    "lsg-lora": Method(name="lsg-lora", carrier=Carrier(kind="lora", rank=8), mask=Mask(kind="units", sparsity=0.3)),
+    "lora": Method(name="lora", carrier=Lora(rank=8)),
+    "lsg-lora": Method(name="lsg-lora", carrier=Lora(rank=8), mask=Mask(kind="units", sparsity=0.3)),
     "sparse-dpsgd": Method(name="sparse-dpsgd", mask=Mask(kind="magnitude", sparsity=0.5)),
     "dp-ssgd": Method(
         name="dp-ssgd",
         mask=Mask(kind="drop", drop="random", sparsity=0.5),
         prune=Prune(kind="synflow", rate=0.3, epsilon_share=0.1, clip_norm=1.0),
     ),
-    "dp-powersgd": Method(name="dp-powersgd", carrier=Carrier(kind="factors", rank=4)),
-    "linear-probe": Method(name="linear-probe", carrier=Carrier(train="classifier")),
+    "dp-powersgd": Method(name="dp-powersgd", carrier=Factors(rank=4)),
+    "linear-probe": Method(name="linear-probe", carrier=Dense(train="classifier")),
     "topk": Method(name="topk", mechanism=NONE, compression=Compression(topk_rate=0.01, error_feedback=True)),
     "powersgd": Method(
         name="powersgd",
-        carrier=Carrier(kind="factors", rank=4),
+        carrier=Factors(rank=4),
         mechanism=NONE,
         compression=Compression(error_feedback=True),
     ),
-    "bitfit": Method(name="bitfit", carrier=Carrier(train="biases")),
-    "ffa-lora": Method(name="ffa-lora", carrier=Carrier(kind="lora", rank=8, train="up")),
-    "dp-tl": Method(name="dp-tl", carrier=Carrier(train="classifier")),
-    "fed-svd": Method(name="fed-svd", carrier=Carrier(kind="lora", rank=8, train="up", orthonormal=True)),
-    "fed-sb": Method(name="fed-sb", carrier=Carrier(kind="lora", rank=16, train="core", power_steps=4)),
+    "bitfit": Method(name="bitfit", carrier=Dense(train="biases")),
+    "ffa-lora": Method(name="ffa-lora", carrier=Lora(rank=8, train="up")),
+    "dp-tl": Method(name="dp-tl", carrier=Dense(train="classifier")),
+    "fed-svd": Method(name="fed-svd", carrier=Lora(rank=8, train="up", orthonormal=True)),
+    "fed-sb": Method(name="fed-sb", carrier=Lora(rank=16, train="core", power_steps=4)),
 }
 
 
@@ -73,7 +73,7 @@ def test_every_setting_reaches_its_place(rank, sparsity, direction, sigma, clip_
         clip_norm=clip_norm, mechanism=kind, clip="per-block", learning_rate=rate,
         optimizer="adam", estimator="averaged",
     )  # fmt: skip
-    assert method.carrier == Carrier(kind="low-rank", rank=rank, power_steps=2)
+    assert method.carrier == LowRank(rank=rank, power_steps=2)
     assert method.mask == Mask(kind="units", sparsity=sparsity, direction=direction)
     assert method.mechanism == Mechanism(kind=kind, noise_multiplier=sigma, clip_norm=clip_norm, clip="per-block")
     assert method.server == ServerOptimizer(learning_rate=rate, optimizer="adam", estimator="averaged")
@@ -197,7 +197,7 @@ def test_a_new_file_declares_its_parameters(folder):
     (folder / "wider.py").write_text(WIDE.format(kind="int", name="wider"))
     width, rank = recipe_settings()["width"], recipe_settings()["rank"]
     assert (width.kind, width.range, width.setting.meaning) == (int, "x >= 1", "Width.")
-    assert (rank.range, takers_of("width")) == ("x >= 0", ("wide", "wider"))
+    assert (rank.range, takers_of("width")) == ("x >= 1", ("wide", "wider"))
     with pytest.raises(ValueError, match="expected width=0 >= 1"):
         recipe("wide", width=0)
 

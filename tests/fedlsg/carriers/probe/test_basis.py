@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedlsg.carriers.carrier import Carrier
-from fedlsg.carriers.own import carried_sizes, check_orthonormal
-from fedlsg.carriers.probe import CannotDrawError, ProbeSource, flatten, probe_basis, refresh_of, unflatten
+from fedlsg.carriers import Carrier, carried_sizes
+from fedlsg.carriers.own import check_orthonormal
+from fedlsg.carriers.probe import CannotDrawError, Probe, ProbeSource, flatten, probe_basis, refresh_of, unflatten
 from fedlsg.carriers.probe.moments import second_moments
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import flatten_kernel
 from fedlsg.public import Public, RoundTime
 
 CARRIED = ("0.weight", "3.weight")
-TANGENT = Carrier(kind="probe", rank=2, probes=12)
-CORE = Carrier(kind="probe", form="core", rank=5, out_rank=4, probes=12)
-WHOLE = Carrier(kind="probe", form="preconditioned", probes=12, power=0.5, damping=0.1)
+TANGENT = Probe(rank=2, probes=12)
+CORE = Probe(form="core", rank=5, out_rank=4, probes=12)
+WHOLE = Probe(form="preconditioned", probes=12, power=0.5, damping=0.1)
 
 
 def draw(count: int, generator: torch.Generator) -> torch.Tensor:

@@ -8,13 +8,13 @@ import fedlsg.gradients.plan as planning
 import fedlsg.privacy.mechanism
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plan import plan
-from fedlsg.lowrank import decompose, reconstruct
+from fedlsg.lowrank import add_reconstruction, decompose, reconstruct
 from fedlsg.masks.rules import unit_importance
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.tensors.products import batch_times_transposed, times_transposed
 from fedlsg.training.server import linear_in_the_gradient, server_step
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
-from fedlsg.training.update import add_reconstruction, move
+from fedlsg.training.update import move
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
 
 

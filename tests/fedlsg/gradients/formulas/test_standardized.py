@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedlsg.gradients.blocks as blocks
 import fedlsg.gradients.formulas.layers as layer_gradients
-from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.gradients.formulas import standardized
 from fedlsg.gradients.formulas.standardized import (
     EPS,
@@ -163,7 +163,7 @@ def test_the_weight_gradient_of_an_example_is_never_formed():
 def test_it_is_supported_and_carried_by_the_usual_rule():
     model = stack()[0]
     check_supported(model)
-    assert carried_parameters(model, Carrier(kind="low-rank", rank=2), classifier="5") == ("0.weight", "3.weight")
+    assert carried_parameters(model, LowRank(rank=2), classifier="5") == ("0.weight", "3.weight")
     with pytest.raises(UnsupportedLayerError, match="groups=2"):
         check_supported(StandardizedConv2d(4, 4, 3, groups=2))
 

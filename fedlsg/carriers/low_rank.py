@@ -1,0 +1,127 @@
+"""Carriers of the weights themselves, of their change, or at random: what LSG and RGP send dL and dR in.
+
+Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, matrix_shape, of_pairs
+from fedlsg.carriers.dense import Dense
+from fedlsg.carriers.own import OwnCarriers, unit_vectors
+from fedlsg.frame import Coordinates
+from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
+from fedlsg.public import Public
+from fedlsg.randomness import public_generator
+from fedlsg.setting import Setting, check_declared
+
+Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
+Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank(Carrier):
+    """Carriers of W (Ito et al. 2023, Alg. 2).
+
+    ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included.
+    """
+
+    kind: ClassVar[str] = "low-rank"
+    rank: Rank = 4
+    power_steps: PowerSteps = 1
+    residual: Residual = True
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+    def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
+        """Without the residual: cut W_0. Cut later, W - W_0 would be the residual that was cut off, not the updates."""
+        if not self.residual:
+            for name in carried_parameters(model, self, classifier=classifier):
+                W = model.get_parameter(name).detach()
+                W.copy_(self.without_residual(W, seed, 0, name))
+
+    def without_residual(self, W: Float[Tensor, "m *rest"], seed: int, updates: int, name: str) -> Tensor:
+        """W in the spans of its own carriers, rank r at most: the rest is left out (Yu et al. 2021, App. C)."""
+        generator = public_generator(seed, "truncate", updates, name)
+        L, R = decompose(W, self.rank, generator=generator, power_steps=self.power_steps)
+        return (L @ (L.mT @ flatten_kernel(W) @ R.mT) @ R).reshape(W.shape)
+
+    def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
+        """L and R of each carried weight, by its own public draw."""
+        return low_rank_coordinates(self, public, self._matrices(public))
+
+    def _matrices(self, public: Public) -> Iterator[dict[str, Tensor]]:
+        """What is decomposed together: all weights, which are there anyway."""
+        yield {name: W.detach() for name, W in public.weights.items() if name in public.carried}
+
+    def in_sizes(self) -> Carrier:
+        """Unit vectors."""
+        return OwnCarriers(make=unit_vectors, rank=self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankChange(LowRank):
+    """Carriers of W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1)."""
+
+    kind: ClassVar[str] = "low-rank-change"
+    warmup: Warmup = 1
+
+    def _matrices(self, public: Public) -> Iterator[dict[str, Tensor]]:
+        return changes(public, self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCarriers(LowRank):
+    """Random orthonormal carriers, drawn again each round (Yu et al. 2021, sec. 4, "RGP-random")."""
+
+    kind: ClassVar[str] = "random"
+
+    def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
+        """A draw for each carried weight and round."""
+        made = {}
+        for name in public.carried:
+            W, generator = public.weights[name].detach(), public.generator("carriers", public.time.round, name)
+            made[name] = random_carriers(matrix_shape(W), self.rank, generator=generator, like=W)
+        return of_pairs(public.weights, made, self.form)
+
+
+StepCarrier = Annotated[
+    Literal["dense", "low-rank", "low-rank-change", "random"], Setting("Coordinates of a weight's gradient.")
+]
+"""The carriers that a step may have by choice; the others belong to their recipes."""
+
+
+def step_carrier(kind: StepCarrier, rank: int) -> Carrier:
+    """The carrier of this kind."""
+    kinds: tuple[type[LowRank], ...] = (LowRank, LowRankChange, RandomCarriers)
+    return next((made(rank=rank) for made in kinds if made.kind == kind), Dense())
+
+
+def low_rank_coordinates(
+    carrier: Carrier, public: Public, runs: Iterator[dict[str, Tensor]]
+) -> tuple[Coordinates, ...]:
+    """Coordinates in the carriers of matrices; the matrices of one run are decomposed together."""
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for run in runs:
+        generators = [public.generator("carriers", public.time.round, name) for name in run]
+        made = decompose_each(list(run.values()), carrier.rank, generators=generators, power_steps=carrier.power_steps)
+        pairs |= zip(run, made, strict=True)
+    return of_pairs(public.weights, pairs, carrier.form)
+
+
+def changes(public: Public, warmup: int) -> Iterator[dict[str, Tensor]]:
+    """W - W_0 of each carried weight, made and dropped one by one; before ``warmup`` updates W itself, all together."""
+    own = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
+    if public.updates < warmup:
+        yield own
+        return
+    for name, W in own.items():
+        W_0 = public.initial.get(name)
+        if W_0 is None:
+            raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")
+        yield {name: W - W_0.to(W)}

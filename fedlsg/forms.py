@@ -1,0 +1,222 @@
+"""What a carried weight sends, and how the server lifts it to a gradient of the weight: one class for each form.
+
+Symbols: W (m, n) a weight, a kernel flattened; dW its gradient; L (m, r), R (s, n) its carriers; V variances of the
+values of a block; X^(2) the matrix of squared entries. P = L L^T, Q = R^T R.
+    tangent           dL = dW R^T, dR = L^T dW    dW = dL R + L dR - L L^T dL R (Eq. 3); r = s, orthonormal
+    core              S = L^T dW R^T              L S R
+    preconditioned    S = L^T dW R^T              S, for square L and R: the server's gradient as it is
+    embedding         w = L^T dW, dW - L w        L w + rest, where W is one column (m, 1) and R is (1, 1)
+    embedding-only    w                           L w
+A form's ``parts`` are the blocks that a carried weight makes of a step, in order.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.lowrank import (
+    add_core,
+    add_reconstruction,
+    average_core,
+    flatten_kernel,
+    lift_core,
+    project,
+    project_core,
+    reconstruct,
+)
+
+Part = Literal["L", "R", "core", "rest", "dense"]
+FormName = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]
+
+
+class Sizes(NamedTuple):
+    """Sizes of a carried weight (m, n), a kernel flattened, and of its carriers L (m, r) and R (s, n)."""
+
+    m: int
+    r: int
+    s: int
+    n: int
+
+
+class Form(ABC):
+    """What a carried weight sends. ``embeds``: whether every parameter is embedded as one column."""
+
+    name: FormName
+    parts: tuple[Part, ...] = ("core",)
+    embeds = False
+
+    def __repr__(self) -> str:
+        return f"the form {self.name!r}"
+
+    @abstractmethod
+    def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
+        """The sizes of the carriers of a weight."""
+
+    def values(self, sizes: Sizes) -> int:
+        """Values that an update sends for a carried weight, before a mask."""
+        return sizes.r * sizes.s
+
+    def pays(self, sizes: Sizes, share: float) -> bool:
+        """Whether a weight sends clearly fewer values than it has: less than ``share`` of them."""
+        return self.values(sizes) < share * sizes.m * sizes.n
+
+    def energies(self, sizes: Sizes, W: Tensor) -> tuple[int, int]:
+        """Numbers of rows and columns of what is sent, for which a probe predicts energies."""
+        return sizes.r, sizes.s
+
+    def shape(self, part: Part, shape: tuple[int, ...], L: Tensor, R: Tensor) -> tuple[int, ...]:
+        """Shape of one block of a parameter of ``shape``."""
+        return (L.shape[1], R.shape[0])
+
+    @abstractmethod
+    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+        """What is sent of a gradient, a tensor for each part. Linear in dW."""
+
+    @abstractmethod
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+        """The gradient of the weight that the blocks imply. Linear in ``sent``.
+
+        ``averaged`` first averages the two copies of the r x r core, where there are two (``average_core``).
+        """
+
+    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float, *, averaged: bool) -> None:
+        """W += scale * lift, in W's own memory where that is possible."""
+        W.add_(self.lift(sent, L, R, averaged=averaged).reshape(W.shape), alpha=scale)
+
+    def variances(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool) -> Float[Tensor, "m n"]:
+        """Variances of the lifted gradient for those of independent values: squared coefficients in place of them."""
+        return self.lift(sent, L.square(), R.square())
+
+
+class Tangent(Form):
+    """dL and dR, lifted by Eq. 3."""
+
+    name, parts = "tangent", ("L", "R")
+
+    def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
+        m, n = flatten_kernel(W).shape
+        return Sizes(m, rank, rank, n)
+
+    def values(self, sizes: Sizes) -> int:
+        return sizes.r * (sizes.m + sizes.n)
+
+    def pays(self, sizes: Sizes, share: float) -> bool:
+        return sizes.r <= min(sizes.m, sizes.n) and super().pays(sizes, share)
+
+    def energies(self, sizes: Sizes, W: Tensor) -> tuple[int, int]:
+        return sizes.m, W.shape[1]
+
+    def shape(self, part: Part, shape: tuple[int, ...], L: Tensor, R: Tensor) -> tuple[int, ...]:
+        """That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts in units."""
+        if part == "L":
+            return tuple(L.shape)
+        return tuple(R.shape) if len(shape) == 2 else (R.shape[0], shape[1], math.prod(shape[2:]))
+
+    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+        return project(dW, L, R)
+
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+        return reconstruct(*_pair(sent, L, R, averaged), L, R)
+
+    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float, *, averaged: bool) -> None:
+        add_reconstruction(W, *_pair(sent, L, R, averaged), L, R, scale)
+
+    def variances(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool) -> Float[Tensor, "m n"]:
+        """(I - P)^(2) V_L R^(2) + L^(2) V_R, as dW = (I - P) dL R + L dR; averaged, with half of P, and of Q in dR."""
+        half = 0.5 if averaged else 1.0
+        left = _complement(L, half) @ sent[0] @ R.square()
+        right = L.square() @ sent[1].flatten(1)
+        return left + (right @ _complement(R.mT, half) if averaged else right)
+
+
+def _pair(sent: Sequence[Tensor], L: Tensor, R: Tensor, averaged: bool) -> tuple[Tensor, Tensor]:
+    dL, dR = sent[0], sent[1].flatten(1)
+    return average_core(dL, dR, L, R) if averaged else (dL, dR)
+
+
+def _complement(L: Float[Tensor, "m r"], share: float) -> Float[Tensor, "m m"]:
+    """Squared entries of I - share L L^T."""
+    return (torch.eye(len(L), dtype=L.dtype, device=L.device) - share * L @ L.mT).square()
+
+
+class Core(Form):
+    """S = L^T dW R^T, lifted to L S R. Carriers of any scale: it weights rows and columns of S."""
+
+    name: FormName = "core"
+
+    def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
+        m, n = flatten_kernel(W).shape
+        return Sizes(m, min(out_rank or rank, m), min(rank, n), n)
+
+    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+        return (project_core(dW, L, R),)
+
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+        return lift_core(sent[0], L, R)
+
+    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float, *, averaged: bool) -> None:
+        add_core(W, sent[0], L, R, scale)
+
+
+class Preconditioned(Core):
+    """S of square L and R, whatever the ranks: the server's gradient as it is."""
+
+    name = "preconditioned"
+
+    def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
+        m, n = flatten_kernel(W).shape
+        return Sizes(m, m, n, n)
+
+    def pays(self, sizes: Sizes, share: float) -> bool:
+        return True
+
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+        return sent[0]
+
+    add = Form.add
+
+
+class EmbeddingOnly(Form):
+    """w = L^T dW of a weight that is one column, lifted to L w."""
+
+    name: FormName = "embedding-only"
+    embeds = True
+
+    def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
+        return Sizes(W.numel(), min(rank, W.numel()), 1, 1)
+
+    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+        return (L.mT @ dW.reshape(-1, 1),)
+
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+        return lift_core(sent[0], L, R)
+
+
+class Embedding(EmbeddingOnly):
+    """w, and the rest dW - L w in the shape of the parameter, lifted to L w + rest."""
+
+    name, parts = "embedding", ("core", "rest")
+
+    def values(self, sizes: Sizes) -> int:
+        return sizes.r + sizes.m
+
+    def shape(self, part: Part, shape: tuple[int, ...], L: Tensor, R: Tensor) -> tuple[int, ...]:
+        return shape if part == "rest" else super().shape(part, shape, L, R)
+
+    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+        g = dW.reshape(-1, 1)
+        w = L.mT @ g
+        return w, g - L @ w
+
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+        return lift_core(sent[0], L, R) + sent[1].reshape(-1, 1)
+
+
+TANGENT, CORE, PRECONDITIONED = Tangent(), Core(), Preconditioned()
+EMBEDDING, EMBEDDING_ONLY = Embedding(), EmbeddingOnly()
+FORMS: dict[str, Form] = {form.name: form for form in (TANGENT, CORE, PRECONDITIONED, EMBEDDING, EMBEDDING_ONLY)}
