@@ -70,6 +70,7 @@ class FedLSG(Strategy):
     does not change. ``on_round`` is called after every round, when the state already holds its result. If pruning
     reads the data, a pruning round of all clients comes first, and ``on_pruned`` is called after it, also if it
     failed: the state then still awaits pruning. A round without any reply is repeated if workers died in it.
+    ``measured`` gives what Flower shows of a round after ``on_round``.
     ``clock``: of a simulated federation, in which clients are away, leave or are late; without it nobody is.
     Raises BudgetSpentError when every selected client refuses to pass its budget, RuntimeError after three rounds or
     attempts in a row without a valid update, and, before ``on_round``, DivergedError for an update that is not finite.
@@ -83,7 +84,9 @@ class FedLSG(Strategy):
         on_pruned: Callable[[RoundReport], None] = lambda report: None,
         downlink: Downlink | None = None,
         clock: SimulatedClock | None = None,
+        measured: Callable[[], MetricRecord | None] = lambda: None,
     ) -> None:
+        self.measured = measured
         self.state, self.on_round, self.on_pruned = state, on_round, on_pruned
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
         if clock is None:
@@ -150,7 +153,7 @@ class FedLSG(Strategy):
         report = exchange.end(received.clients)
         self.on_round(report)
         self._patience.count(report, updated=bool(updates))
-        return flat_record(self.state.weights), None
+        return flat_record(self.state.weights), self.measured()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

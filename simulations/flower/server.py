@@ -1,32 +1,34 @@
 """``fedlsg.flower.Strategy``: the server of a Flower app whose clients train a workload of its own, privately."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 import strategies
 from simulations.api.finished import Run
 from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.flower.announced import AnnouncingGrid, announcement
 from simulations.flower.client import OWN_CODE, code_digest, give
+from simulations.flower.fedavg import check_configs, translated
 from simulations.rundir.rundir import create
 from simulations.rundir.tables import Row
 from simulations.server.app import run_on
 from simulations.settings.published import resolve
 from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping
 from simulations.workloads import Workload
+from strategies.strategy import FedLSG
 
-WORDS = ("asked", "answered", "rejected", "reasons", "dropped", "late")
-"""Columns of rounds.csv that are no numbers."""
+SCORES = ("accuracy", "loss")
 
 
-class Strategy:
-    """Private, sparse, low-rank training in somebody's ServerApp.
+class Strategy(FlowerStrategy):
+    """Private, sparse, low-rank training in somebody's ServerApp: a ``flwr.serverapp.strategy.Strategy``.
 
         strategy = fedlsg.flower.Strategy(workload, method="lsg", epsilon=8.0)
         result = strategy.start(grid, num_rounds=10)
@@ -37,7 +39,10 @@ class Strategy:
     out: the run directory; default ``runs/<time>-<workload>-<method>`` in the process's working directory.
     callbacks: as in ``fedlsg.simulate``.
     settings: any setting of ``fedlsg settings``. Clients get them with each message, so no key of the app's run config
-        is read. Without ``clients`` each node is a client.
+        is read. Without ``clients`` each node is a client. Arguments of ``FedAvg`` work where they mean the same here
+        (``fraction_train``, ``min_available_nodes``); for the others the error says which setting takes their place.
+    A subclass may extend ``configure_train``, ``aggregate_train`` and the like: they are called in every round, between
+    ``start`` and its end. A wrapper that calls them without ``start`` has no run, and is told so.
     Raises ValueError for a bad setting, with the fix.
     """
 
@@ -52,46 +57,122 @@ class Strategy:
     ) -> None:
         if isinstance(callbacks, str):
             settings["callbacks"], callbacks = callbacks, ()
-        self.callbacks, self.out = (
-            as_callbacks(callbacks),
-            None if out is None else str(Path(out).expanduser().resolve()),
-        )
+        self.callbacks = as_callbacks(callbacks)
+        self.out = None if out is None else str(Path(out).expanduser().resolve())
         name = method if isinstance(method, str) else method.__name__
         if not isinstance(method, str):
             strategies.give(name, method)
         if name != AUTO:
             strategies.check_name(name)
-        self.settings: Settings = from_mapping(resolve({**settings, "workload": give(workload), "method": name}))
+        given = {**translated(settings), "workload": give(workload), "method": name}
+        self.settings: Settings = from_mapping(resolve(given))
         self.run: Run | None = None
+        self._inner: FedLSG | None = None
 
     def start(
         self,
         grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
         num_rounds: int | None = None,
         timeout: float = 3600.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run all rounds on a Flower grid; the result has the trained weights and what was measured in each round.
 
-        The initial weights are those of the workload's model: load a checkpoint in its function. Metrics of an
-        ``evaluate_fn`` belong to the workload (``metrics=``). ``Strategy.run`` is the ``fedlsg.Run`` afterwards.
-        Raises RuntimeError if clients are missing or the run diverged, ValueError for settings that no run accepts.
+        ``Result.evaluate_metrics_serverapp`` has accuracy, loss and the workload's metrics by round, those before the
+        first under 0, and what ``evaluate_fn(round, arrays)`` returns, which gets the model that is evaluated here;
+        ``train_metrics_clientapp`` also has epsilon, bytes and numbers of clients. ``Strategy.run`` is the
+        ``fedlsg.Run`` afterwards. A second ``start`` makes a second run, or continues the one in ``out``.
+        The initial weights are those of the workload's model: load a checkpoint in its function.
+        Raises RuntimeError if clients are missing or the run diverged, ValueError for settings that no run accepts, for
+        ``initial_arrays``, and for a ``train_config`` or ``evaluate_config`` with keys.
         """
+        check_configs(initial_arrays, train_config, evaluate_config)
         settings = replace(self.settings, engine="flower", round_timeout=timeout)
         settings = settings if num_rounds is None else replace(settings, rounds=num_rounds)
         if self.out is not None:
             settings = replace(settings, run_dir=str(create(self.out, settings).path))
         said = {**not_default(settings), OWN_CODE: code_digest(settings.workload, settings.method)}
         rows: list[Row] = []
+        results: list[Result] = []
 
-        plan, directory = run_on(
-            grid, settings, on_round=rows.append, callbacks=self.callbacks,
-            announce=lambda inner: AnnouncingGrid(inner, announcement(said)),
-        )  # fmt: skip
+        def rounds(inner: FedLSG, grid: Grid, arrays: ArrayRecord, *, num_rounds: int, timeout: float) -> None:
+            self._inner = inner
+
+            def evaluate(round: int, _: ArrayRecord) -> MetricRecord | None:
+                scores = scores_of(rows[-1]) if rows else dict(inner.measured() or {})
+                if evaluate_fn is not None:
+                    with inner.state.evaluated() as model:
+                        scores |= dict(evaluate_fn(round, ArrayRecord(model.state_dict())) or {})
+                return MetricRecord(scores) if scores else None
+
+            results.append(
+                FlowerStrategy.start(self, grid, arrays, num_rounds=num_rounds, timeout=timeout, evaluate_fn=evaluate)
+            )
+
+        try:
+            plan, directory = run_on(
+                grid, settings, on_round=rows.append, callbacks=self.callbacks,
+                announce=lambda inner: AnnouncingGrid(inner, announcement(said)), start=rounds,
+            )  # fmt: skip
+        finally:
+            self._inner = None
         self.run = Run(directory.path, plan=plan)
-        return Result(
-            arrays=ArrayRecord(self.run.model.state_dict()),
-            evaluate_metrics_serverapp={row.round: MetricRecord(numbers(row)) for row in rows},
-        )
+        return self._result(results, rows)
+
+    def _result(self, results: list[Result], rows: list[Row]) -> Result:
+        """What Flower collected, under the run's own numbers of rounds: a run may continue, or end early."""
+        assert self.run is not None
+        found, before = results[0] if results else Result(), rows[0].round - 1 if rows else 0
+        own = found.evaluate_metrics_serverapp
+        found.evaluate_metrics_serverapp = {round + before: record for round, record in own.items()}
+        found.train_metrics_clientapp = {row.round: MetricRecord(dict(row.numbers)) for row in rows}
+        for row in rows:
+            found.evaluate_metrics_serverapp.setdefault(row.round, MetricRecord(scores_of(row)))
+        found.arrays = ArrayRecord(self.run.model.state_dict())
+        return found
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The announcements of a round."""
+        return self._rounds.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the payloads, update the model; the weights as one flat array, and the numbers of the round."""
+        return self._rounds.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: the server evaluates, on the workload's public test rows."""
+        return self._rounds.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None, see ``configure_evaluate``."""
+        return self._rounds.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log method and frame."""
+        self._rounds.summary()
+
+    @property
+    def _rounds(self) -> FedLSG:
+        if self._inner is None:
+            raise RuntimeError(
+                "fedlsg.flower.Strategy plans and records a run in its own start(grid, num_rounds=...), which was not "
+                "called: subclass it, or give callbacks=, in place of a strategy that wraps it"
+            )
+        return self._inner
+
+
+def scores_of(row: Row) -> dict[str, Any]:
+    """Accuracy, loss and the workload's metrics of a round."""
+    return {name: value for name, value in row.numbers.items() if name in (*SCORES, *row.metrics)}
 
 
 def not_default(settings: Settings) -> dict[str, str | int | float | bool]:
@@ -105,9 +186,3 @@ def not_default(settings: Settings) -> dict[str, str | int | float | bool]:
         for name, value in as_config(settings).items()
         if value != defaults.get(name) and name != "callbacks"
     }
-
-
-def numbers(row: Row) -> dict[str, int | float | list[int] | list[float]]:
-    """The numbers of a round, without those that were not measured."""
-    named = {name: value for name, value in row.columns.items() if name not in (*WORDS, "round")}
-    return {name: float(value) for name, value in named.items() if value is not None}

@@ -134,6 +134,13 @@ class Row:
         return {**own, **simulated, **self.metrics}
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """Its numbers by column, without those that were not measured; lists of clients as their lengths."""
+        lists = {name: len(text.split()) for name, text in self.columns.items() if name in COUNTED}
+        found = {name: value for name, value in self.columns.items() if name not in ("round", "reasons")} | lists
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+    @property
     def line(self) -> str:
         """The row as a line of rounds.csv."""
         return _csv_line(self.columns.values())

@@ -18,12 +18,13 @@ from simulations.rundir.rundir import RunDir, create
 from simulations.server.deployment import Deployment
 from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound
-from simulations.server.serve import serve
+from simulations.server.serve import Start, serve
 from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.nodes import wait_for_nodes
 from strategies.federation.watched_grid import WatchedGrid
+from strategies.strategy import FedLSG
 
 app = ServerApp()
 
@@ -47,11 +48,13 @@ def run_on(
     on_round: OnRound | None = None,
     callbacks: Sequence[Callback] = (),
     announce: Callable[[Grid], Grid] = lambda grid: grid,
+    start: Start = FedLSG.start,
 ) -> tuple[Plan, RunDir]:
     """Plan, make a run directory unless the command line already did, and run all rounds on Flower's grid.
 
     If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
-    examples they have before the plan is made. ``announce`` may wrap the grid that messages go through.
+    examples they have before the plan is made. ``announce`` may wrap the grid that messages go through; ``start`` as in
+    ``serve``.
     """
     callbacks = (*named(settings.callbacks), *callbacks)
     if isinstance(grid, InMemoryGrid):
@@ -68,7 +71,7 @@ def run_on(
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment)
+    summary = serve(grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment, start=start)
     accuracy, loss = summary["accuracy"], summary["loss"]
     reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
     log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])

@@ -62,6 +62,8 @@ class Recorder:
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
         self._started = time.monotonic()
+        self.last: Row | None = None
+        """The row of the last round of this process."""
 
     def begin(self) -> None:
         """Save what an interruption in the first round continues from."""
@@ -101,12 +103,25 @@ class Recorder:
             metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
             released=self.plan.released,
         )
+        self.last = row
         self.tables.append(report, row)
         self.totals.add(report)
         self.checkpoint()
         self.record_public()
         if self._show is not None:  # last: a callback may end the run here
             self._show(row)
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """The numbers of the last round of this process; before its first, what the model scores now."""
+        if self.last is not None:
+            return self.last.numbers
+        found = self.evaluation.measure()
+        return {
+            name: value
+            for name, value in {"accuracy": found.accuracy, "loss": found.loss, **found.metrics}.items()
+            if value is not None
+        }
 
     def on_pruned(self, report: RoundReport) -> None:
         """Count the bytes of the pruning round, and save the checkpoint, so that it is never run again.

@@ -1,12 +1,13 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from logging import ERROR
 from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -34,6 +35,9 @@ from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import flat_record
 from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 
+Start = Callable[..., object]
+"""As ``FedLSG.start``."""
+
 
 def serve(
     grid: Grid,
@@ -44,12 +48,14 @@ def serve(
     callbacks: Sequence[Callback] = (),
     page: bool = True,
     deployment: Deployment | None = None,
+    start: Start = FedLSG.start,
 ) -> dict[str, Any]:
     """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if there is one.
 
     ``on_round(row)`` shows every finished row of rounds.csv; ``callbacks`` are called then, and at begin and end;
-    ``page``: write report.html. Ends early, with a summary that says so, when every client's privacy budget is spent
-    or a callback stops the run; and, back at the last finished round, when the weights or the loss are not finite.
+    ``page``: write report.html; ``start(strategy, grid, weights, num_rounds=..., timeout=...)`` runs the
+    rounds. Ends early, with a summary that says so, when every client's privacy budget is spent or a callback stops the
+    run; and, back at the last finished round, when the weights or the loss are not finite.
     Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
     """
     torch.set_num_threads(plan.settings.threads)
@@ -69,7 +75,7 @@ def serve(
             recorder.begin()
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
-        stopped, diverged = _run_rounds(grid, plan, recorder, calls, deployment)
+        stopped, diverged = _run_rounds(grid, plan, recorder, calls, deployment, start)
         stack.close()
         if diverged:
             log(ERROR, "%s", stopped)
@@ -119,7 +125,7 @@ def _finish(run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, pag
 
 
 def _run_rounds(
-    grid: Grid, plan: Plan, recorder: Recorder, calls: CallbackList, deployment: Deployment | None
+    grid: Grid, plan: Plan, recorder: Recorder, calls: CallbackList, deployment: Deployment | None, start: Start
 ) -> tuple[str | None, bool]:
     """Run the rounds that remain; returns why they ended early, None after the last one, and whether they diverged."""
     run, state = recorder.run, recorder.state
@@ -129,14 +135,17 @@ def _run_rounds(
 
     recorder.record_public()  # also by a resumed run: the process before may have ended before it could
     calls_back = recorder.on_round, recorder.on_pruned
-    strategy = FedLSG(state, _federation_settings(plan, run), *calls_back, recorder.downlink, recorder.clock)
+    strategy = FedLSG(
+        state, _federation_settings(plan, run), *calls_back, recorder.downlink, recorder.clock,
+        lambda: MetricRecord(dict(recorder.measured)),
+    )  # fmt: skip
     if deployment is not None:
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
     stopped, diverged = None, False
     try:
         calls.on_begin(_watched(recorder))
         timeout = plan.settings.round_timeout
-        strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=timeout)
+        start(strategy, grid, flat_record(state.weights), num_rounds=remaining, timeout=timeout)
     except BudgetSpentError as error:
         stopped = str(error)
     except StopRun as error:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
 import fedlsg
@@ -88,7 +89,8 @@ def start(app: Any, folder: Path, nodes: int = 3, **settings: Any) -> fedlsg.Run
     with task_identity():
         result = strategy.start(Nodes(app, nodes), num_rounds=2)
     assert strategy.run is not None
-    assert sorted(result.evaluate_metrics_serverapp) == [1, 2]
+    assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2]
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
     trained = result.arrays.to_torch_state_dict()
     assert all(torch.equal(trained[name], value) for name, value in strategy.run.model.state_dict().items())
     return strategy.run
@@ -103,6 +105,84 @@ def test_an_app_trains_as_simulate_does(tmp_path):
     assert run.epsilon == alone.epsilon
     other = alone.model.state_dict()
     assert all(torch.equal(value, other[name]) for name, value in run.model.state_dict().items())
+
+
+def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
+    """Every round goes through the methods of the subclass, and through its evaluation; a second start trains anew."""
+    seen = []
+
+    class Mine(fedlsg.flower.Strategy):
+        def configure_train(self, server_round, arrays, config, grid):
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            seen.append((server_round, len(messages)))
+            return messages
+
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            seen.append(sorted(metrics)[:1])
+            return arrays, metrics
+
+    strategy = Mine(two_sides, out=None, min_available_nodes=3, **SETTINGS)
+    assert isinstance(strategy, FlowerStrategy)
+    evaluated = []
+
+    def evaluate(round, arrays):
+        evaluated.append((round, sorted(arrays)))
+        return MetricRecord({"mine": float(round)})
+
+    with task_identity(), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        first = strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 3), num_rounds=2, evaluate_fn=evaluate)
+        directory = strategy.run.directory
+        strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 3), num_rounds=1)
+    assert seen == [(1, 3), ["accuracy"], (2, 3), ["accuracy"], (1, 3), ["accuracy"]]
+    assert [round for round, _ in evaluated] == [0, 1, 2]
+    assert evaluated[0][1] == sorted(first.arrays)
+    assert {"epsilon_max", "uplink_bytes", "downlink_bytes", "answered"} <= set(first.train_metrics_clientapp[2])
+    assert {"accuracy", "loss", "mine"} <= set(first.evaluate_metrics_serverapp[0])
+    assert strategy.run.directory != directory
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"fraction_train": 0.5}, "clients_per_round"),
+        ({"fraction_train": 1.5, "clients": 4}, "fraction_train"),
+        ({"fraction_evaluate": 0.5}, "public test rows"),
+        ({"min_train_nodes": 2}, "clients_per_round.*min_survivors"),
+        ({"weighted_by_key": "num-examples"}, "weighting"),
+        ({"evaluate_metrics_aggr_fn": len}, "metrics="),
+    ],
+)
+def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
+    with pytest.raises(ValueError, match=words):
+        fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
+
+
+def test_arguments_of_fedavg_that_work():
+    strategy = fedlsg.flower.Strategy(two_sides, clients=5, fraction_train=0.5, fraction_evaluate=0.0, **SETTINGS)
+    assert strategy.settings.clients_per_round == 2
+    assert (
+        fedlsg.flower.Strategy(two_sides, min_available_nodes=4, fraction_train=1.0, **SETTINGS).settings.clients == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"initial_arrays": ArrayRecord({"w": Array(np.zeros(1))})}, "workload's model"),
+        ({"train_config": ConfigRecord({"lr": 0.1})}, "lr as learning_rate"),
+        ({"evaluate_config": ConfigRecord({"x": 1})}, "public test rows"),
+    ],
+)
+def test_start_of_another_strategy(given, words):
+    with pytest.raises(ValueError, match=words):
+        fedlsg.flower.Strategy(two_sides, **SETTINGS).start(Nodes(None, 1), **given)
+
+
+def test_a_wrapper_that_does_not_start_it_is_told_so():
+    with pytest.raises(RuntimeError, match="subclass it, or give callbacks="):
+        fedlsg.flower.Strategy(two_sides, **SETTINGS).configure_train(1, ArrayRecord(), ConfigRecord(), Nodes(None, 1))
 
 
 def test_the_settings_that_travel_are_counted_on_the_wire(tmp_path):
