@@ -130,6 +130,11 @@ def walk(arguments: list[str], walks: dict[str, list[tuple[str, int, str | None]
     return windows
 
 
+def files_of(windows: list[Window]) -> list[str]:
+    """The files of a walk, in the order in which they are entered."""
+    return list(dict.fromkeys(file for window in windows for file in window.files))
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--list", action="store_true", help="the files, in the order in which they are entered")
@@ -140,7 +145,7 @@ def main() -> None:
         found |= walk(["attack", f"{folder}/recorded", *ATTACK, "--out", f"{folder}/attack"], ATTACKED)
     print("| walk | files entered | climbs |\n|---|---|---|")
     for name, windows in found.items():
-        files = dict.fromkeys(file for window in windows for file in window.files)
+        files = files_of(windows)
         climbs = {climb for window in windows for climb in window.climbs}
         print(f"| {name} | {len(files)} | {len(climbs)} |")
         if given.list:

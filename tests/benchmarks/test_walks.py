@@ -1,0 +1,18 @@
+"""The gauge of the house: how many files five ways through the code enter. It may fall, and not grow."""
+
+from benchmarks.walks import RUN, WALKS, files_of, walk
+
+MOST = {
+    "a batch through client_step": 26,
+    "a payload from client to server": 77,
+    "the payload alone, from packing to the sum": 36,
+    "a ledger entry": 25,
+    "sparsity from the command line to the mask": 107,
+}
+"""Today's numbers. Lower them with the house; docs/results/house.md has the aims."""
+
+
+def test_no_way_through_the_code_gets_longer(tmp_path):
+    found = walk([*RUN, "--out", str(tmp_path / "run")], WALKS)
+    assert {name: len(files_of(windows)) for name, windows in found.items() if len(files_of(windows)) > MOST[name]} == {}
+    assert found.keys() == MOST.keys()
