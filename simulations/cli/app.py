@@ -17,12 +17,12 @@ from rich.console import Console
 from fedlsg import user_code
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import compare, report
+from simulations.cli.convert import convert
 from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.first_steps import print_first_steps
 from simulations.cli.options import Choice, RayAddress, console, option, setting, starting
-from simulations.cli.pretrain import convert, pretrain
 from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
@@ -206,7 +206,6 @@ app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(in
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
-app.command(short_help="Weights from synthetic images alone, to start runs from.")(pretrain)
 app.command(short_help="Weights that others trained, as a folder to start runs from.")(convert)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 app.command(short_help="The documentation: its pages, or one of them.")(docs)

@@ -9,7 +9,7 @@ from simulations import workloads
 from simulations.callbacks.named import absolute_names
 from simulations.models.pretrained import FOLDER_FILE
 from simulations.plan.start import RANDOM
-from simulations.workloads.features.encoders import RANDOM_PROCESS, SCATTERING, written
+from simulations.workloads.features.encoders import SCATTERING, written
 
 
 def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
     weights, features = (str(found.get(name, RANDOM)) for name in ("pretrained", "features"))
     if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
         found["pretrained"] = str(Path(weights).expanduser().resolve())
-    if features not in (RANDOM, SCATTERING, RANDOM_PROCESS) and written(features) is not None:
+    if features not in (RANDOM, SCATTERING) and written(features) is not None:
         found["features"] = str(Path(features).expanduser().resolve())
     for name in ("source", "public_rows"):
         value = str(found.get(name, ""))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from fedlsg.user_code import DATA, shown
 from simulations.models.pretrained import digest_of, facts_of
 from simulations.settings.settings import Settings
-from simulations.workloads.features.encoders import RANDOM_PROCESS, random_process
 
 RANDOM = "none"
 """``pretrained`` of a text model whose own weights are left out."""
@@ -36,11 +35,7 @@ def with_digest(settings: Settings) -> Settings:
 def starts_of(settings: Settings) -> dict[str, str]:
     """Where the public weights are that a run starts from, or that make its features: paths or names, by setting."""
     given = {name: getattr(settings, name) for name in ("pretrained", "features")}
-    found = {name: str(value) for name, value in given.items() if value not in (None, RANDOM)}
-    if found.get("features") == RANDOM_PROCESS:
-        with suppress(OSError, ValueError):  # the workload says what is missing
-            found["features"] = str(random_process(settings.workload))
-    return found
+    return {name: str(value) for name, value in given.items() if value not in (None, RANDOM)}
 
 
 def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
@@ -55,7 +50,7 @@ def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
         read.add(str(facts["pretrained_on"].get("source")))
     if "method" in facts:
         read.add(row_name(str(facts.get("workload")), options.get("dataset")))
-    earlier = {str(options.get(setting)) for setting in ("pretrained", "features")} - {RANDOM, RANDOM_PROCESS}
+    earlier = {str(options.get(setting)) for setting in ("pretrained", "features")} - {RANDOM}
     return read.union(*(rows_behind(one, seen) for one in earlier - seen))
 
 

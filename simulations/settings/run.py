@@ -44,9 +44,7 @@ class Settings:
     train_layers: Annotated[
         int | None, Setting("Last layers of an encoder that are trained.", "layers", at_least=0)
     ] = None
-    features: Annotated[
-        str | None, Setting("Public features of a small head: scattering, random-process or a model.")
-    ] = None
+    features: Annotated[str | None, Setting("Public features of a small head: scattering, a folder or a model.")] = None
     feature_norm: Annotated[
         str | None, Setting("How features are normalised: parts such as group, pool, leaves, with +.")
     ] = None

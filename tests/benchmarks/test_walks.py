@@ -14,5 +14,7 @@ MOST = {
 
 def test_no_way_through_the_code_gets_longer(tmp_path):
     found = walk([*RUN, "--out", str(tmp_path / "run")], WALKS)
-    assert {name: len(files_of(windows)) for name, windows in found.items() if len(files_of(windows)) > MOST[name]} == {}
+    assert {
+        name: len(files_of(windows)) for name, windows in found.items() if len(files_of(windows)) > MOST[name]
+    } == {}
     assert found.keys() == MOST.keys()

@@ -138,7 +138,7 @@ def check_settings(name: str, context: click.Context) -> None:
     elif name == "presets" and context.params["words"]:
         if not matching(context.params["words"]):
             find(context.params["words"])
-    elif (given := settings_of(context)) and name not in ("pretrain", "resume"):
+    elif (given := settings_of(context)) and name != "resume":
         fit_together(from_mapping(resolve({key: value for key, value in given.items() if key not in LOOKS_AT})))
 
 

@@ -17,9 +17,9 @@ from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from simulations.plan.plan import Base
 from simulations.plan.start import RANDOM
 from simulations.settings.settings import AUTO, Settings
-from simulations.workloads.features.encoders import RANDOM_PROCESS, SCATTERING
+from simulations.workloads.features.encoders import SCATTERING
 
-ENCODERS = (SCATTERING, RANDOM_PROCESS, *NAMES)
+ENCODERS = (SCATTERING, *NAMES)
 """Features that a deployed client makes; of any other name, a folder of this client might be meant."""
 
 

@@ -1,9 +1,8 @@
 """``features``: the public, frozen encoder that a name or a path stands for.
 
-scattering       wavelet filters, for images (``simulations.models.scattering``)
-random-process   the network that ``fedlsg pretrain WORKLOAD`` wrote in this working directory
-PATH             a folder with model.safetensors and config.json, as that command and every run of fedlsg leave it
-MODEL            a model of transformers: a short name, an absolute folder, or OWNER/NAME on the hub
+scattering   wavelet filters, for images (``simulations.models.scattering``)
+PATH         a folder with model.safetensors and config.json, as every run of fedlsg leaves it
+MODEL        a model of transformers: a short name, an absolute folder, or OWNER/NAME on the hub
 """
 
 import hashlib
@@ -23,15 +22,14 @@ from fedlsg.choices import choose
 from simulations.models import scattering
 from simulations.models.encoder import TextClassifier, build_encoder, load_body, sentence_encoder
 from simulations.models.encoder_source import NAMES, EncoderSource, find_encoder, load_config, model_folder
-from simulations.models.pretrained import CLASSIFIER, facts_of, load_pretrained, read_weights
+from simulations.models.pretrained import CLASSIFIER, load_pretrained, read_weights
 from simulations.workloads.base.cache import digest_files
 from simulations.workloads.base.workload import Inputs
 from simulations.workloads.features.encode import Encoder
 
-SCATTERING, RANDOM_PROCESS = "scattering", "random-process"
+SCATTERING = "scattering"
 WEIGHTS, FACTS = "model.safetensors", "config.json"
-PRETRAINED = "pretrained"
-"""The folder in which ``fedlsg pretrain`` makes one for each workload and model."""
+GONE = "random-process"
 Builders = Mapping[str, Callable[[], nn.Module]]
 HALF = (0.5, 0.5, 0.5)
 """Mean and standard deviation of pixels for a vision model whose folder says none."""
@@ -67,26 +65,9 @@ def written(features: str) -> Written | None:
     return Written(folder=folder, facts=facts) if isinstance(facts, dict) and "fedlsg" in facts else None
 
 
-def random_process(workload: str) -> Path:
-    """The folder that ``fedlsg pretrain WORKLOAD`` wrote, if it was told no other place.
-
-    Raises FileNotFoundError, naming the command, where there is none; ValueError where there are several.
-    """
-    there = sorted(file.parent for file in Path(PRETRAINED).glob(f"{workload}-*/{WEIGHTS}"))
-    found = [folder for folder in there if "pretrained_on" in facts_of(str(folder))]  # a run's model saw private rows
-    if len(found) > 1:
-        raise ValueError(f"features=random-process: choose one, features={' or features='.join(map(str, found))}")
-    if not found:
-        raise FileNotFoundError(
-            f"features=random-process: there is no {Path.cwd() / PRETRAINED}/{workload}-*/{WEIGHTS}; make it with: "
-            f"fedlsg pretrain {workload}, go to the folder in which you made it, or name it: features=PATH"
-        )
-    return found[0]
-
-
 def text_source(features: str) -> EncoderSource:
     """The encoder whose tokenizer prepares texts for ``features``. Raises ValueError, or what finding it raises."""
-    if features in (SCATTERING, RANDOM_PROCESS):
+    if features == SCATTERING:
         raise ValueError(f"features={features} is for images, and these are texts: give features=minilm, or another")
     found = written(features)
     return _transformers_source(features) if found is None else found.text
@@ -94,8 +75,13 @@ def text_source(features: str) -> EncoderSource:
 
 def _transformers_source(features: str) -> EncoderSource:
     """A model of transformers. Raises ValueError, listing the names, for a misspelt one."""
+    if features == GONE:
+        raise ValueError(
+            f"features={GONE} and fedlsg pretrain went, as they gained nothing: features=PATH takes the folder that they "
+            "wrote; commit 293cb648 of November 2026 still runs them"
+        )
     if "/" not in features and not features.startswith(("~", ".")):
-        known = (SCATTERING, RANDOM_PROCESS, *NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")
+        known = (SCATTERING, *NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")
         choose("features", features, dict.fromkeys(known))
     return find_encoder(features, None)
 
@@ -117,18 +103,17 @@ def text_encoder(features: str) -> Encoder:
     return Encoder(name=Path(features).name, digest=f"text {digest}", encode=partial(_encode_text, model.eval()))
 
 
-def image_encoder(features: str, shape: tuple[int, int, int], models: Builders, *, workload: str) -> Encoder:
-    """The encoder of images (channels, height, width) of a workload, which ``random-process`` was written for.
+def image_encoder(features: str, shape: tuple[int, int, int], models: Builders) -> Encoder:
+    """The encoder of images (channels, height, width).
 
     models: those of the workload, and any other that reads such images, with a layer named ``classifier``.
     Raises ValueError for images that it cannot read, and what finding a model raises.
     """
     if features == SCATTERING:
         return _scattering(shape)
-    found = written(str(random_process(workload)) if features == RANDOM_PROCESS else features)
+    found = written(features)
     if found is not None:
-        name = RANDOM_PROCESS if features == RANDOM_PROCESS else found.folder.name
-        return _written_vision(found, name, shape, models)
+        return _written_vision(found, found.folder.name, shape, models)
     return _transformers_vision(_transformers_source(features))
 
 

@@ -141,7 +141,7 @@ def _encoder(raw: LoadedWorkload, features: str, classes: int) -> Encoder:
         channels, height, width = inputs.shape[1:]
         square = height == width and height >= LEAST_SIDE
         models = {**(vision(channels, height, classes) if square else {}), **raw.models}
-        return image_encoder(features, (channels, height, width), models, workload=raw.name)
+        return image_encoder(features, (channels, height, width), models)
     found = f"a dict of {', '.join(inputs)}" if isinstance(inputs, dict) else f"tensors {tuple(inputs.shape)}"
     raise ValueError(
         f"features={features} needs images (B, channels, height, width) or tokens (input_ids), and the inputs of "

@@ -44,7 +44,7 @@ def logits_of_both(channels: int, side: int, *, norm: str = "group") -> tuple[Te
     torch.manual_seed(0)
     model = vision(channels, side, 10)["h-cnn"]()
     images = torch.rand(4, channels, side, side)
-    encoder = image_encoder("scattering", (channels, side, side), {}, workload="test")
+    encoder = image_encoder("scattering", (channels, side, side), {})
     features = encode_rows(images, ALONE[norm](encoder))
     head = heads(tuple(features.shape[1:]), 10)["cnn"]()
     head.load_state_dict(model.state_dict())  # the same names: scattering and its norm have no parameters

@@ -17,7 +17,7 @@ WEIGHTS = {"hidden.weight": torch.full((64, 64), 0.01), "hidden.bias": torch.ara
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """A working folder with weights of ``fedlsg pretrain``, and public rows."""
+    """A working folder with weights of a run, and public rows."""
     folder = tmp_path / "here"
     (folder / "my weights").mkdir(parents=True)
     write_model(
@@ -44,7 +44,7 @@ def test_paths_are_from_the_root_and_names_stay(here):
     for names in (
         {"pretrained": "none", "features": "scattering", "source": "leaves", "public_rows": "synthetic"},
         {"pretrained": "owner/name", "features": "minilm", "source": "data:digits", "public_rows": "data:cifar10"},
-        {"features": "random-process", "source": "data:nowhere", "public_rows": None, "rank": 4},
+        {"source": "data:nowhere", "public_rows": None, "rank": 4},
     ):
         assert from_root(names) == names
 

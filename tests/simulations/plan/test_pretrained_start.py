@@ -25,7 +25,7 @@ RUN = {"workload": "digits", "model": "mlp", "method": "dpsgd"}
 
 @pytest.fixture
 def weights(tmp_path) -> Path:
-    """A folder as ``fedlsg pretrain`` leaves it."""
+    """A folder as ``fedlsg convert`` leaves it."""
     folder = tmp_path / "pre"
     folder.mkdir()
     tensors = {"hidden.weight": torch.full((64, 64), 0.01), "hidden.bias": torch.arange(64.0) / 64}
@@ -141,20 +141,6 @@ def test_so_are_features_of_such_weights_and_weights_that_come_from_them(setting
             base(**{setting: str(source)})
     write_model(later, tensors, {**facts, "workload": "mnist"})
     prepare(from_mapping({"workload": "digits", "method": "dpsgd", "noise_multiplier": 2.0, setting: str(later)}))
-
-
-def test_so_is_a_random_process_that_is_none(tmp_path, monkeypatch):
-    """The name stands for a folder, whose record counts; ``fedlsg convert --trained-on`` leaves such a one."""
-    folder = tmp_path / "pretrained" / "digits-mlp"
-    folder.mkdir(parents=True)
-    tensors = {"hidden.weight": torch.zeros(64, 64), "hidden.bias": torch.zeros(64)}
-    facts = {"fedlsg": "0.1.0", "workload": "digits", "model": "mlp", "pretrained_on": {"source": "data:digits"}}
-    write_model(folder, tensors, facts)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"^features=random-process was trained on the rows of digits"):
-        base(features="random-process")
-    write_model(folder, tensors, {**facts, "pretrained_on": {"source": "leaves"}})
-    assert base(features="random-process").settings.features == "random-process"
 
 
 def test_so_are_weights_whose_first_ancestor_is_gone(tmp_path):

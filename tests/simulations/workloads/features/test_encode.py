@@ -30,7 +30,7 @@ def images(seed: int = 0, rows: int = ROWS) -> np.ndarray:
 
 
 def scattering() -> Encoder:
-    return image_encoder("scattering", (1, 8, 8), {}, workload="digits")
+    return image_encoder("scattering", (1, 8, 8), {})
 
 
 def by_synthetic(encoder: Encoder, folder, seed: int = 0) -> Encoder:

@@ -160,7 +160,7 @@ def test_other_features_are_another_form_of_a_clients_rows(few_digits):
 
 
 def written_network(folder: Path, *, channels: int = 1, classes: int = 4, **facts: object) -> Path:
-    """A folder as ``fedlsg pretrain`` and every run leave it: a ``cnn`` of images (channels, 8, 8)."""
+    """A folder as every run leaves it: a ``cnn`` of images (channels, 8, 8)."""
     from simulations.models import vision
 
     torch.manual_seed(3)
@@ -187,28 +187,10 @@ def test_a_network_that_fedlsg_wrote_gives_what_its_classifier_reads(tmp_path):
     assert list(workload.models) == ["linear", "mlp"]
 
 
-def test_random_process_is_what_pretrain_wrote_here(tmp_path, monkeypatch):
+def test_what_went_says_how_it_still_runs():
     workloads.give("bright", own_images())
-    monkeypatch.chdir(tmp_path)
-    with refused("features=random-process", "make it with: fedlsg pretrain bright", error=FileNotFoundError):
+    with refused("features=random-process", "features=PATH", "commit 293cb648"):
         workloads.load("bright", options=Options(features="random-process"))
-    written_network(tmp_path / "pretrained" / "bright-cnn", pretrained_on={"source": "leaves"})
-    written_network(tmp_path / "pretrained" / "bright-run", method="sgd", workload="bright")  # it saw private rows
-    found = workloads.load("bright", options=Options(features="random-process"))
-    assert found.features == {"name": "random-process", "values": 64, "norm": "none"}
-    written_network(tmp_path / "pretrained" / "bright-model", pretrained_on={"source": "pink"})
-    with refused("features=pretrained/bright-cnn or features=pretrained/bright-model"):
-        workloads.load("bright", options=Options(features="random-process"))
-
-
-@pytest.mark.slow
-def test_the_whole_way_from_pretraining(few_digits, fedlsg):
-    assert fedlsg("pretrain", "digits", "--model", "conv", "--images", "40", "--batch", "8", "--steps", "2")[0] == 0
-    status, out, err = fedlsg(
-        "run", "digits", "-c", "features=random-process", "--method", "dpsgd", "--engine", "local", "--rounds", "1",
-        "-c", "noise_multiplier=2", "--out", "there", width=120,
-    )  # fmt: skip
-    assert (status, "random-process (public, frozen)" in out) == (0, True), err
 
 
 def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache):
