@@ -16,7 +16,17 @@ GROUPS = {
     "Simulate": ("simulate", "Workload", "Run", "load_run"),
     "Callbacks": ("Callback", "StopRun", "EarlyStopping", "BestModel", "MLflow", "WeightsAndBiases"),
     "Train in your own loop": ("PrivateStep", "make_supported", "register_layer"),
-    "Methods": ("Method", "Carrier", "OwnCarriers", "Mask", "Mechanism", "ServerOptimizer", "Public", "Setting", "recipe"),
+    "Methods": (
+        "Method",
+        "Carrier",
+        "OwnCarriers",
+        "Mask",
+        "Mechanism",
+        "ServerOptimizer",
+        "Public",
+        "Setting",
+        "recipe",
+    ),  # fmt: skip
     "Privacy accounting": ("epsilon", "calibrate_noise_multiplier"),
     "Carriers": ("decompose", "project", "reconstruct"),
     "Payloads": ("pack", "unpack"),

@@ -77,8 +77,8 @@ def _transformers_source(features: str) -> EncoderSource:
     """A model of transformers. Raises ValueError, listing the names, for a misspelt one."""
     if features == GONE:
         raise ValueError(
-            f"features={GONE} and fedlsg pretrain went, as they gained nothing: features=PATH takes the folder that they "
-            "wrote; commit 293cb648 of November 2026 still runs them"
+            f"features={GONE} and fedlsg pretrain went, as they gained nothing: features=PATH takes the folder "
+            "that they wrote; commit 293cb648 of November 2026 still runs them"
         )
     if "/" not in features and not features.startswith(("~", ".")):
         known = (SCATTERING, *NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")
