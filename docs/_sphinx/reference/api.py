@@ -26,7 +26,7 @@ GROUPS = {
         "Public",
         "Setting",
         "recipe",
-    ),  # fmt: skip
+    ),
     "Privacy accounting": ("epsilon", "calibrate_noise_multiplier"),
     "Carriers": ("decompose", "project", "reconstruct"),
     "Payloads": ("pack", "unpack"),
