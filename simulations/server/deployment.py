@@ -11,8 +11,11 @@ from pathlib import Path
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from simulations.grids.limits import limit_by
+from simulations.settings.run import Settings
 from strategies.federation.ledgers import LedgerCopies, News
 from strategies.federation.nodes import Identity, Roster, wait_for_nodes
+from strategies.federation.watched_grid import WatchedGrid
 
 
 @dataclass(kw_only=True, eq=False)
@@ -26,6 +29,16 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.timeout, accept=self._accept)
+
+    def watch(self, grid: Grid, settings: Settings) -> Grid:
+        """Flower's grid with limits on how long each node may take for its rows."""
+        roster = self.roster
+
+        def work(node: int) -> float:
+            client = roster.client_of(node)
+            return 1.0 if client is None else float(roster.sizes[client])
+
+        return WatchedGrid(grid, limit_by(settings), work=work, returned=roster.returned)
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
         """Find every client's node; returns N_k of each. If no number is given, every node is a client.

@@ -321,6 +321,15 @@ class Settings:
     round_timeout: Annotated[
         float, Setting("Longest wait for a round.", "seconds", above=0, below=inf, aliases=("timeout",))
     ] = 3600.0
+    client_timeout: Annotated[
+        float | None,
+        Setting(
+            "Longest wait for one client; default 10 times what the others take, at least 60.",
+            "seconds",
+            above=0,
+            below=inf,
+        ),
+    ] = None
     run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of method, mechanism, server and codec, by name: ``simulations.settings.settings`` lists them."""

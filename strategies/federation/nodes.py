@@ -75,6 +75,7 @@ class Roster:
         self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
         self._node_of: dict[int, int] = {}
         self._asked = set[int]()
+        self._returned = set[int]()
 
     @property
     def complete(self) -> bool:
@@ -84,6 +85,20 @@ class Roster:
     def node(self, partition: int) -> int | None:
         """The client's node, None while it has none."""
         return self._node_of.get(partition)
+
+    def client_of(self, node: int) -> int | None:
+        """The client that a node is, None while it is none."""
+        return next((partition for partition, one in self._node_of.items() if one == node), None)
+
+    def returned(self, node: int) -> None:
+        """The node has replied, or is here again."""
+        if (partition := self.client_of(node)) is not None:
+            self._returned.add(partition)
+
+    def take_returned(self) -> Collection[int]:
+        """The clients that have come back since the last call."""
+        back, self._returned = self._returned, set()
+        return back
 
     def gather(self, grid: Grid, clients: int) -> list[int]:
         """Find every client's node, before anything is trained; returns N_k of each.
@@ -184,6 +199,7 @@ class Roster:
             raise
         self.sizes.setdefault(partition, num_examples)
         self._node_of[partition] = node
+        self._returned.add(partition)
 
     def _check(self, node: int, partition: int, num_examples: int) -> None:
         other = self._node_of.get(partition)
