@@ -10,5 +10,6 @@ from fedlsg.participation.selection import draw_order, select_clients
 from fedlsg.participation.trace import Trace, read_trace
 
 __all__ = [
-    "ClientLimit", "Finish", "Health", "Participation", "Trace", "Traffic", "draw_order", "read_trace", "select_clients",
+    "ClientLimit", "Finish", "Health", "Participation", "Trace", "Traffic", "draw_order", "read_trace",
+    "select_clients",
 ]  # fmt: skip

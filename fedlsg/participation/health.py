@@ -6,7 +6,6 @@ trains in, and refuses one that would pass its budget. Where an epsilon counts o
 draws clients in secret) nothing of this is used.
 """
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,19 +43,16 @@ class Health:
         self.failures.pop(client, None)
         self.due.pop(client, None)
 
-    def choose(
-        self, drawn: Sequence[int], number: int, *, round: int, least: int = 1, most: float = math.inf
-    ) -> list[int]:
-        """The clients of a round, ascending, from all in the order of the public draw.
+    def choose(self, candidates: Sequence[int], number: int, *, round: int, least: int = 1) -> list[int]:
+        """The clients of a round, ascending; ``candidates``: in the order of the public draw.
 
         The first ``number`` that are in no pause; then those that failed once. Who failed twice or more in a row waits
-        until its pause is over, unless there are fewer than ``least`` others; if there is no other, it is asked. ``most``:
-        rounds that a client is asked in at most. Guarantee: while nobody fails, the first ``number`` of the draw.
+        until its pause is over, unless there are fewer than ``least`` others; if there is no other, it is asked.
+        Guarantee: while nobody fails, the first of the draw.
         """
-        left = [client for client in drawn if self.asked.get(client, 0) < most]
-        ready = [client for client in left if self.due.get(client, 0) <= round]
+        ready = [client for client in candidates if self.due.get(client, 0) <= round]
         paused = sorted(
-            (client for client in left if self.due.get(client, 0) > round), key=lambda one: self.failures[one]
+            (client for client in candidates if self.due.get(client, 0) > round), key=lambda one: self.failures[one]
         )
         once = [client for client in paused if self.failures[client] == 1]
         chosen = (ready + once)[:number]

@@ -87,7 +87,8 @@ class Worker:
                     process.cache_clear()  # the state of a stopped client's process is unknown
                     HISTORY.forget()
                     forgot = True
-                    log(WARNING, "stopped: %d of %d clients replied, one took too long", len(replies), len(tasks))
+                    where = "round's deadline" if end == until else "limit of a client"
+                    log(WARNING, "stopped at the %s: %d of %d clients replied", where, len(replies), len(tasks))
                     if end == until:
                         break
                     reply = give_id(too_slow(task.message, most))

@@ -6,6 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class OutOfTimeError(BaseException):
@@ -36,7 +39,7 @@ def ending(until: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def call_until[T](until: float, call: Callable[[], T]) -> tuple[T | None, bool]:
+def call_until(until: float, call: Callable[[], T]) -> tuple[T | None, bool]:
     """What a call returns, and whether it was stopped: then it returned nothing. ``until``: see ``ending``; inf: never.
 
     Nothing of what the stopped call worked on may be used again: it ended anywhere.

@@ -92,8 +92,9 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
         )
     if s.trust == "server" and s.client_timeout is not None:
         raise ValueError(
-            f"client_timeout={s.client_timeout:g} under trust=server: a client that slows the machine down would decide "
-            "whether others reply in time, and so count; leave it out: round_timeout ends such a round, without a release"
+            f"client_timeout={s.client_timeout:g} under trust=server: a client that slows the machine down would "
+            "decide whether others reply in time, and so count; leave it out: round_timeout ends the run instead, with "
+            "nothing released of that round"
         )
     if s.trust == "server" and codec.grid_from_noise:
         raise ValueError(

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import INFO
-from pathlib import Path
 
 from flwr.app import Context
 from flwr.common.logger import log
@@ -64,7 +63,7 @@ def run_on(
         grid = announce(deployment.watch(grid, settings))
         sizes = deployment.gather(grid, settings.clients)
         plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
-    run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
+    run = RunDir.open(settings.run_dir) if settings.run_dir else create(None, settings)
     if not run.config.exists():  # that of a deployment is its run config as well, when it is continued
         run.write_config(plan.settings if deployment is None else replace(plan.settings, run_dir=str(run.path)))
     log(INFO, "run directory: %s", run.path)

@@ -3,10 +3,11 @@
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from logging import WARNING
 from functools import cached_property
+from logging import WARNING
 from typing import Any
 
 from flwr.app import Message, MessageType
@@ -87,24 +88,30 @@ class Exchange:
         return self.follows_health and self.expectations.settings.min_survivors == 1
 
     def _healthy(self, round: int, number: int, *, least: int | None = None, but: Collection[int] = ()) -> list[int]:
-        """The healthiest clients in the order of the public draw, of those that have planned rounds left.
+        """The healthiest clients in the order of the public draw: those that it selects, and those with a spare round.
 
         A round that needs all of its clients (a sum) gets as many as were drawn, whatever their health.
         """
         conditions, wanted = self.clock.participation, 1 if self.replaces else number
         order = draw_order(conditions.clients, round=round, seed=conditions.seed)
-        return self.clock.health.choose(
-            [client for client in order if client not in but],
-            number,
-            round=round,
-            least=wanted if least is None else least,
-            most=self._planned_rounds,
-        )
+        own = set(order[: conditions.selected])
+        candidates = [one for one in order if one not in but and (one in own or self._has_spare_round(one, round))]
+        return self.clock.health.choose(candidates, number, round=round, least=wanted if least is None else least)
+
+    def _has_spare_round(self, client: int, round: int) -> bool:
+        """Whether the client's noise covers one more round than those that the draw still has for it."""
+        later = sum(client in selected for selected in self._schedule[round:])
+        return self.clock.health.asked.get(client, 0) + later < self._most_rounds
 
     @cached_property
-    def _planned_rounds(self) -> int:
+    def _schedule(self) -> list[frozenset[int]]:
+        """The draw of every round."""
+        return [frozenset(one) for one in self.clock.participation.schedule(self.expectations.state.schedule.rounds)]
+
+    @cached_property
+    def _most_rounds(self) -> int:
         """How often the plan, and so the noise, expects a client to be asked at most."""
-        return max(self.clock.participation.selections(self.expectations.state.schedule.rounds))
+        return max(Counter(client for selected in self._schedule for client in selected).values())
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """The announcements of a round, for the caller to send."""
@@ -128,7 +135,7 @@ class Exchange:
 
     def _of_replacements(self) -> dict[int, Any]:
         """The values of other clients, as many as were lost; a replacement that is lost has none itself."""
-        lost, asked = self.report.lost, self.report.asked
+        lost, asked = self.report.failed, self.report.asked
         if not (self.replaces and lost) or self.plan.phase is not Phase.TRAINING:
             return {}
         others = self._healthy(self.report.round, len(lost), least=0, but={*asked, *self._replacements})
@@ -172,7 +179,7 @@ class Exchange:
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether replies were lost, and none came: the round may be sent again."""
+        """Whether replies were lost, and none came: the round may be sent again. Who was too slow would be so again."""
         return bool(self.report.lost)
 
     def run_again(self) -> Received:
@@ -187,7 +194,7 @@ class Exchange:
         self.report.answered = sorted(clients)
         self.report.seconds = time.monotonic() - self._started
         if self.follows_health and self.plan.phase is Phase.TRAINING:
-            self.clock.health.count(self.report.round, self.report.asked, self.report.lost)
+            self.clock.health.count(self.report.round, self.report.asked, self.report.failed)
         self.clock.close(self.report)
         return self.report
 

@@ -40,7 +40,7 @@ TOO_SLOW = 1009
 """Of a client that was stopped at its own limit, or still works on an earlier round: it is not waited for."""
 
 LOST = (
-    WORKER_DIED, TOO_SLOW, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
 )  # fmt: skip
 """Errors that no client sent: our engines', and Flower's (UNKNOWN: a Ray actor died)."""
