@@ -23,6 +23,9 @@ from strategies.federation.wire import read_identity
 
 CONNECT_SECONDS = 120.0
 ASK_AGAIN_SECONDS = 2.0
+CLOCK_SECONDS = 5.0
+"""Clocks that differ by more are reported."""
+
 ATTEMPTS = 3
 """Queries to a simulated client that replies with errors: all of them run the same code."""
 
@@ -168,6 +171,7 @@ class Roster:
             Message(RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY)
             for node in nodes
         ]
+        asked = time.time()
         replies = list(grid.send_and_receive(queries, timeout=patience))
         waiting = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
         for reply in replies:
@@ -175,6 +179,8 @@ class Roster:
             if node is None:
                 continue
             self.refused.pop(node, None)
+            if self._deployed:
+                warn_of_clock(node, reply.metadata.created_at, asked, time.time())
             try:
                 self._enter(node, reply, clients)
             except Exception as error:  # no reply of a node may end the run
@@ -199,7 +205,8 @@ class Roster:
             raise
         self.sizes.setdefault(partition, num_examples)
         self._node_of[partition] = node
-        self._returned.add(partition)
+        if self._deployed:  # a simulated client that hangs in training replies to its query all the same
+            self._returned.add(partition)
 
     def _check(self, node: int, partition: int, num_examples: int) -> None:
         other = self._node_of.get(partition)
@@ -219,6 +226,23 @@ class Roster:
         return (
             f"no node replied as one of the clients {list(missing)}: give the federation {clients} nodes with the "
             f"partition-ids 0 to {clients - 1}, or more time{why}"
+        )
+
+
+def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
+    """Log a warning if a node wrote its reply, by its own clock, before it was asked or after the reply was here.
+
+    Flower ends a node whose clock is so wrong as soon as it must sign a request, with status 0 and no reason.
+    """
+    wrong = said - now if said > now else min(said - asked, 0.0)
+    if abs(wrong) > CLOCK_SECONDS:
+        log(
+            WARNING,
+            "the clock of node %s is %.0f s %s the server's: Flower refuses the key of a node that is more than 5 s "
+            "ahead or 305 s behind, and its SuperNode then ends with status 0; set both clocks (NTP)",
+            node,
+            abs(wrong),
+            "ahead of" if wrong > 0 else "behind",
         )
 
 
