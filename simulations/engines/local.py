@@ -54,17 +54,17 @@ class LocalGrid(VirtualGrid):
         self._states: dict[int, RecordDict] = {}
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies, in order; none for those that wait when the time is over."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        """The replies, in order. A client that takes longer than ``timeout`` alone has none: others need not wait."""
         for message in messages:
-            if time.monotonic() < deadline and (reply := self._call(message, deadline)) is not None:
+            reply = self._call(message, math.inf if timeout is None else timeout)
+            if reply is not None:
                 yield over_the_wire(reply)
 
-    def _call(self, message: Message, deadline: float) -> Message | None:
+    def _call(self, message: Message, timeout: float) -> Message | None:
         node, began = message.metadata.dst_node_id, time.monotonic()
         state = self._states.setdefault(node, RecordDict())
         task = Task(message, state, self.sizes[node - FIRST_NODE] if self.sizes else 1.0)
-        seconds = min(limit_of(self.limit, task), deadline - began)
+        seconds = min(limit_of(self.limit, task), timeout)
         reply, stopped = call_until(
             time.time() + seconds,
             lambda: call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, state),
@@ -72,7 +72,7 @@ class LocalGrid(VirtualGrid):
         if stopped:
             log(WARNING, "client %d was stopped after %.3g s", node - FIRST_NODE, seconds)
             process.cache_clear()  # the state of a stopped client's process is unknown
-            return None if began + seconds >= deadline else give_id(too_slow(message, seconds))
+            return None if seconds == timeout else give_id(too_slow(message, seconds))
         learn(self.limit, task, reply, time.monotonic() - began)
         return reply
 
