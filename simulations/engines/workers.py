@@ -1,5 +1,6 @@
 """The Ray workers of one run: they answer piles of tasks, and a dead or hanging one is replaced."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +28,9 @@ MARGIN_SECONDS = 10.0
 
 NEWS_SECONDS = 30.0
 """After so long without any news the log says what is waited for."""
+
+OVERDUE_SECONDS = 10.0
+"""How much longer than the limits of its clients a worker may take before it is ended."""
 
 START_SECONDS = 300.0
 """What a worker's first pile may take longer: it loads the data."""
@@ -69,6 +73,7 @@ class Workers:
         self._failed_starts = 0
         self._limit = limit_by(s)
         self._served = set[Any]()
+        self._allowed: dict[Any, float] = {}
 
     @cached_property
     def _need(self) -> dict[str, float]:
@@ -103,6 +108,7 @@ class Workers:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
         sent = dict[int, tuple[bytes, Any]]()
+        self._allowed.clear()
         waiting = divide(tasks, len(self), pace) if tasks else []
         while (waiting and len(self)) or self._running:
             while waiting and self._free:
@@ -127,8 +133,9 @@ class Workers:
     def _patience(self, ref: Any) -> float:
         """When (of ``time.monotonic``) a worker is ended that has not stopped its clients at their limits itself."""
         worker, pile, began = self._running[ref]
-        start = 0.0 if worker in self._served else START_SECONDS
-        return began + start + MARGIN_SECONDS + sum(limit_of(self._limit, task) for task in pile)
+        if self._allowed.get(ref, math.inf) == math.inf:  # others may have replied since then
+            self._allowed[ref] = sum(limit_of(self._limit, task) for task in pile)
+        return began + (0.0 if worker in self._served else START_SECONDS) + OVERDUE_SECONDS + self._allowed[ref]
 
     def _end_hanging(self, ref: Any) -> tuple[Pile, Outcome]:
         worker, pile, began = self._running.pop(ref)
@@ -189,7 +196,7 @@ class Workers:
                 sent[id(data)] = data, ray.put(data)
         limits = [limit_of(self._limit, task) for task in pile]
         answer = worker.answer.remote(self._job, until, limits, pickled, *(sent[id(data)][1] for data in arrays))
-        self._running[answer] = worker, pile, time.monotonic()
+        self._running[answer], self._allowed[answer] = (worker, pile, time.monotonic()), sum(limits)
 
     def _send_data(self) -> None:
         """Put code and data that the driver is to send into Ray's object store; or the data's digest."""

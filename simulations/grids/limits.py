@@ -24,14 +24,14 @@ def limit_of(limit: ClientLimit, task: Task) -> float:
     """Seconds that the client may take for a task; infinite for a query, which may load data."""
     if task.message.metadata.message_type != MessageType.TRAIN:
         return math.inf
-    return limit.seconds(task.message.metadata.dst_node_id, work=task.work, kind=_kind(task.message))
+    return limit.seconds(task.message.metadata.dst_node_id, work=task.work, kind=kind_of(task.message))
 
 
 def learn(limit: ClientLimit, task: Task, reply: Message | None, seconds: float) -> None:
     """A client took so long; a failure says nothing of the time that the work takes."""
     trains = task.message.metadata.message_type == MessageType.TRAIN
     if trains and reply is not None and not reply.has_error():
-        limit.took(task.message.metadata.dst_node_id, seconds, work=task.work, kind=_kind(task.message))
+        limit.took(task.message.metadata.dst_node_id, seconds, work=task.work, kind=kind_of(task.message))
 
 
 def too_slow(message: Message, seconds: float) -> Message:
@@ -39,7 +39,7 @@ def too_slow(message: Message, seconds: float) -> Message:
     return failure(f"stopped: it took longer than client_timeout, which is {seconds:.3g} s here", TOO_SLOW, message)
 
 
-def _kind(message: Message) -> str:
+def kind_of(message: Message) -> str:
     """Training, with or without a secure sum, or a stage of one that trains nothing."""
     stage = stage_of(message.content)
     return "" if stage in (None, MASKED) else str(stage)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 
+from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from simulations.grids.limits import limit_by
+from simulations.grids.limits import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
 from simulations.settings.run import Settings
 from strategies.federation.ledgers import LedgerCopies, News
@@ -55,9 +56,9 @@ class Deployment:
         """Flower's grid with limits on how long each node may take for its rows."""
         roster = self.roster
 
-        def work(node: int) -> float:
-            client = roster.client_of(node)
-            return 1.0 if client is None else float(roster.sizes[client])
+        def work(message: Message) -> tuple[str, float]:
+            client = roster.client_of(message.metadata.dst_node_id)
+            return kind_of(message), 1.0 if client is None else float(roster.sizes[client])
 
         return WatchedGrid(grid, limit_by(settings), work=work, returned=roster.returned)
 

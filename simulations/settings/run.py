@@ -324,12 +324,10 @@ class Settings:
     client_timeout: Annotated[
         float | None,
         Setting(
-            "Longest wait for one client; default 10 times what the others take, at least 60.",
-            "seconds",
-            above=0,
-            below=inf,
+            "Longest wait for a client; default 10 times what others take, 60 at least.",
+            "seconds", above=0, below=inf,
         ),
-    ] = None
+    ] = None  # fmt: skip
     run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of method, mechanism, server and codec, by name: ``simulations.settings.settings`` lists them."""

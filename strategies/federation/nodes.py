@@ -132,6 +132,8 @@ class Roster:
         if missing:
             raise RuntimeError(self._missing(missing, clients))
         self._clients = clients
+        if not self._deployed:  # a simulated client that hangs in training replies to its query all the same
+            self._returned.clear()
         return [self.sizes[partition] for partition in range(clients)]
 
     def refresh(self, grid: Grid) -> None:
@@ -205,8 +207,7 @@ class Roster:
             raise
         self.sizes.setdefault(partition, num_examples)
         self._node_of[partition] = node
-        if self._deployed:  # a simulated client that hangs in training replies to its query all the same
-            self._returned.add(partition)
+        self._returned.add(partition)
 
     def _check(self, node: int, partition: int, num_examples: int) -> None:
         other = self._node_of.get(partition)

@@ -19,7 +19,6 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.participation import ClientLimit
-from strategies.federation.secure_sum.wire import stage_of
 from strategies.federation.wire import TOO_SLOW
 from strategies.federation.wrapped_grid import WrappedGrid
 
@@ -40,8 +39,8 @@ class WatchedGrid(WrappedGrid):
     """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left.
 
     It waits for each node as long as ``limit`` says, and sends nothing to a node that still owes a reply to an earlier
-    training message: it would answer for a round that is over. ``work``: of a node, for the limit. ``returned`` is
-    called with a node whose reply came too late. All but ``send_and_receive`` is the inner grid's.
+    training message: it would answer for a round that is over. ``work``: kind and amount of a message's work, for the
+    limit. ``returned`` is called with a node whose reply came too late. All but ``send_and_receive`` is the inner grid's.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class WatchedGrid(WrappedGrid):
         inner: Grid,
         limit: ClientLimit | None = None,
         *,
-        work: Callable[[int], float] = lambda node: 1.0,
+        work: Callable[[Message], tuple[str, float]] = lambda message: ("", 1.0),
         returned: Callable[[int], None] = lambda node: None,
     ) -> None:
         super().__init__(inner)
@@ -102,15 +101,14 @@ class WatchedGrid(WrappedGrid):
 
     def _learn(self, message: Message | None, reply: Message, began: float) -> None:
         if message is not None and _trains(message) and not reply.has_error():
-            node = message.metadata.dst_node_id
-            kind = stage_of(message.content) or ""
-            self.limit.took(node, time.monotonic() - began, work=self.work(node), kind=kind)
+            kind, work = self.work(message)
+            self.limit.took(message.metadata.dst_node_id, time.monotonic() - began, work=work, kind=kind)
 
     def _limit_of(self, message: Message) -> float:
         if not _trains(message):
             return math.inf
-        node = message.metadata.dst_node_id
-        return self.limit.seconds(node, work=self.work(node), kind=stage_of(message.content) or "")
+        kind, work = self.work(message)
+        return self.limit.seconds(message.metadata.dst_node_id, work=work, kind=kind)
 
     def _activations(self) -> Mapping[int, str]:
         """When each connected node was last activated."""
