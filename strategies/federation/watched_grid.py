@@ -39,8 +39,8 @@ class WatchedGrid(WrappedGrid):
     """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left.
 
     It waits for each node as long as ``limit`` says, and sends nothing to a node that still owes a reply to an earlier
-    training message: it would answer for a round that is over. ``work``: kind and amount of a message's work, for the
-    limit. ``returned`` is called with a node whose reply came too late. All but ``send_and_receive`` is the inner grid's.
+    training message: it would train for a round that is over. ``work``: kind and amount of a message's work.
+    ``returned`` is called with a node whose reply came too late. All but ``send_and_receive`` is the inner grid's.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from fedlsg.participation import limit
 from fedlsg.privacy import SERVER, Ledger
 from simulations.client.app import app
 from simulations.grids.virtual import ClientFunction
+from strategies.federation.server_noise import ServerNoiseExchange
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 HANGS = 1
@@ -71,6 +72,9 @@ def test_under_a_trusted_server_a_client_that_hangs_ends_the_run_and_changes_no_
     run = run_local(tmp_path / "whole", **settings)
     assert len(run.rows) == 3, "a limit that everybody passes stops nobody"
     assert run.checkpoint["health"] == {"since": 0, "failures": {}, "due": {}, "asked": {}}
+    with monkeypatch.context() as patch:  # negative control: the mistake would be in the file
+        patch.setattr(ServerNoiseExchange, "follows_health", True)
+        assert run_local(tmp_path / "planted", **settings).checkpoint["health"]["asked"], "who was drawn"
     level_hangs = settings | {"round_timeout": 4.0, "clients_per_round": 4}
     with pytest.raises(RuntimeError, match=r"a reply did not come within round_timeout"):
         run_local(tmp_path / "hangs", client=hanging(), **level_hangs)
