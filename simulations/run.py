@@ -30,6 +30,7 @@ from simulations.rundir.lock import exclusive
 from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
+from simulations.server.deployment import refuse_deployed_run
 from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
 from simulations.server.restore import restore
@@ -65,9 +66,10 @@ def resume_command(path: str, console: Console) -> None:
 def continued(directory: RunDir, console: Console) -> Plan:
     """The plan of an interrupted run, from its own settings.
 
-    Raises ValueError if settings, data, code or a ledger are not those that it began with.
+    Raises ValueError if settings, data, code or a ledger are not those that it began with, or for a deployment.
     """
     refuse_own_noise(directory)
+    refuse_deployed_run(directory)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
     saved = None
     if directory.has_checkpoint:

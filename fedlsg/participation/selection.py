@@ -18,6 +18,12 @@ def select_clients(
     """
     if per_round >= clients and available is None:
         return list(range(clients))
-    order: list[int] = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
+    order = draw_order(clients, round=round, seed=seed)
     there = order if available is None else [client for client in order if client in available]
     return sorted(there[:per_round])
+
+
+def draw_order(clients: int, *, round: int, seed: int) -> list[int]:
+    """All clients in the order of a round's public draw: the first ones are selected."""
+    order: list[int] = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
+    return order

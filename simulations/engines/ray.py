@@ -36,8 +36,7 @@ class RayGrid(VirtualGrid, SimulatedGrid):
     """A Flower Grid whose clients run in Ray workers, a pile of messages at a time.
 
     ``sizes``: examples of each partition, by which work is divided. Clients that are lost with their worker are sent
-    their messages again, one by one: a client that kills its worker loses no other client. One that hangs loses those
-    behind it in its pile the round.
+    their messages again, one by one: a client that kills its worker, or hangs in it, loses no other client.
     """
 
     def __init__(self, workers: Workers, accounts: Accounts, sizes: Sequence[int]) -> None:

@@ -1,8 +1,11 @@
 """A Ray worker of the engine ``ray``: it answers for the clients of a pile, one after the other, on one model."""
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from logging import WARNING
 from socket import gethostname
@@ -12,8 +15,10 @@ from simulations.engines import run_log
 
 CLIENT = "simulations.client.app:app"
 
-Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool]
-"""What ``pack`` makes of the answers, the worker's log, and whether it has forgotten what it was sent earlier."""
+Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool, list[float]]
+"""What ``pack`` makes of the answers, the worker's log, whether it has forgotten what it was sent earlier, and the
+seconds that each client took.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +48,21 @@ class Worker:
         self._run = ""
         self._sent_data = ExitStack()
 
-    def answer(self, job: Job, until: float | None, pickled: bytes, *left: bytes) -> Reply:
+    def answer(self, job: Job, until: float | None, limits: Sequence[float], pickled: bytes, *left: bytes) -> Reply:
         """An answer to each task of a pile, in its order; before the tasks come the steps and carriers that it lacks.
 
-        A client that still runs at ``until`` is stopped; the ones behind it lose the round, as in a queue. Raises
-        RuntimeError if this machine has other code than the driver, or cannot load the data; ImportError if it lacks
-        the ClientApp.
+        A client is stopped after as many seconds as ``limits`` gives it. One that still runs at ``until`` is stopped as
+        well; the ones behind it lose the round, as in a queue. Raises RuntimeError if this machine has other code than
+        the driver, or cannot load the data; ImportError if it lacks the ClientApp.
         """
         from flwr.common.logger import log
 
         from simulations.client.model import process
         from simulations.client.remote_account import HISTORY
-        from simulations.grids.deadline import OutOfTimeError, ending
+        from simulations.grids.deadline import call_until
+        from simulations.grids.limits import too_slow
         from simulations.grids.piles import pack, unpack
-        from simulations.grids.virtual import call_client, fail_client, task_identity
+        from simulations.grids.virtual import give_id, task_identity
         from strategies.federation.code_identity import own_identity
 
         if own_identity().digest != job.code:
@@ -73,24 +79,24 @@ class Worker:
             forgot = False
             HISTORY.add(*history)
             replies: list[Any] = []
-            try:
-                with ending(until):
-                    for task in tasks:
-                        try:
-                            replies.append(
-                                call_client(client, task.message, job.num_partitions, job.run_config, task.state)
-                            )
-                        except OutOfTimeError:
-                            raise
-                        except BaseException:  # none may reach the driver: its text may quote a row
-                            replies.append(fail_client(task.message))
-            except OutOfTimeError:
-                log(WARNING, "stopped at the round's deadline: %d of %d clients replied", len(replies), len(tasks))
-                process.cache_clear()  # the state of a stopped client's process is unknown
-                HISTORY.forget()
-                forgot = True
+            seconds: list[float] = []
+            for task, most in zip(tasks, limits, strict=True):
+                began, end = time.monotonic(), min(time.time() + most, math.inf if until is None else until)
+                reply, stopped = call_until(end, partial(_call, client, job, task))
+                if stopped:
+                    process.cache_clear()  # the state of a stopped client's process is unknown
+                    HISTORY.forget()
+                    forgot = True
+                    where = "round's deadline" if end == until else "limit of a client"
+                    log(WARNING, "stopped at the %s: %d of %d clients replied", where, len(replies), len(tasks))
+                    if end == until:
+                        break
+                    reply = give_id(too_slow(task.message, most))
+                replies.append(reply)
+                seconds.append(time.monotonic() - began)
             replies += [None] * (len(tasks) - len(replies))
-            return *pack([(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]), records, forgot
+            answers = [(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]
+            return *pack(answers), records, forgot, seconds
 
     def _begin(self, job: Job) -> None:
         """Load the data of a run, and forget what was sent for another one."""
@@ -120,3 +126,16 @@ class Worker:
             ) from None
         if job.rows and data_digest(base.workload.train) != job.rows:
             raise RuntimeError(f"{gethostname()} has other training rows than the driver: copy the driver's data there")
+
+
+def _call(client: Any, job: Job, task: Any) -> Any:
+    """The reply of a client. None of its errors may reach the driver: their text may quote a row."""
+    from simulations.grids.deadline import OutOfTimeError
+    from simulations.grids.virtual import call_client, fail_client
+
+    try:
+        return call_client(client, task.message, job.num_partitions, job.run_config, task.state)
+    except OutOfTimeError:
+        raise
+    except BaseException:
+        return fail_client(task.message)

@@ -1,5 +1,6 @@
 """The Ray workers of one run: they answer piles of tasks, and a dead or hanging one is replaced."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from simulations.engines import run_log
 from simulations.engines.cluster import Cluster
 from simulations.engines.shipping import put, shipment
 from simulations.engines.worker import Job
+from simulations.grids.limits import learn, limit_by, limit_of
 from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
@@ -26,6 +28,12 @@ MARGIN_SECONDS = 10.0
 
 NEWS_SECONDS = 30.0
 """After so long without any news the log says what is waited for."""
+
+OVERDUE_SECONDS = 10.0
+"""How much longer than the limits of its clients a worker may take before it is ended."""
+
+START_SECONDS = 300.0
+"""What a worker's first pile may take longer: it loads the data."""
 
 FAILED_STARTS_ALLOWED = 4
 """Workers that die at their start before no more are started: the next one would die as well."""
@@ -63,6 +71,9 @@ class Workers:
         self._running: dict[Any, tuple[Any, Pile, float]] = {}
         self._knows: dict[Any, tuple[int, int]] = {}
         self._failed_starts = 0
+        self._limit = limit_by(s)
+        self._served = set[Any]()
+        self._allowed: dict[Any, float] = {}
 
     @cached_property
     def _need(self) -> dict[str, float]:
@@ -87,23 +98,29 @@ class Workers:
     ) -> Iterator[tuple[Pile, Outcome]]:
         """Each pile of the tasks that was sent, as soon as its outcome is known; a worker has one pile at a time.
 
-        ``sending`` is called before a pile leaves. At the deadline (of ``time.monotonic``) a worker that still runs is
-        ended, and what waits is not sent. Raises RuntimeError for a worker that cannot run the job at all.
+        ``sending`` is called before a pile leaves. A worker stops its clients at their limits; one that takes much
+        longer than those of its pile is ended, and the pile is lost. At the deadline (of ``time.monotonic``) a worker
+        that still runs is ended, and what waits is not sent. Raises RuntimeError for a worker that cannot run the job
+        at all.
         """
         import ray
 
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
         sent = dict[int, tuple[bytes, Any]]()
+        self._allowed.clear()
         waiting = divide(tasks, len(self), pace) if tasks else []
         while (waiting and len(self)) or self._running:
             while waiting and self._free:
                 sending(waiting[0])
                 self._send(waiting.pop(0), self._free.pop(0), until, sent)
-            left = NEWS_SECONDS if deadline is None else min(NEWS_SECONDS, max(0.0, deadline - time.monotonic()))
+            wakes = [time.monotonic() + NEWS_SECONDS, *map(self._patience, self._running)]
+            left = max(0.0, min([*wakes, *([] if deadline is None else [deadline])]) - time.monotonic())
             done, _ = ray.wait([*self._running, *self._coming], timeout=left)
             for ref in done:
                 yield from self._take(ref, pace)
+            for ref in [ref for ref in self._running if time.monotonic() >= self._patience(ref)]:
+                yield self._end_hanging(ref)
             if deadline is not None and time.monotonic() >= deadline:
                 break
             if not (done or self._running or self._free):
@@ -112,6 +129,20 @@ class Workers:
             self._replace(worker) if tasks else self._cluster.kill(worker)
             yield pile, None
         self._running.clear()
+
+    def _patience(self, ref: Any) -> float:
+        """When (of ``time.monotonic``) a worker is ended that has not stopped its clients at their limits itself."""
+        worker, pile, began = self._running[ref]
+        if self._allowed.get(ref, math.inf) == math.inf:  # others may have replied since then
+            self._allowed[ref] = sum(limit_of(self._limit, task) for task in pile)
+        return began + (0.0 if worker in self._served else START_SECONDS) + OVERDUE_SECONDS + self._allowed[ref]
+
+    def _end_hanging(self, ref: Any) -> tuple[Pile, Outcome]:
+        worker, pile, began = self._running.pop(ref)
+        why = f"a worker did not answer for {time.monotonic() - began:.0f} s, longer than client_timeout allows"
+        log(WARNING, "%s: it is replaced, with %d clients", why, len(pile))
+        self._replace(worker)
+        return pile, LostError(why)
 
     def _take(self, ref: Any, pace: Pace) -> Iterator[tuple[Pile, Outcome]]:
         """A worker is there, or has answered, or died."""
@@ -137,12 +168,16 @@ class Workers:
         if pile is None:
             self._failed_starts = 0
         else:
-            pickled, arrays, records, forgot = answer
+            pickled, arrays, records, forgot, seconds = answer
+            self._served.add(worker)
             run_log.write(records)
             if forgot:
                 self._knows.pop(worker)
             pace.took(sum(task.work for task in pile), time.monotonic() - began)
-            yield pile, unpack(pickled, arrays)
+            answers = unpack(pickled, arrays)
+            for task, (reply, _), took in zip(pile, answers, seconds, strict=False):  # after a stop there are fewer
+                learn(self._limit, task, reply, took)
+            yield pile, answers
 
     def _send(self, pile: Pile, worker: Any, until: float | None, sent: dict[int, tuple[bytes, Any]]) -> None:
         """Give a pile to a worker.
@@ -159,8 +194,9 @@ class Workers:
         for data in arrays:
             if id(data) not in sent:
                 sent[id(data)] = data, ray.put(data)
-        answer = worker.answer.remote(self._job, until, pickled, *(sent[id(data)][1] for data in arrays))
-        self._running[answer] = worker, pile, time.monotonic()
+        limits = [limit_of(self._limit, task) for task in pile]
+        answer = worker.answer.remote(self._job, until, limits, pickled, *(sent[id(data)][1] for data in arrays))
+        self._running[answer], self._allowed[answer] = (worker, pile, time.monotonic()), sum(limits)
 
     def _send_data(self) -> None:
         """Put code and data that the driver is to send into Ray's object store; or the data's digest."""
@@ -176,6 +212,7 @@ class Workers:
     def _replace(self, worker: Any) -> None:
         self._cluster.kill(worker)
         self._knows.pop(worker, None)
+        self._served.discard(worker)
         self._expect(self._cluster.worker(**self._need))
 
     def close(self) -> None:

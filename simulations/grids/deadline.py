@@ -1,10 +1,14 @@
 """A clock that stops a client: one that hangs must not lose the replies of those before it."""
 
+import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class OutOfTimeError(BaseException):
@@ -33,3 +37,15 @@ def ending(until: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def call_until(until: float, call: Callable[[], T]) -> tuple[T | None, bool]:
+    """What a call returns, and whether it was stopped: then it returned nothing. ``until``: see ``ending``; inf: never.
+
+    Nothing of what the stopped call worked on may be used again: it ended anywhere.
+    """
+    try:
+        with ending(None if until == math.inf else until):
+            return call(), False
+    except OutOfTimeError:
+        return None, True

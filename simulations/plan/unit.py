@@ -91,6 +91,12 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
             "availability as a trace under trust=server: who is there next would depend on who took part, which is a "
             "secret of the server; give availability as a share"
         )
+    if s.trust == "server" and s.client_timeout is not None:
+        raise ValueError(
+            f"client_timeout={s.client_timeout:g} under trust=server: a client that slows the machine down would "
+            "decide whether others reply in time, and so count; leave it out: round_timeout ends the run instead, with "
+            "nothing released of that round"
+        )
     if s.trust == "server" and codec.grid_from_noise:
         raise ValueError(
             f"codec={s.codec!r} takes its grid from the client's noise, and under trust=server it adds none: choose "

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import INFO
-from pathlib import Path
 
 from flwr.app import Context
 from flwr.common.logger import log
@@ -23,7 +22,6 @@ from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.nodes import wait_for_nodes
-from strategies.federation.watched_grid import WatchedGrid
 from strategies.strategy import FedLSG
 
 app = ServerApp()
@@ -64,12 +62,13 @@ def run_on(
         grid, plan = announce(grid), ready_plan(settings)
     else:
         refuse_deployed(settings)
-        deployment, grid = Deployment(timeout=settings.round_timeout), announce(WatchedGrid(grid))
+        deployment = Deployment(timeout=settings.round_timeout)
+        grid = announce(deployment.watch(grid, settings))
         sizes = deployment.gather(grid, settings.clients)
         plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
-    run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
-    if not run.config.exists():
-        run.write_config(plan.settings)
+    run = RunDir.open(settings.run_dir) if settings.run_dir else create(None, settings)
+    if not run.config.exists():  # that of a deployment is its run config as well, when it is continued
+        run.write_config(plan.settings if deployment is None else replace(plan.settings, run_dir=str(run.path)))
     log(INFO, "run directory: %s", run.path)
     summary = serve(grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment, start=start)
     accuracy, loss = summary["accuracy"], summary["loss"]

@@ -3,16 +3,41 @@
 The nodes report N_k of every client, so the plan is made after they have replied. The server loads none of their rows.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 
+from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from simulations.grids.limits import kind_of, limit_by
+from simulations.rundir.rundir import RunDir
+from simulations.settings.run import Settings
 from strategies.federation.ledgers import LedgerCopies, News
 from strategies.federation.nodes import Identity, Roster, wait_for_nodes
+from strategies.federation.watched_grid import WatchedGrid
+
+
+def refuse_deployed_run(run: RunDir) -> None:
+    """Raise ValueError with the command that continues it, if the run is one of a deployment.
+
+    ``flwr run`` takes its config.toml as run config, as long as that names this folder.
+    """
+    if not run.has_checkpoint or not run.resume_point()[0].get("name"):
+        return
+    config = shlex.quote(str(run.config))
+    command, first = f"flwr run APP FEDERATION --run-config {config} --stream", ""
+    if run.read_values().get("run_dir") != str(run.path):
+        line = shlex.quote(f'run-dir = "{run.path}"')
+        first = f"(grep -v '^run-dir' {config}; echo {line}) > continue.toml && "
+        command = command.replace(config, "continue.toml")
+    raise ValueError(
+        f"{run.path} is a run of a deployment, whose clients have the data and the ledgers: start the SuperLink again, "
+        f"and continue with: {first}{command} (APP and FEDERATION: those of the flwr run that began it)"
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -26,6 +51,16 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.roster = Roster(self.timeout, accept=self._accept)
+
+    def watch(self, grid: Grid, settings: Settings) -> Grid:
+        """Flower's grid with limits on how long each node may take for its rows."""
+        roster = self.roster
+
+        def work(message: Message) -> tuple[str, float]:
+            client = roster.client_of(message.metadata.dst_node_id)
+            return kind_of(message), 1.0 if client is None else float(roster.sizes[client])
+
+        return WatchedGrid(grid, limit_by(settings), work=work, returned=roster.returned)
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
         """Find every client's node; returns N_k of each. If no number is given, every node is a client.

@@ -185,6 +185,7 @@ class Recorder:
                 **self.totals.state_dict(),
                 "seconds": self._seconds,
                 "simulated_clock": self.clock.now,
+                "health": self.clock.health.state_dict(),
                 "ledgers": self.spent.heads,
                 **self.tables.marks(),
                 "score": self.evaluation.state_dict(),
@@ -199,6 +200,7 @@ class Recorder:
         self.downlink.load_state_dict(saved["downlink"])
         self.totals.load_state_dict(saved)
         self.clock.now = saved.get("simulated_clock", 0.0)
+        self.clock.health.load_state_dict(saved.get("health", {}))
         self.evaluation.load_state_dict(saved["score"])
         self.tables.cut(saved)
 

@@ -319,6 +319,13 @@ class Settings:
     round_timeout: Annotated[
         float, Setting("Longest wait for a round.", "seconds", above=0, below=inf, aliases=("timeout",))
     ] = 3600.0
+    client_timeout: Annotated[
+        float | None,
+        Setting(
+            "Longest wait for a client; default 10 times what others take, 60 at least.",
+            "seconds", above=0, below=inf,
+        ),
+    ] = None  # fmt: skip
     run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of method, mechanism, server and codec, by name: ``simulations.settings.settings`` lists them."""

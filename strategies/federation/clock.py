@@ -6,16 +6,19 @@ starts: every client is there, and none leaves or is late. Without a clock (``Pa
 
 from collections.abc import Collection
 
-from fedlsg.participation import Finish, Participation, Traffic
+from fedlsg.participation import Finish, Health, Participation, Traffic
 from fedlsg.state import Phase, phase_of
 from strategies.federation.report import RoundReport
 
 
 class SimulatedClock:
-    """``now``: seconds since the start of the run, at the end of the last round. A checkpoint keeps it."""
+    """``now``: seconds since the start of the run, at the end of the last round; ``health``: of real clients, who fail.
+
+    A checkpoint keeps both.
+    """
 
     def __init__(self, participation: Participation) -> None:
-        self.participation = participation
+        self.participation, self.health = participation, Health()
         self.now = self._start = 0.0
         self._finish: Finish | None = None
 

@@ -3,8 +3,10 @@
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from logging import WARNING
 from typing import Any
 
@@ -13,7 +15,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedlsg.state import RoundPlan
+from fedlsg.participation import draw_order
+from fedlsg.state import Phase, RoundPlan
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink
 from strategies.federation.expectations import Expectations
@@ -53,6 +56,7 @@ class Exchange:
         self.roster = Roster(settings.timeout, declared=[terms.num_examples for terms in settings.terms])
         self._sent: list[tuple[int, Message]] = []
         self._leaving: frozenset[int] = frozenset()
+        self._replacements = list[int]()
 
     def join(self, roster: Roster, copies: LedgerCopies) -> None:
         """Exchange messages with the nodes of a deployment, whose ledgers the server has as ``copies``."""
@@ -67,8 +71,47 @@ class Exchange:
             self.roster.gather(grid, len(self.expectations.settings.terms))
 
     def select(self, plan: RoundPlan) -> list[int]:
-        """The clients of a round, ascending: a public draw among those who are there."""
-        return self.clock.select(plan.round)
+        """The clients of a round, ascending: a public draw among those who are there; after failures, healthy ones."""
+        health, drawn, self._replacements = self.clock.health, self.clock.select(plan.round), []
+        for client in self.roster.take_returned():
+            health.forgive(client)
+        return self._healthy(plan.round, len(drawn)) if health.since else drawn
+
+    @property
+    def follows_health(self) -> bool:
+        """Whether those who failed are asked later: not where it is simulated who is there, in a known schedule."""
+        return not self.clock.participation.timed
+
+    @property
+    def replaces(self) -> bool:
+        """Whether another client may be asked within a round: only where each payload is private and used alone."""
+        return self.follows_health and self.expectations.settings.min_survivors == 1
+
+    def _healthy(self, round: int, number: int, *, least: int | None = None, but: Collection[int] = ()) -> list[int]:
+        """The healthiest clients in the order of the public draw: those that it selects, and those with a spare round.
+
+        A round that needs all of its clients (a sum) gets as many as were drawn, whatever their health.
+        """
+        conditions, wanted = self.clock.participation, 1 if self.replaces else number
+        order = draw_order(conditions.clients, round=round, seed=conditions.seed)
+        own = set(order[: conditions.selected])
+        candidates = [one for one in order if one not in but and (one in own or self._has_spare_round(one, round))]
+        return self.clock.health.choose(candidates, number, round=round, least=wanted if least is None else least)
+
+    def _has_spare_round(self, client: int, round: int) -> bool:
+        """Whether the client's noise covers one more round than those that the draw still has for it."""
+        later = sum(client in selected for selected in self._schedule[round:])
+        return self.clock.health.asked.get(client, 0) + later < self._most_rounds
+
+    @cached_property
+    def _schedule(self) -> list[frozenset[int]]:
+        """The draw of every round."""
+        return [frozenset(one) for one in self.clock.participation.schedule(self.expectations.state.schedule.rounds)]
+
+    @cached_property
+    def _most_rounds(self) -> int:
+        """How often the plan, and so the noise, expects a client to be asked at most."""
+        return max(Counter(client for selected in self._schedule for client in selected).values())
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """The announcements of a round, for the caller to send."""
@@ -84,18 +127,33 @@ class Exchange:
             self._grid.expect(plan)
 
     def collect(self, replies: Iterable[Message]) -> Received:
-        """The clients' valid values."""
-        values: dict[int, Tensor] = self._in_time(self._collect(replies))
+        """The clients' valid values; of those that were lost, the values of others, asked in their place."""
+        received: dict[int, Tensor] = self._collect(replies)
+        values = self._in_time(received | self._of_replacements())
         clients, noise = sorted(values), self.expectations.noise_of_sum(values, self.plan)
         return Received(clients=clients, updates=[values[client] for client in clients], noise_std=noise)
 
-    def _collect(self, replies: Iterable[Message]) -> dict[int, Any]:
+    def _of_replacements(self) -> dict[int, Any]:
+        """The values of other clients, as many as were lost; a replacement that is lost has none itself."""
+        lost, asked = self.report.failed, self.report.asked
+        if not (self.replaces and lost) or self.plan.phase is not Phase.TRAINING:
+            return {}
+        others = self._healthy(self.report.round, len(lost), least=0, but={*asked, *self._replacements})
+        others = [client for client in others if self.clock.health.failures.get(client, 0) == 0]
+        if not others:
+            return {}
+        log(WARNING, "round %d: asking clients %s in place of %s", self.report.round, others, sorted(lost))
+        self.report.asked, self._replacements = sorted([*asked, *others]), [*self._replacements, *others]
+        return self._collect(self._send(self._announce_to(others)), gone=lost)
+
+    def _collect(self, replies: Iterable[Message], gone: Collection[int] = ()) -> dict[int, Any]:
         """What ``_accept`` returned of each valid reply, by partition.
 
-        Clients that derive another frame, hold another model or have restarted get one more message for each reason.
+        Clients that derive another frame, hold another model or have restarted get one more message for each reason;
+        except those that are ``gone``: others have their place.
         """
         values = self._read(replies)
-        framed, lost, back = set[int](), set[int](), set[int]()
+        framed, lost, back = set[int](), set[int](), set[int](gone)
         while True:
             frames = self.report.refused(FRAME_DIFFERS) - framed
             models = self.report.refused(*REPLICA_LOST) - lost
@@ -121,7 +179,7 @@ class Exchange:
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether replies were lost, and none came: the round may be sent again."""
+        """Whether replies were lost, and none came: the round may be sent again. Who was too slow would be so again."""
         return bool(self.report.lost)
 
     def run_again(self) -> Received:
@@ -129,12 +187,14 @@ class Exchange:
         log(WARNING, "round %d: no client replied, sending the round again", self.report.round)
         self.downlink.abandon_round()
         self.roster.wait(self._grid, self.report.asked)
-        return self.run(self.plan, self.report.asked)
+        return self.run(self.plan, [client for client in self.report.asked if client not in self._replacements])
 
     def end(self, clients: Collection[int]) -> RoundReport:
         """The report, once the round is over; these clients took part."""
         self.report.answered = sorted(clients)
         self.report.seconds = time.monotonic() - self._started
+        if self.follows_health and self.plan.phase is Phase.TRAINING:
+            self.clock.health.count(self.report.round, self.report.asked, self.report.failed)
         self.clock.close(self.report)
         return self.report
 

@@ -23,6 +23,9 @@ from strategies.federation.wire import read_identity
 
 CONNECT_SECONDS = 120.0
 ASK_AGAIN_SECONDS = 2.0
+CLOCK_SECONDS = 5.0
+"""Clocks that differ by more are reported."""
+
 ATTEMPTS = 3
 """Queries to a simulated client that replies with errors: all of them run the same code."""
 
@@ -75,6 +78,7 @@ class Roster:
         self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
         self._node_of: dict[int, int] = {}
         self._asked = set[int]()
+        self._returned = set[int]()
 
     @property
     def complete(self) -> bool:
@@ -84,6 +88,20 @@ class Roster:
     def node(self, partition: int) -> int | None:
         """The client's node, None while it has none."""
         return self._node_of.get(partition)
+
+    def client_of(self, node: int) -> int | None:
+        """The client that a node is, None while it is none."""
+        return next((partition for partition, one in self._node_of.items() if one == node), None)
+
+    def returned(self, node: int) -> None:
+        """The node has replied, or is here again."""
+        if (partition := self.client_of(node)) is not None:
+            self._returned.add(partition)
+
+    def take_returned(self) -> Collection[int]:
+        """The clients that have come back since the last call."""
+        back, self._returned = self._returned, set()
+        return back
 
     def gather(self, grid: Grid, clients: int) -> list[int]:
         """Find every client's node, before anything is trained; returns N_k of each.
@@ -114,6 +132,8 @@ class Roster:
         if missing:
             raise RuntimeError(self._missing(missing, clients))
         self._clients = clients
+        if not self._deployed:  # a simulated client that hangs in training replies to its query all the same
+            self._returned.clear()
         return [self.sizes[partition] for partition in range(clients)]
 
     def refresh(self, grid: Grid) -> None:
@@ -153,6 +173,7 @@ class Roster:
             Message(RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY)
             for node in nodes
         ]
+        asked = time.time()
         replies = list(grid.send_and_receive(queries, timeout=patience))
         waiting = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
         for reply in replies:
@@ -160,6 +181,8 @@ class Roster:
             if node is None:
                 continue
             self.refused.pop(node, None)
+            if self._deployed:
+                warn_of_clock(node, reply.metadata.created_at, asked, time.time())
             try:
                 self._enter(node, reply, clients)
             except Exception as error:  # no reply of a node may end the run
@@ -184,6 +207,7 @@ class Roster:
             raise
         self.sizes.setdefault(partition, num_examples)
         self._node_of[partition] = node
+        self._returned.add(partition)
 
     def _check(self, node: int, partition: int, num_examples: int) -> None:
         other = self._node_of.get(partition)
@@ -203,6 +227,23 @@ class Roster:
         return (
             f"no node replied as one of the clients {list(missing)}: give the federation {clients} nodes with the "
             f"partition-ids 0 to {clients - 1}, or more time{why}"
+        )
+
+
+def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
+    """Log a warning if a node wrote its reply, by its own clock, before it was asked or after the reply was here.
+
+    Flower ends a node whose clock is so wrong as soon as it must sign a request, with status 0 and no reason.
+    """
+    wrong = said - now if said > now else min(said - asked, 0.0)
+    if abs(wrong) > CLOCK_SECONDS:
+        log(
+            WARNING,
+            "the clock of node %s is %.0f s %s the server's: Flower refuses the key of a node that is more than 5 s "
+            "ahead or 305 s behind, and its SuperNode then ends with status 0; set both clocks (NTP)",
+            node,
+            abs(wrong),
+            "ahead of" if wrong > 0 else "behind",
         )
 
 

@@ -21,7 +21,7 @@ from fedlsg.payload import value_bytes
 from fedlsg.state import RoundPlan
 from fedlsg.state.server_update import VALUES, read_steps
 from strategies.federation.serial import wire_size
-from strategies.federation.wire import LOST, OVER_BUDGET, payload_size
+from strategies.federation.wire import LOST, OVER_BUDGET, TOO_SLOW, payload_size
 
 REASON_LENGTH = 300
 NO_REPLY = "no reply before the round's timeout"
@@ -117,6 +117,11 @@ class RoundReport:
     def lost(self) -> set[int]:
         """Clients whose reply is unknown: the worker died, the node has left, or no reply came before the timeout."""
         return {client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)} | self.refused(*LOST)
+
+    @property
+    def failed(self) -> set[int]:
+        """Clients that were lost or too slow: others may be asked in their place."""
+        return self.lost | self.refused(TOO_SLOW)
 
     @property
     def budget_spent(self) -> bool:

@@ -15,6 +15,7 @@ from fedlsg.privacy import SERVER, Entry, poisson_batch
 from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
 from strategies.federation.report import NO_REPLY, RoundReport
+from strategies.federation.wire import TOO_SLOW
 
 
 class ServerNoiseExchange(Exchange):
@@ -35,6 +36,11 @@ class ServerNoiseExchange(Exchange):
         return [client for client in drawn if client in there]
 
     @property
+    def follows_health(self) -> bool:
+        """Never: epsilon counts on a draw that nothing but chance decides, and no file may say who was drawn."""
+        return False
+
+    @property
     def worth_repeating(self) -> bool:
         """Never: a round without a reply is a sum of noise, as any other. Repeated, it would tell who was drawn."""
         return False
@@ -46,7 +52,7 @@ class ServerNoiseExchange(Exchange):
         decide whether they count. Nothing of the round is released then; it stays charged.
         """
         received, plan, noise = super().collect(replies), self.plan, self._noise
-        if NO_REPLY in self.report.rejected.values():
+        if NO_REPLY in self.report.rejected.values() or self.report.refused(TOO_SLOW):
             raise RuntimeError(
                 f"round {plan.round}: a reply did not come within round_timeout, and a sum without those that had to "
                 "wait is not covered by epsilon: give a longer round_timeout, and continue with fedlsg resume"

@@ -6,13 +6,20 @@ node has a new time of activation. This grid answers its open messages with an e
 has left.
 """
 
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from logging import WARNING
 from typing import Any, Protocol, cast
+from uuid import uuid4
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MessageType
 from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
 
+from fedlsg.participation import ClientLimit
+from strategies.federation.wire import TOO_SLOW
 from strategies.federation.wrapped_grid import WrappedGrid
 
 NODE_GONE = frozenset({
@@ -31,34 +38,97 @@ class Deployed(Protocol):
 class WatchedGrid(WrappedGrid):
     """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left.
 
-    All but ``send_and_receive`` is the inner grid's.
+    It waits for each node as long as ``limit`` says, and sends nothing to a node that still owes a reply to an earlier
+    training message: it would train for a round that is over. ``work``: kind and amount of a message's work.
+    ``returned`` is called with a node whose reply came too late. All but ``send_and_receive`` is the inner grid's.
     """
 
+    def __init__(
+        self,
+        inner: Grid,
+        limit: ClientLimit | None = None,
+        *,
+        work: Callable[[Message], tuple[str, float]] = lambda message: ("", 1.0),
+        returned: Callable[[int], None] = lambda node: None,
+    ) -> None:
+        super().__init__(inner)
+        self.limit, self.work, self.returned = ClientLimit(learns=False) if limit is None else limit, work, returned
+        self._owed: dict[str, tuple[Message, float]] = {}
+        self._known: dict[int, str] = {}
+
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies until all are there or the time is over; an error for each node that restarted meanwhile."""
-        sent = list(messages)
+        """The replies until all are there or the time is over; an error for each node that restarted or is too slow."""
         before = self._activations()
+        self._take_late(before)
+        busy = {message.metadata.dst_node_id for message, _ in self._owed.values()}
+        asked = list(messages)
+        sent = [message for message in asked if not (_trains(message) and message.metadata.dst_node_id in busy)]
         names = list(self.inner.push_messages(sent)) if sent else []
+        replies = [too_slow(m, "it still works on an earlier round") for m in asked if m not in sent]
         open_ = {name: message for name, message in zip(names, sent, strict=False) if name is not None}
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         # Flower takes no message for a node that is not registered any more: the message has no name.
-        replies = [lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None]
+        replies += [lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None]
         while open_ and (deadline is None or time.monotonic() < deadline):
             for reply in self.inner.pull_messages(list(open_)):
                 replies.append(reply)
-                open_.pop(reply.metadata.reply_to_message_id, None)
+                self._learn(open_.pop(reply.metadata.reply_to_message_id, None), reply, began)
             now = self._activations()
             for name, message in list(open_.items()):
-                node = message.metadata.dst_node_id
-                if node in now and now[node] != before.get(node, now[node]):
+                if _restarted(message, before, now):
                     replies.append(lost_reply(open_.pop(name)))
+                elif (seconds := self._limit_of(message)) < time.monotonic() - began:
+                    self._owed[name] = open_.pop(name), began
+                    replies.append(too_slow(message, f"no reply within client_timeout, which is {seconds:.0f} s here"))
             if open_:
                 time.sleep(POLL_SECONDS)
+        self._owed |= {name: (message, began) for name, message in open_.items() if _trains(message)}
         return replies
+
+    def _take_late(self, now: Mapping[int, str]) -> None:
+        """Throw late replies away; their nodes, and those that restarted, owe nothing any more."""
+        for reply in self.inner.pull_messages(list(self._owed)) if self._owed else ():
+            message, began = self._owed.pop(reply.metadata.reply_to_message_id)
+            self._learn(message, reply, began)
+            if not reply.has_error():
+                self.returned(message.metadata.dst_node_id)
+                log(WARNING, "the reply of node %s to a round that is over is not used", message.metadata.dst_node_id)
+        for name, (message, _) in list(self._owed.items()):
+            if _restarted(message, self._known, now):
+                del self._owed[name]
+        self._known |= now
+
+    def _learn(self, message: Message | None, reply: Message, began: float) -> None:
+        if message is not None and _trains(message) and not reply.has_error():
+            kind, work = self.work(message)
+            self.limit.took(message.metadata.dst_node_id, time.monotonic() - began, work=work, kind=kind)
+
+    def _limit_of(self, message: Message) -> float:
+        if not _trains(message):
+            return math.inf
+        kind, work = self.work(message)
+        return self.limit.seconds(message.metadata.dst_node_id, work=work, kind=kind)
 
     def _activations(self) -> Mapping[int, str]:
         """When each connected node was last activated."""
         return {node.node_id: node.last_activated_at for node in cast(Deployed, self.inner).get_nodes()}
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type == MessageType.TRAIN
+
+
+def _restarted(message: Message, before: Mapping[int, str], now: Mapping[int, str]) -> bool:
+    node = message.metadata.dst_node_id
+    return node in now and now[node] != before.get(node, now[node])
+
+
+def too_slow(message: Message, why: str) -> Message:
+    """The error reply for a node that is not waited for (any longer)."""
+    if not message.metadata.message_id:  # it was not sent
+        message.metadata.__dict__["_message_id"] = str(uuid4())
+    return Message(Error(code=TOO_SLOW, reason=why), reply_to=message)
 
 
 def lost_reply(message: Message) -> Message:

@@ -35,11 +35,15 @@ WORKER_DIED = 1007
 
 DISK_FULL = 1008
 """From a simulated client that could not write a file to the disk of the run; the reason is its path."""
+
+TOO_SLOW = 1009
+"""Of a client that was stopped at its own limit, or still works on an earlier round: it is not waited for."""
+
 LOST = (
     WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
 )  # fmt: skip
-"""Errors that no client sent: our engine's, and Flower's (UNKNOWN: a Ray actor died)."""
+"""Errors that no client sent: our engines', and Flower's (UNKNOWN: a Ray actor died)."""
 
 
 @dataclass(frozen=True, kw_only=True)

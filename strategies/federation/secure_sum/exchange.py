@@ -69,6 +69,11 @@ class SecureExchange(Exchange):
         return self._received(outcome) if isinstance(outcome, Total) else Received()
 
     @property
+    def replaces(self) -> bool:
+        """Never: the clients of a sum agree on keys first, and one that is lost is a dropout of the sum."""
+        return False
+
+    @property
     def worth_repeating(self) -> bool:
         """Whether replies were lost before anybody was asked for values: later, a client whose reply is lost may have
         been charged, and another attempt would charge it once more.

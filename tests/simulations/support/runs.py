@@ -118,7 +118,7 @@ def ignore(row: Row) -> None:
     """An on_round callback that shows nothing."""
 
 
-def stopped_after(round: int, out: Path, **settings: Any) -> Run:
+def stopped_after(round: int, out: Path, *, client: ClientFunction = app, **settings: Any) -> Run:
     """A run that was interrupted after a round."""
     plan, directory = plan_at(out, **settings)
 
@@ -127,7 +127,7 @@ def stopped_after(round: int, out: Path, **settings: Any) -> Run:
             raise KeyboardInterrupt
 
     with contextlib.suppress(KeyboardInterrupt):
-        local.run(plan, directory, on_round=stop)
+        local.run(plan, directory, on_round=stop, client=client)
     return Run(directory.path, plan)
 
 

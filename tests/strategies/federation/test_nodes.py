@@ -1,6 +1,7 @@
 """Which node is which client, for any ids that Flower gives the nodes, when nodes leave and come back."""
 
 from collections.abc import Callable
+from math import nan
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from flwr.app import Message
 import strategies.federation.nodes
 from simulations.engines.local import LocalGrid
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.nodes import Identity, Roster, wait_for_nodes
+from strategies.federation.nodes import Identity, Roster, wait_for_nodes, warn_of_clock
 from strategies.federation.wire import failure, identity
 
 Node = tuple[int, int] | str
@@ -187,3 +188,14 @@ def test_nodes_that_connect_late_are_waited_for(monkeypatch):
     counts: Callable[[], int] = iter([0, 1, 2]).__next__
     monkeypatch.setattr(grid, "get_node_ids", lambda: list(range(counts())))
     assert wait_for_nodes(grid, 2) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [(100.0, ""), (115.0, ""), (124.0, ""), (96.0, ""), (130.0, "10 s ahead of"), (60.0, "40 s behind"), (nan, "")],
+)
+def test_a_clock_that_cannot_be_right_is_reported(said, words, caplog):
+    """Asked at 100, answered by 120: a reply was written in between, give or take five seconds."""
+    warn_of_clock(7, said, asked=100.0, now=120.0)
+    found = [record.getMessage() for record in caplog.records]
+    assert (words in found[0] and "node 7" in found[0]) if words else found == []

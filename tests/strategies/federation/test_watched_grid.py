@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Error, Message, RecordDict
 
+from fedlsg.participation import ClientLimit
 from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id
 from strategies.federation import watched_grid
 from strategies.federation.watched_grid import NODE_GONE, WatchedGrid
@@ -121,3 +122,52 @@ def test_nothing_to_ask_is_no_question():
     link = SuperLink([])
     assert list(WatchedGrid(link).send_and_receive([], timeout=None)) == []
     assert link.pulls == 0
+
+
+def send(grid: WatchedGrid, link: SuperLink, *nodes: int, kind: str = "train") -> dict[int, str]:
+    """What became of a message to each node: "reply", or the reason of the error."""
+    sent = [Message(RecordDict(), FIRST_NODE + number, kind) for number in nodes]
+    replies = list(grid.send_and_receive(sent, timeout=2.0))
+    asked = {message.metadata.message_id: message.metadata.dst_node_id - FIRST_NODE for message in sent}
+    return {asked[r.metadata.reply_to_message_id]: r.error.reason if r.has_error() else "reply" for r in replies}
+
+
+def test_nobody_waits_longer_than_the_limit_for_a_node():
+    link = SuperLink([1, None])
+    found = send(WatchedGrid(link, ClientLimit(0.1)), link, 0, 1)
+    assert found[0] == "reply"
+    assert "client_timeout" in found[1]
+    assert WatchedGrid(link).limit.seconds(0) == float("inf"), "negative control: it has no limit of its own"
+
+
+def test_a_query_has_no_limit():
+    """It may load data."""
+    link = SuperLink([1, None])
+    assert send(WatchedGrid(link, ClientLimit(0.1)), link, 0, 1, kind="query") == {0: "reply"}
+
+
+def test_a_node_that_owes_a_reply_gets_no_message_until_it_came_and_that_one_is_not_used():
+    link, back = SuperLink([1, None]), list[int]()
+    grid = WatchedGrid(link, ClientLimit(0.1), returned=back.append)
+    send(grid, link, 0, 1)
+    late = [name for name, m in link.waiting.items() if m.metadata.dst_node_id == FIRST_NODE + 1]
+    assert send(grid, link, 0, 1) == {0: "reply", 1: "it still works on an earlier round"}
+    assert len([m for m in link.waiting.values() if m.metadata.dst_node_id == FIRST_NODE + 1]) == 1
+    link.after[1] = 0
+    assert back == []
+    assert send(grid, link, 0, 1) == {0: "reply", 1: "reply"}
+    assert back == [FIRST_NODE + 1]
+    newest = [name for name, m in link.waiting.items() if m.metadata.dst_node_id == FIRST_NODE + 1][-1]
+    assert newest not in late, "its reply to the earlier round was thrown away"
+
+
+def test_a_node_that_restarted_owes_nothing():
+    link = SuperLink([1, None])
+    grid = WatchedGrid(link, ClientLimit(0.1))
+    send(grid, link, 0, 1)
+    link.activated[1], link.after[1] = "10:05", None
+    link.waiting.clear()  # Flower delivers it to nobody
+    link.pull_messages = lambda names: [  # type: ignore[method-assign]
+        Message(RecordDict(), reply_to=link.waiting[name]) for name in names if name in link.waiting
+    ]
+    assert send(grid, link, 1) == {1: "reply"}

@@ -1,0 +1,69 @@
+"""Which clients a round asks after some have failed: those whose last replies came first, and pauses for the others.
+
+A client fails when nobody knows what became of its reply: none came, or its worker or node was lost. This, and how
+often a client was asked, are public. No epsilon rests on who is asked: a client is charged for each round that it
+trains in, and refuses one that would pass its budget. Where an epsilon counts on the draw itself (a trusted server that
+draws clients in secret) nothing of this is used.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST_PAUSE = 16
+"""Rounds that a client is left out at most before it is asked again."""
+
+
+@dataclass(kw_only=True)
+class Health:
+    """By client: ``failures`` in a row, ``due``: the first round after its pause, ``asked``: training rounds so far.
+
+    ``since``: the first round in which a client failed, 0 if none has.
+    """
+
+    since: int = 0
+    failures: dict[int, int] = field(default_factory=dict)
+    due: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
+
+    def count(self, round: int, asked: Iterable[int], failed: Collection[int]) -> None:
+        """Enter a training round. The pause after the n-th failure in a row is 2^(n-1) rounds."""
+        asked = list(asked)
+        self.since = self.since or (round if set(asked) & set(failed) else 0)
+        for client in asked:
+            self.asked[client] = self.asked.get(client, 0) + 1
+            if client in failed:
+                self.failures[client] = self.failures.get(client, 0) + 1
+                self.due[client] = round + 1 + min(2 ** (self.failures[client] - 1), LONGEST_PAUSE)
+            else:
+                self.forgive(client)
+
+    def forgive(self, client: int) -> None:
+        """The client has replied, or its node is back: it is as healthy as any other."""
+        self.failures.pop(client, None)
+        self.due.pop(client, None)
+
+    def choose(self, candidates: Sequence[int], number: int, *, round: int, least: int = 1) -> list[int]:
+        """The clients of a round, ascending; ``candidates``: in the order of the public draw.
+
+        The first ``number`` that are in no pause; then those that failed once. Who failed twice or more in a row waits
+        until its pause is over, unless there are fewer than ``least`` others; if there is no other, it is asked.
+        Guarantee: while nobody fails, the first of the draw.
+        """
+        ready = [client for client in candidates if self.due.get(client, 0) <= round]
+        paused = sorted(
+            (client for client in candidates if self.due.get(client, 0) > round), key=lambda one: self.failures[one]
+        )
+        once = [client for client in paused if self.failures[client] == 1]
+        chosen = (ready + once)[:number]
+        wanted = min(least, number) if chosen else number
+        return sorted(chosen + paused[len(once) :][: max(wanted - len(chosen), 0)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, in plain values."""
+        return {name: value if name == "since" else dict(value) for name, value in vars(self).items()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``; an empty one is that of a run in which nobody was asked."""
+        self.since = saved.get("since", 0)
+        self.failures, self.due, self.asked = (dict(saved.get(name, {})) for name in ("failures", "due", "asked"))
