@@ -102,7 +102,7 @@ def numbers(report: Report) -> dict[str, Any]:
         "shadows": len(models.inside) - 1,
         "candidates": len(models.rows),
         "members_of_target": int(models.inside[0].sum()),
-        "test_accuracy": list(models.accuracy),
+        "test_accuracy": None if models.accuracy is None else list(models.accuracy),
         "claim": None if report.claim is None else asdict(report.claim),
         "attacks": {
             one.attack: {

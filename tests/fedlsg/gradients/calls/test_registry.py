@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fedlsg
 from fedlsg.gradients import registered_layers
-from fedlsg.gradients.calls import by_torch_func, registry
+from fedlsg.gradients.calls import by_torch_func
 from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
