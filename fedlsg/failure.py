@@ -2,6 +2,8 @@
 
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +14,26 @@ LONGEST = 400
 OWN = tuple(
     str(Path(__file__).resolve().parent.parent / name) + "/" for name in ("fedlsg", "strategies", "simulations")
 )
+
+
+class SignalExit(SystemExit):
+    """The end of this process by a signal, which is no failure of anybody's code."""
+
+
+@contextmanager
+def without_exit() -> Iterator[None]:
+    """Let a sys.exit in a user's code be a RuntimeError that names its line; what a signal or a closed pipe ends, ends.
+
+    A model or a loss that left the process would leave it with a status of its own, 0 for a run that failed.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if isinstance(end, SignalExit) or isinstance(end.__context__, BrokenPipeError):
+            raise
+        raise RuntimeError(
+            f"the code that the run calls left it with sys.exit: {describe(end)}; let it raise an error or return"
+        ) from end
 
 
 @cache

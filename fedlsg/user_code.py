@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from fedlsg.choices import did_you_mean
+from fedlsg.failure import without_exit
 
 T = TypeVar("T")
 
@@ -162,7 +163,8 @@ def run(place: str, code: Callable[[], T]) -> T:
     ``place``: its file or module, named where the error comes from elsewhere.
     """
     try:
-        return code()
+        with without_exit():
+            return code()
     except Exception as error:
         lines = [(step.filename, step.lineno) for step in traceback.extract_tb(error.__traceback__)]
         inside = [line for line in lines if line[0] == place] or [line for line in lines if Path(line[0]) in _FILES]

@@ -80,7 +80,11 @@ def _of_function(function: FunctionType) -> list[Any]:
         return [*wrapped, *(part for part in closure if isinstance(part, FunctionType) and wrapped)]
     constants, names = _of_code(function.__code__)
     named = [function.__globals__[name] for name in names if name in function.__globals__]
-    modules = [vars(part) for part in named if isinstance(part, ModuleType) and is_users(part.__file__ or "<frozen")]
+    modules = [
+        vars(part)
+        for part in named
+        if isinstance(part, ModuleType) and is_users(getattr(part, "__file__", None) or "<frozen")
+    ]
     named += [values[name] for values in modules for name in names if name in values]
     return [*constants, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *closure, *named]
 

@@ -16,7 +16,7 @@ from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
-from simulations.engines import engine
+from simulations.engines import engine, limited_memory
 from simulations.plan.advice import advice, guessing_line
 from simulations.plan.continuity import check_unchanged
 from simulations.plan.noise import rho_line, sum_line
@@ -152,7 +152,7 @@ def announce(plan: Plan, console: Console) -> None:
     elif s.holdout is not None:
         why = "accuracies are of held-out training rows: computed without noise, no epsilon covers them"
         print_line(f"NOT PRIVATE: {why}", console, "bold red")
-    for line in (method_line(s), rule_line(s)):
+    for line in (method_line(s), rule_line(s), limited_memory() if s.engine == "ray" else None):
         if line:
             print_line(line, console)
     for line in advice(plan):

@@ -70,13 +70,13 @@ def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int
 
     Guarantee: ``reported`` was called at n and at n + 1 (unless n is MAX_STEPS).
     """
-    if cheap(1) > target:
+    if cheap(1) > target and reported(1) > target:  # few steps are where a cheap bound is loosest
         return 0
     end = 1
     while end < MAX_STEPS and cheap(end) <= target:
         end = min(8 * end, MAX_STEPS)
     steps = end
-    if cheap(end) > target:
+    if end > 1 and cheap(end) > target:
         steps = round(crossing(lambda n: cheap(max(1, round(n))), target, max(1, end // 8), end))
     within, beyond = 0, MAX_STEPS + 1
     for attempt in range(80):

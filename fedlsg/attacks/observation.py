@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
@@ -51,10 +51,11 @@ class ThreatModel:
 class Knowledge:
     """What a threat model grants about one observation: None where it grants nothing.
 
-    labels: (B,) in no particular order; examples: B, over all clients of the observation.
+    labels: the targets, (B,) classes or (B, ...), in no particular order; examples: B, over all clients of the
+    observation.
     """
 
-    labels: Int[Tensor, " batch"] | None = None
+    labels: Shaped[Tensor, "batch *target"] | None = None
     examples: int | None = None
 
     def __post_init__(self) -> None:
@@ -73,6 +74,7 @@ class Observation:
     values: the kept values as received, in the order of ``frame.indices``.
     local: K, local learning rate, expected batch: K > 1 sums the steps of ``client_step``.
     noise_std: deviation of the noise on each value; 0 where none was added.
+    class_targets: whether a target is the number of a class, which label rules and soft labels are about.
     """
 
     model: nn.Module
@@ -84,6 +86,7 @@ class Observation:
     noise_std: float
     round: int = 1
     clients: tuple[int, ...] = (0,)
+    class_targets: bool = True
 
     def __post_init__(self) -> None:
         if self.values.shape != (self.frame.kept,):
@@ -153,8 +156,9 @@ class Guess:
     """An estimated batch.
 
     inputs: (B, *shape), floating point with NaN where nothing is known (a frozen column, say), or token numbers.
-    labels: (B,) in the order of ``inputs``, None if they were not requested, or cannot be inferred.
+    labels: (B, ...) in the order of ``inputs``, None if they were not requested, or cannot be inferred.
     objective: what restarts are chosen by, lower is better; comparable between guesses of one attack only.
+    unexplained: what of the received values the guess leaves open beyond noise, in 0..1 or more; None: not a search.
     squared_error: expected squared error over all known coordinates, where theory predicts one from public values.
     scale_open: whether the inputs are known up to sign and scale only.
     note: in words, what the estimate rests on and where it failed.
@@ -163,6 +167,7 @@ class Guess:
     inputs: Tensor
     labels: Tensor | None = None
     objective: float | None = None
+    unexplained: float | None = None
     squared_error: float | None = None
     scale_open: bool = False
     note: str = ""

@@ -31,6 +31,8 @@ def dense_gradients(
     ``weights`` replace W_t where given: later local steps start from weights that depend on the candidate, too.
     """
     own = trainable(seen.model)
+    if targets.is_floating_point():
+        targets = targets.to(seen.values)
     at = {name: (p.detach().requires_grad_() if weights is None else weights[name]) for name, p in own.items()}
     rows = []
     for row in range(batch_size(inputs, targets)):

@@ -20,7 +20,7 @@ from simulations.inspection.subject import refuse_settings
 from simulations.report.page import Row, Table, json_text
 from simulations.report.progress import count_bar
 from simulations.report.terminal import print_line, print_table
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.settings.run import Device
 
 MODES = ("unit", "training")
@@ -96,11 +96,12 @@ def audit_command(
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
     report["seconds"] = round(time.monotonic() - began, 1)
     data = json_text(report, indent=2, not_finite=str)
-    write_atomically(path, data)
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
     made = page(verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings)))
-    write_atomically(html, made.encode())
+    with writing_to(path.parent):
+        write_atomically(path, data)
+        write_atomically(html, made.encode())
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
     console.print(f"[bold]written[/bold]  {path}, {html.name}", highlight=False, soft_wrap=True)
     return FALSIFIED if verdict.falsified else 0
@@ -155,6 +156,7 @@ def place(run: str | None, out: str | None) -> Path:
     path = Path(out or ("audit.json" if run is None else Path(run) / "audit.json")).expanduser().resolve()
     if path.is_dir() or (out is not None and not path.parent.is_dir()):
         raise ValueError(f"cannot write {path}: give --out as a file in a folder that exists, such as audit.json")
+    check_writable(path.parent)
     return path
 
 

@@ -15,6 +15,7 @@ import typer.core
 from rich.console import Console
 
 from fedlsg import user_code
+from fedlsg.failure import without_exit
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import compare, report
 from simulations.cli.convert import convert
@@ -219,7 +220,7 @@ def main() -> None:
     user_code.allow()
     atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
     try:
-        with sigterm_raises():
+        with sigterm_raises(), without_exit():
             status = app(standalone_mode=False)
     except click.ClickException as error:
         fail(error.format_message(), error.exit_code)

@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedlsg import user_code
+from fedlsg.failure import without_exit
 from fedlsg.privacy import LedgerError
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
@@ -33,7 +34,7 @@ from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code
 from strategies.federation.secure_sum.wire import MASKED, stage_of
-from strategies.federation.wire import DISK_FULL, FAILED, NO_REASON, failure, identity, update
+from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, update
 
 Read = Callable[[Message, Context], Settings]
 """Settings of a run, from a message or its context. Raises SettingsError for what is none."""
@@ -46,12 +47,12 @@ def make_app(read: Read) -> ClientApp:
     @app.query()
     def query(message: Message, context: Context) -> Message:
         """This client's partition and its declared number of examples. Refused if the server runs other code."""
-        return _reply(message, lambda: _identity(message, context, read))
+        return _reply(message, context, lambda: _identity(message, context, read))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """One round's payload."""
-        return _reply(message, lambda: _update(message, context, read), on_run_disk=is_simulated(context))
+        return _reply(message, context, lambda: _update(message, context, read), on_run_disk=is_simulated(context))
 
     return app
 
@@ -117,22 +118,26 @@ def _update(message: Message, context: Context, read: Read) -> RecordDict:
     return update(answer(settings, partition, message.content, context.state, shared=True), partition)
 
 
-def _reply(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:
+def _reply(
+    message: Message, context: Context, content: Callable[[], RecordDict], *, on_run_disk: bool = False
+) -> Message:
     """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops if that is full."""
     try:
-        return Message(content(), reply_to=message)
+        with without_exit():
+            return Message(content(), reply_to=message)
     except Exception as error:
-        return refusal(error, message, on_run_disk=on_run_disk)
+        reason = IN_RUN_LOG if SHARED in context.node_config else NO_REASON
+        return refusal(error, message, on_run_disk=on_run_disk, reason=reason)
 
 
-def refusal(error: Exception, message: Message, *, on_run_disk: bool) -> Message:
-    """The reply for the exception that is being handled: its text if that may leave the client, else a constant."""
+def refusal(error: Exception, message: Message, *, on_run_disk: bool, reason: str = IN_RUN_LOG) -> Message:
+    """The reply for the exception that is being handled: its text if that may leave the client, else ``reason``."""
     full = cause_of(error) if on_run_disk else None
     if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
         log(WARNING, "refused: %s", error)
         return failure(str(error), error.code if isinstance(error, RefusalError) else FAILED, message)
     log_failure()
-    return failure(NO_REASON, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)
+    return failure(reason, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)
 
 
 app = make_app(_of_run_config)

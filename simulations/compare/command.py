@@ -31,7 +31,7 @@ from simulations.compare.table import comparison_table, notes, unfinished, varia
 from simulations.engines.signals import sigterm_raises
 from simulations.report.run_page import run_page
 from simulations.report.terminal import print_line, print_note, print_table
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir
@@ -106,12 +106,10 @@ def compare_command(
     cells, folder = grid.cells(), Folder(path)
     text = tomli_w.dumps(as_toml(published(grid)))
     with one_ray(folder.unfinished(cells)) as ray:
-        try:
+        with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
             check_same_settings(folder, cells)
             write_atomically(path / "grid.toml", text.encode())
-        except OSError as error:
-            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
         with exclusive(RunDir(path)), sigterm_raises():
             return _run(cells, folder, text, jobs, ray, budget_minutes, console, view, yes)
 
@@ -211,14 +209,12 @@ def report_command(runs: Sequence[str], out: str | None, console: Console, view:
     single = len(results) == 1
     place = out or (runs[0] if single else f"runs/{datetime.now():%Y%m%d-%H%M%S}-report")
     folder = Path(place).expanduser().resolve()
-    try:
+    with writing_to(folder):
         if single:
             write_atomically(folder / "report.html", run_page(results[0]).encode())
         else:
             write_tables(folder, results, view)
             write_page(folder, f"{len(results)} runs compared", results, command=_command(), view=view)
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from None
     if single:
         console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     else:

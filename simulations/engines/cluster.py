@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulations.engines import limited_memory
 from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
 from simulations.engines.worker import Worker
 from simulations.rundir.files.scratch import scratch
@@ -78,7 +79,8 @@ class Cluster:
         while not self._started.wait(STEP_SECONDS):
             pass
         if self._error is not None:
-            raise RuntimeError(f"Ray did not start: {self._error}") from self._error
+            why = "; ".join(filter(None, (str(self._error), limited_memory())))
+            raise RuntimeError(f"Ray did not start: {why}") from self._error
         rearm()  # Ray's own handler of SIGTERM prints a trace
 
     @property

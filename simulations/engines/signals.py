@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from fedlsg.failure import SignalExit
+
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit inside, so that ``finally`` runs; one ignored (nohup) or handled stays so."""
+    """SIGTERM and SIGHUP raise SignalExit inside, so that ``finally`` runs; one ignored (nohup) or handled stays so."""
 
     def leave(signal_number: int, _: object) -> None:
-        raise SystemExit(128 + signal_number)
+        raise SignalExit(128 + signal_number)
 
     fatal = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     with _handlers(dict.fromkeys(fatal, leave)):

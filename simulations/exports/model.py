@@ -14,7 +14,7 @@ from fedlsg.carriers import merge
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.models.transformers_form import save_pretrained
 from simulations.plan.plan import prepare
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.rundir.files.sealed import seal
 from simulations.rundir.model_files import WEIGHTS, read_model, write_model
 from simulations.rundir.rundir import RunDir
@@ -38,6 +38,7 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
     folder = Path(out or run.path / "export").expanduser().resolve()
     if folder.exists():
         raise ValueError(f"{folder} exists: nothing is overwritten, choose another --out")
+    check_writable(folder.parent)
     final = read_final(run, settings)
     lora, said = final.facts["lora"], final.facts["transformers"]
     if merge_lora:
@@ -49,12 +50,13 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
         )
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        partial.mkdir(parents=True)
-        if said:
-            write_transformers(partial, final, settings)
-        else:
-            write_model(partial, final.tensors, final.facts, about=ABOUT)
-        partial.rename(folder)
+        with writing_to(folder):
+            partial.mkdir(parents=True)
+            if said:
+                write_transformers(partial, final, settings)
+            else:
+                write_model(partial, final.tensors, final.facts, about=ABOUT)
+            partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     console.print(f"exported to {folder}", markup=False, highlight=False, soft_wrap=True)

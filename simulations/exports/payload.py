@@ -17,7 +17,7 @@ from rich.console import Console
 from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, read_frame
 from simulations.settings.resolve import uplink_codec
@@ -42,10 +42,12 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
     if file.exists():
         raise ValueError(f"{out} exists: nothing is overwritten, choose another --out")
     path = find(run, round, client)
+    check_writable(file.parent)
     arrays = read_payload(run, round, client, path)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    write_atomically(file, buffer.getvalue())
+    with writing_to(file.parent):
+        write_atomically(file, buffer.getvalue())
     names = [name.removeprefix("dW/") for name in arrays if name.startswith("dW/")]
     console.print(
         f"{file}: {len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} parameters\n"

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from simulations.grids.refusals import log_failure
-from strategies.federation.wire import FAILED, NO_REASON, failure
+from strategies.federation.wire import FAILED, IN_RUN_LOG, failure
 
 ClientFunction = Callable[[Message, Context], Message]
 
@@ -114,7 +114,7 @@ def call_client(
 def fail_client(message: Message) -> Message:
     """The reply for a client that raised the current exception: a constant text."""
     log_failure()
-    return give_id(failure(NO_REASON, FAILED, message))
+    return give_id(failure(IN_RUN_LOG, FAILED, message))
 
 
 def in_simulation() -> bool:

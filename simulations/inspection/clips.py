@@ -5,12 +5,10 @@ Per-example gradients, frames, masks and clip factors are those of a client's st
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedlsg.carriers.statistics import Clipping, block_squares, clipping, select_kept
 from fedlsg.frame import EVERYTHING, Frame
@@ -104,7 +102,7 @@ def passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterato
     local = subject.base.local
     fits = max(1, PASS_BYTES // (4 * frame.kept))
     size = max(1, min(local.microbatch_size, fits) // subject.copies)
-    losses = partial(F.cross_entropy, reduction="none")
+    losses = subject.base.workload.loss
     with subject.same_dropout():
         for inputs, targets in subject.batches(rows, size):
             gradients = per_example_gradients(subject.model, losses, inputs, targets, frame, precision=local.precision)

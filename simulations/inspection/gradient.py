@@ -5,7 +5,6 @@ from functools import partial
 import torch
 from jaxtyping import Int64
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedlsg.gradients import call, trainable
 from simulations.inspection.subject import Subject
@@ -16,12 +15,11 @@ def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Ten
     parameters = trainable(subject.model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
-    summed_loss = partial(F.cross_entropy, reduction="sum")
     with subject.same_dropout():
         for inputs, targets in subject.batches(rows, microbatch):
             outputs = partial(call, subject.model, inputs)
-            loss = subject.base.local.precision.losses(outputs, summed_loss, targets, targets)
-            found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            losses = subject.base.local.precision.losses(outputs, subject.base.workload.loss, targets, targets)
+            found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
             for name, dW in zip(parameters, found, strict=True):
                 if dW is not None:
                     total[name] += dW / (len(rows) * subject.copies)

@@ -31,7 +31,7 @@ from simulations.report.page import (
     json_text,
     render,
 )
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
 WARNING = (
     "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "
@@ -94,25 +94,26 @@ def folder(subject: Subject, out: str | None) -> Path:
         raise ValueError(f"{path} belongs to a run; choose another --out, or leave it out for inspection/ in the run")
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / "inspection.json").exists()):
         raise ValueError(f"{path} holds other files; choose another --out")
+    check_writable(path)
     return path
 
 
 def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]) -> list[str]:
     """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
-    path.mkdir(parents=True, exist_ok=True)
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
     images = {name: png(figure) for name, figure in made.items()}
     pictures = [(photo if name.startswith(MAPS) else drawing)(f, _caption(name)) for name, f in made.items()]
     shown = ("carriers", "symmetry", "sparsified", *sparsified_figures.FIGURES)
-    for stale in (*path.glob("intensity-*.png"), *(file for name in shown for file in path.glob(f"{name}.*"))):
-        stale.unlink()
     files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": as_csv(rows).encode() for name, rows in tables(found).items()}
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
-    for name, content in files.items():
-        write_atomically(path / name, content)
+    with writing_to(path):
+        for stale in (*path.glob("intensity-*.png"), *(file for name in shown for file in path.glob(f"{name}.*"))):
+            stale.unlink()
+        for name, content in files.items():
+            write_atomically(path / name, content)
     return list(files)
 
 

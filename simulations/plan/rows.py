@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlsg.failure import describe
+from fedlsg.failure import describe, without_exit
 from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
 from fedlsg.row_checks import (
@@ -134,7 +134,8 @@ def _shapes(inputs: Any) -> list[tuple[int, ...]]:
 def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
     """What the model or the loss raise, as one ValueError that says on what."""
     try:
-        yield
+        with without_exit():
+            yield
     except ValueError as error:
         if error.__cause__ is None:
             raise

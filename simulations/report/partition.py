@@ -17,6 +17,7 @@ from simulations.report.figure import drawing, new_figure, png, use_style, whole
 from simulations.report.page import Page, Row, Section, Table, Text, TextKind, data_section, download, render
 from simulations.report.page.colours import BLACK, BLUE
 from simulations.report.terminal import fits, print_table
+from simulations.rundir.files.atomic import writing_to
 from simulations.settings.settings import from_mapping
 
 if TYPE_CHECKING:
@@ -49,13 +50,11 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
         console.print("add --out DIR for partition.html, .csv and .png", style="dim", highlight=False)
         return
     directory = Path(out).expanduser()
-    try:
+    with writing_to(directory):
         directory.mkdir(parents=True, exist_ok=True)
         write_csv(balance, directory / "partition.csv")
         (directory / "partition.html").write_bytes(page(balance, (directory / "partition.csv").read_bytes()).encode())
         (directory / "partition.png").write_bytes(png(figure(balance)))
-    except OSError as error:
-        raise ValueError(f"cannot write to {directory}: {error.strerror or error}; choose another --out") from None
     console.print(f"[bold]written[/bold]  {escape(str(directory))}/partition.html, .csv, .png", highlight=False)
 
 

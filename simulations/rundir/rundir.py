@@ -37,7 +37,7 @@ import strategies
 from fedlsg.privacy import SERVER, ChargeJournal, Ledger, ledger_path, merge
 from fedlsg.user_code import is_reference, short
 from simulations.rundir.files import sealed
-from simulations.rundir.files.atomic import make_folder, write_atomically
+from simulations.rundir.files.atomic import make_folder, write_atomically, writing_to
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.rundir.steps import FAR, StepFiles
 from simulations.rundir.updates import round_folder, sum_file
@@ -304,7 +304,7 @@ def create(out: str | None, settings: Settings) -> RunDir:
 
     Raises ValueError if it exists and is not empty (nothing is overwritten), or cannot be written.
     """
-    try:
+    with writing_to(out or "runs/ in the working directory"):
         if out is not None:
             path = Path(out).expanduser().resolve()
             path.mkdir(parents=True, exist_ok=True)
@@ -318,9 +318,6 @@ def create(out: str | None, settings: Settings) -> RunDir:
             probe.unlink()
             return RunDir(path)
         return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"))
-    except OSError as error:
-        where = out or "runs/ in the working directory"
-        raise ValueError(f"cannot write to {where}: {error.strerror or error}; choose another --out") from None
 
 
 def _fresh(name: str) -> Path:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from logging import INFO
+from functools import partial
+from logging import ERROR, INFO
 
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import add_exit_handler
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedlsg import user_code
@@ -29,8 +31,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds."""
-    run_rounds(grid, context)
+    """Run all rounds. What goes wrong is Flower's last line, too, below its trace and its "Exit Code"."""
+    try:
+        run_rounds(grid, context)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        add_exit_handler(partial(log, ERROR, "fedlsg: error: %s", " ".join(str(error).split())))
+        raise
 
 
 def run_rounds(grid: Grid, context: Context, *, on_round: OnRound | None = None) -> None:

@@ -9,6 +9,7 @@ from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.places import Ray, one_ray
 from simulations.compare.cells.worker import Worker
 from simulations.engines.signals import sigterm_raises
+from simulations.rundir.files.atomic import writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir
 from simulations.tune.trials import kept_process
@@ -35,10 +36,8 @@ def searching(path: Path, cells: Sequence[Cell], *, jobs: int | None, budget_min
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
     with ExitStack() as stack:
         ray = stack.enter_context(one_ray(cells))
-        try:
+        with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
         stack.enter_context(exclusive(RunDir(path)))
         stack.enter_context(sigterm_raises())
         new_worker = Worker if ray is not None else stack.enter_context(kept_process())

@@ -28,6 +28,8 @@ FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TE
 
 NO_REASON = "a client failed, and only its own log says why"
 """The reason of every failure near private data: always the same text."""
+IN_RUN_LOG = "a client failed, and run.log in the run directory says why"
+"""The same where the log of a simulated client is that of the run."""
 
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 

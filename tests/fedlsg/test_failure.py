@@ -1,10 +1,12 @@
 """An error of a user's code names its type, its text and the user's line; an error of fedlsg's is its text."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
-from fedlsg.failure import depends_on_values, describe, is_users
+from fedlsg.failure import SignalExit, depends_on_values, describe, is_users, without_exit
 from fedlsg.gradients.losses import per_example_loss
 
 
@@ -54,3 +56,17 @@ def test_files_of_python_of_packages_and_of_fedlsg_are_no_users():
 ])  # fmt: skip
 def test_other_values_are_proposed_only_where_they_may_help(action, depends):
     assert depends_on_values(caught(action)) == depends
+
+
+def test_an_exit_of_a_users_code_is_an_error_that_names_its_line_and_a_signal_is_not():
+    def loss():
+        sys.exit(0)
+
+    words = r"sys.exit: SystemExit: 0 \(test_failure.py, line \d+: sys.exit\(0\)\)"
+    with pytest.raises(RuntimeError, match=words), without_exit():
+        loss()
+    closed = SystemExit(1)
+    closed.__context__ = BrokenPipeError()  # as rich leaves a closed pipe
+    for end in (SignalExit(143), KeyboardInterrupt(), closed):
+        with pytest.raises(type(end)), without_exit():
+            raise end

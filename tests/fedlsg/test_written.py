@@ -1,5 +1,6 @@
 """Numbers in a user's code: constants, closures, defaults, globals, attributes; nothing is called."""
 
+import sys
 from dataclasses import dataclass
 from functools import partial, wraps
 
@@ -106,3 +107,7 @@ def test_circles_end():
     circle: list = [6]
     circle.append(circle)
     assert written(closure(circle)) == (6,)
+
+
+def test_a_function_that_reads_a_module_without_a_file_is_read():
+    assert 37 in list(written(lambda x: x[:37] if sys.flags else x))

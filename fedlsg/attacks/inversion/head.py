@@ -2,7 +2,8 @@
 
 Symbols: c classes, p (B, c) softmax outputs, f (B, h) the classifier's inputs ("penultimate features"), y labels.
     db = sum_i w_i (p_i - e_y_i)          dW = sum_i w_i (p_i - e_y_i) f_i^T          w_i clip factors
-Cross-entropy makes the entry of an example's own label negative and all others positive (iDLG, Zhao et al. 2020).
+Cross-entropy makes the entry of an example's own label negative and all others positive (iDLG, Zhao et al. 2020): other
+losses of classes are tried, and refused where they do not.
 """
 
 from dataclasses import replace
@@ -21,7 +22,12 @@ from fedlsg.carriers import find_output_layer
 
 
 def head_of(seen: Observation) -> ReceivedLayer:
-    """The classifier's equations. Raises DoesNotApply for a model that has none, or sent nothing of it."""
+    """The classifier's equations.
+
+    Raises DoesNotApply for a model that has none, or sent nothing of it, and where the targets are no classes.
+    """
+    if not seen.class_targets:
+        raise DoesNotApply("label rules read the number of a class, and these targets are no classes")
     path = find_output_layer(seen.model)
     if not isinstance(seen.model.get_submodule(path), nn.Linear):
         raise DoesNotApply(f"{path or 'the model'} is no linear layer: label rules read one")
@@ -38,6 +44,7 @@ def label_of_one(seen: Observation) -> int:
     of y is negative, so that it is also the largest. With masked entries of dW its row factors are fitted first.
     """
     layer = head_of(seen)
+    _check_signs(seen, layer.right.values.shape[0])
     if layer.bias is not None and layer.bias.whole:
         return int(layer.bias.values.argmin())
     if layer.bias is not None and layer.bias.noise_std == 0 and bool((layer.bias.values < 0).any()):
@@ -45,6 +52,19 @@ def label_of_one(seen: Observation) -> int:
     right = layer.right
     rows, _ = direction(Received(values=right.values.mT, kept=right.kept.mT, noise_std=right.noise_std))
     return int(rows.nan_to_num(0.0).abs().argmax())
+
+
+def _check_signs(seen: Observation, classes: int) -> None:
+    """Raise DoesNotApply unless the loss pulls the output of the own class up, and more than any other down."""
+    outputs = torch.randn(classes, classes, generator=torch.Generator().manual_seed(0)).to(seen.values).requires_grad_()
+    try:
+        losses = seen.loss_fn(outputs, torch.arange(classes, device=outputs.device))
+        (d,) = torch.autograd.grad(losses.sum(), outputs)
+    except Exception as error:  # a loss of a user's own may raise anything
+        raise DoesNotApply(f"label rules need a loss of (outputs, classes): {type(error).__name__}: {error}") from error
+    own, others = d.diagonal(), d.detach().clone().fill_diagonal_(0)
+    if not bool((own < 0).all() and (others >= 0).all() and (others.amax(1) <= -own * (1 + 1e-5)).all()):
+        raise DoesNotApply("the gradient of this loss does not point to the label: label rules need cross-entropy")
 
 
 def label_counts(seen: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " c"]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.group import Group
 from fedlsg.attacks.inversion.minimize import Box, Energy, GoOn, adam, lbfgs
-from fedlsg.attacks.inversion.objectives import Compare, Distance, Objective, objective
+from fedlsg.attacks.inversion.objectives import Compare, Distance, Objective, objective, unexplained
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
 from fedlsg.attacks.inversion.smooth_relu import SmoothRelus
 from fedlsg.attacks.inversion.unknowns import Unknowns
@@ -130,7 +130,10 @@ def match(
     total = attack.evaluations * attack.restarts
     progress(total, total, f"objective {lowest:.3g}")
     note = _note(attack, knowledge, examples, starts)
-    return Guess(inputs=inputs.cpu(), labels=labels.cpu(), objective=lowest, note=note)
+    left = None
+    if attack.compare == "adaptive":
+        left = unexplained(seen, inputs, targets, scaled=attack.distance in ("cosine", "blocks"))
+    return Guess(inputs=inputs.cpu(), labels=labels.cpu(), objective=lowest, unexplained=left, note=note)
 
 
 def _one_by_one(

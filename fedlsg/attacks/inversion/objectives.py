@@ -98,6 +98,19 @@ def objective(seen: Observation, *, distance: Distance, compare: Compare = "adap
     return adaptive
 
 
+def unexplained(seen: Observation, inputs: Batch, targets: Tensor, *, scaled: bool) -> float:
+    """Share of the received energy that a candidate batch leaves open, beyond what the noise explains by chance.
+
+    ``scaled``: of the best multiple of what the batch sends, for distances that compare directions. 0 at the private
+    batch; a search that ends far above 0 did not converge, and says nothing about privacy.
+    """
+    sent, y = replay(seen, inputs, targets).detach(), seen.values
+    if scaled and bool(sent.any()):
+        sent = sent * (sent @ y) / _energy(sent)
+    noise = seen.noise_std**2 * (len(y) + 3 * (2 * len(y)) ** 0.5)
+    return max(0.0, float((_energy(sent - y) - noise) / _energy(y)))
+
+
 def _naive(seen: Observation, distance: Distance) -> Objective:
     received = [gradient.flatten() for gradient in lifted(seen).values()]
     measure = euclidean if distance == "euclidean" else cosine

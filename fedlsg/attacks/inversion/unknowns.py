@@ -56,11 +56,15 @@ class Unknowns:
 
 
 def _classes(seen: Observation, images: Tensor) -> int:
-    """Width of the model's output. Raises DoesNotApply where soft labels have no loss."""
+    """Width of the model's output. Raises DoesNotApply where soft labels have no loss, or targets are no classes."""
+    if not seen.class_targets:
+        raise DoesNotApply(
+            "the targets are no classes, which a search knows as soft labels: grant them, labels='known'"
+        )
     with torch.no_grad():
         outputs = seen.model(images)
         try:
             seen.loss_fn(outputs, outputs.softmax(-1))
-        except (RuntimeError, TypeError, IndexError) as error:
+        except Exception as error:  # a loss of a user's own may raise anything
             raise DoesNotApply("the loss takes no soft labels: grant the labels, or infer them first") from error
     return int(outputs.shape[-1])

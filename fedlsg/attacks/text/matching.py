@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedlsg.attacks.inversion.matching import Progress
 from fedlsg.attacks.inversion.minimize import Box, adam
-from fedlsg.attacks.inversion.objectives import Compare, Distance, objective
+from fedlsg.attacks.inversion.objectives import Compare, Distance, objective, unexplained
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.text.prior import TextPrior
 
@@ -84,6 +84,8 @@ def match_text(
     words = seen.model.get_submodule(path) if path else None
     if not isinstance(words, nn.Embedding):
         raise DoesNotApply(f"words={path!r} is no table of word embeddings: tokens have no gradient")
+    if knowledge.labels is None and not seen.class_targets:
+        raise DoesNotApply("the targets are no classes, which a search could try: grant them, labels='known'")
     examples = knowledge.examples or max(1, round(seen.local.expected_batch))
     prior = prior.to(seen.values.device)
     search = _Search(seen, prior, attack, words, progress)
@@ -97,7 +99,10 @@ def match_text(
             break
     assert best is not None
     note = f"{attack.compare} {attack.distance}, {restart + 1} restart(s), {search.tried} replays"
-    return Guess(inputs=best[1].cpu(), labels=best[2].cpu(), objective=best[0], note=note)
+    left = None
+    if attack.compare == "adaptive":
+        left = unexplained(seen, search.inputs(best[1]), best[2], scaled=attack.distance == "cosine")
+    return Guess(inputs=best[1].cpu(), labels=best[2].cpu(), objective=best[0], unexplained=left, note=note)
 
 
 def _start(

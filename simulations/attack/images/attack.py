@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.attacks.inversion.counting import Count, count
@@ -89,20 +89,21 @@ def attack_images(
 def image_prior(workload: LoadedWorkload) -> Prior:
     """Shape, range, and the Gaussian around each class that public test images give.
 
-    The range is that of the stored pixels, prepared like every input. Raises ValueError for inputs that are not images.
+    The range is from the least to the greatest value of each channel, as the model sees the images. Raises ValueError
+    for inputs that are not images.
     """
     count = min(PUBLIC_IMAGES, len(workload.test))
     images, labels = workload.test.batch(torch.arange(count))
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise ValueError(f"workload {workload.name} holds no images: its inputs have no pixels to recover")
-    stored = np.asarray(workload.test.inputs[np.arange(count)])
-    ends = [_prepared(workload, np.full_like(stored[:1], value)) for value in (0, stored.max())]
-    low, high = (tuple(float(channel.flatten()[0]) for channel in end[0]) for end in ends)
-    every_class = len(labels.unique()) == workload.num_classes
+    low, high = value_range(images)
+    every_class = workload.num_classes is not None and len(labels.unique()) == workload.num_classes
     return prior_from(images, labels if every_class else None, low=low, high=high)
 
 
-def _prepared(workload: LoadedWorkload, stored: np.ndarray) -> Tensor:
-    inputs = workload.test.prepare(stored)
-    assert isinstance(inputs, Tensor)
-    return inputs
+def value_range(images: Float[Tensor, "public c h w"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Least and greatest value by channel; of a channel that is constant, those of all channels."""
+    low, high = images.amin((0, 2, 3)), images.amax((0, 2, 3))
+    flat = low == high
+    low, high = torch.where(flat, low.min(), low), torch.where(flat, high.max(), high)
+    return tuple(low.tolist()), tuple(high.tolist())

@@ -13,6 +13,7 @@ from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_inter
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Guess
 from simulations.attack.images.perceptual import Perceptual, distances
+from simulations.attack.recorded.best import not_converged
 from simulations.attack.recorded.names import shown_name
 
 EXACT_DB = 200.0
@@ -35,6 +36,7 @@ class Scored:
     seconds: float
     objective: float | None
     note: str
+    unexplained: float | None = None
     lpips: tuple[float, ...] | None = None
 
     @property
@@ -73,6 +75,7 @@ def scored(
         seconds=seconds,
         objective=guess.objective,
         note=guess.note,
+        unexplained=guess.unexplained,
         lpips=None if perceptual is None else distances(paired, truth, prior, perceptual),
     )
 
@@ -90,7 +93,10 @@ def decibels(images: Tensor, truth: Tensor, prior: Prior) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One attack over all images of one run and batch size. ``gain`` is None for fewer than two images."""
+    """One attack over all images of one run and batch size. ``gain`` is None for fewer than two images.
+
+    unexplained: the largest share of an update that its guess leaves open; None for attacks that do not search.
+    """
 
     attack: str
     batch: int
@@ -100,6 +106,7 @@ class Summary:
     blind: float
     gain: Interval | None
     seconds: float
+    unexplained: float | None = None
     lpips: float | None = None
 
     @property
@@ -112,6 +119,7 @@ def summarise(results: Sequence[Scored], batch: int) -> Summary:
     """Means over the images of one attack's results."""
     gains = [gain for one in results for gain in one.gains]
     perceptual = [value for one in results for value in one.lpips or ()]
+    unexplained = [one.unexplained for one in results if one.unexplained is not None]
     return Summary(
         attack=results[0].attack,
         batch=batch,
@@ -121,6 +129,7 @@ def summarise(results: Sequence[Scored], batch: int) -> Summary:
         blind=statistics.fmean(value for one in results for value in one.blind),
         gain=mean_interval(torch.tensor(gains)) if len(gains) > 1 else None,
         seconds=statistics.fmean(one.seconds for one in results),
+        unexplained=max(unexplained, default=None),
         lpips=statistics.fmean(perceptual) if perceptual else None,
     )
 
@@ -136,6 +145,9 @@ def verdict(rows: Sequence[Summary]) -> str:
     best_words = (
         f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) gains {best.mean_gain:z.1f} dB"
     )
+    stuck = not_converged(rows)
+    if stuck and (best.gain is None or best.gain.low <= 0):
+        return f"{stuck}: {best_words} over the blind guess"
     if best.gain is None:
         return f"{best_words} over the blind guess on one image: too few for a verdict"
     reach = f"{best_words} over the blind guess, 95 % interval {best.gain.low:z.1f} to {best.gain.high:z.1f} dB"

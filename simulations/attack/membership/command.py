@@ -115,7 +115,9 @@ def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
     rows = torch.randperm(len(train), generator=generator)[: len(test)]
     with state.evaluated() as model:
         ours, theirs = (
-            torch.nn.functional.softplus(-torch.from_numpy(confidences(model, split, split.order(some), device)))
+            torch.nn.functional.softplus(
+                -torch.from_numpy(confidences(model, plan.workload, split, split.order(some), device))
+            )
             for split, some in ((train, rows), (test, torch.arange(len(test))))
         )
         return loss_threshold(ours, theirs, generator)

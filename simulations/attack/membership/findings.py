@@ -20,7 +20,7 @@ GRANTED = {
     "data": "shadow models train on halves of the same examples; an attacker outside has no data that are as close",
     "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks, the client of each "
     "example",
-    "sees": "the answers (logits) of the trained model, once for each example; no payload and no earlier round",
+    "sees": "the outputs of the trained model, once for each example; no payload and no earlier round",
     "secret": "which examples the target was trained on, its batches and its noise",
 }
 GRANTED_OF_CLIENTS = {
@@ -28,7 +28,7 @@ GRANTED_OF_CLIENTS = {
     "probability 1/2. A client's score is the mean over its examples",
     "data": "shadow models train on halves of the same clients; an attacker outside has no data that are as close",
     "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks",
-    "sees": "the answers (logits) of the trained model on all examples; no payload and no earlier round",
+    "sees": "the outputs of the trained model on all examples; no payload and no earlier round",
     "secret": "which clients there were, which were drawn in a round, their batches and the noise",
 }
 KNOWS = {
@@ -245,21 +245,14 @@ def _strongest(found: Sequence[Found]) -> str:
 
 def facts(report: Report) -> dict[str, str]:
     """How the models were made, their accuracy, and the claim, by name."""
-    s, accuracy = report.settings, 100 * np.array(report.models.accuracy)
-    spread = f", standard deviation over the models {accuracy.std(ddof=1):.1f} points" if len(accuracy) > 1 else ""
+    s = report.settings
     found = {
-        "models": f"a target and {len(accuracy) - 1} shadows, each trained on a random half of the "
+        "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random half of the "
         f"{'clients' if s.unit == 'client' else 'training set'}",
         "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} rounds, with the "
         "sigma and the sample rate of a whole run",
-        "test accuracy": f"mean {accuracy.mean():.1f} %{spread}",
+        **_accuracy(report),
     }
-    if report.test_examples:
-        share = float(accuracy.mean()) / 100
-        error = 100 * np.sqrt(share * (1 - share) / report.test_examples)
-        found["test set"] = (
-            f"{report.test_examples:,} examples: standard error {error:.1f} points, which all models share"
-        )
     if report.claim is None:
         return {**found, "epsilon": "none is claimed"}
     claim = report.claim
@@ -268,6 +261,22 @@ def facts(report: Report) -> dict[str, str]:
         "sigma": f"{claim.noise_multiplier:.4g} (effective)",
         "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}, by the planned schedule",
     }
+
+
+def _accuracy(report: Report) -> dict[str, str]:
+    """Of the models, and its standard error; nothing where targets are no classes."""
+    if report.models.accuracy is None:
+        return {}
+    accuracy = 100 * np.array(report.models.accuracy)
+    spread = f", standard deviation over the models {accuracy.std(ddof=1):.1f} points" if len(accuracy) > 1 else ""
+    found = {"test accuracy": f"mean {accuracy.mean():.1f} %{spread}"}
+    if report.test_examples:
+        share = float(accuracy.mean()) / 100
+        error = 100 * np.sqrt(share * (1 - share) / report.test_examples)
+        found["test set"] = (
+            f"{report.test_examples:,} examples: standard error {error:.1f} points, which all models share"
+        )
+    return found
 
 
 def granted(report: Report) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Membership of single examples from the answers of a trained model: loss threshold and LiRA, with bounds.
 
-phi is the scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 + exp(-phi)). Scores are
-higher for members. Everything is computed from ``Trained``; which examples the target has is used for scoring only.
+phi is the scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 + exp(-phi)); minus the loss
+where that is no cross-entropy. Scores are higher for members. Everything is computed from ``Trained``; which examples
+the target has is used for scoring only.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -12,7 +12,7 @@ from simulations.attack.membership.measure import GRID
 from simulations.report.figure import GUESSING, drawing, legend_outside, new_figure, use_style, wrap
 from simulations.report.page import Page, Section, Text, data_section, download, facts_of, json_text, render
 from simulations.report.page.colours import BLACK, BLUE, ORANGE, SKY
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import write_atomically, writing_to
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,10 +29,10 @@ DASHED = "Dashed lines are what the claim allows any attacker."
 
 def write(folder: Path, report: Report, lead: str) -> None:
     """membership.json and membership.html, each replaced whole."""
-    folder.mkdir(parents=True, exist_ok=True)
     data = json_text(numbers(report))
-    write_atomically(folder / "membership.json", data)
-    write_atomically(folder / "membership.html", page(report, lead, data).encode())
+    with writing_to(folder):
+        write_atomically(folder / "membership.json", data)
+        write_atomically(folder / "membership.html", page(report, lead, data).encode())
 
 
 def page(report: Report, lead: str, data: bytes) -> str:
@@ -102,7 +102,7 @@ def numbers(report: Report) -> dict[str, Any]:
         "shadows": len(models.inside) - 1,
         "candidates": len(models.rows),
         "members_of_target": int(models.inside[0].sum()),
-        "test_accuracy": list(models.accuracy),
+        "test_accuracy": None if models.accuracy is None else list(models.accuracy),
         "claim": None if report.claim is None else asdict(report.claim),
         "attacks": {
             one.attack: {

@@ -21,7 +21,6 @@ from fedlsg.privacy import clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.training import per_unit
 from simulations.attack.membership.units import first_updates
-from simulations.attack.recorded.observations import cross_entropy
 from simulations.plan.plan import Plan
 from simulations.plan.threat import stated_of
 from simulations.workloads import to_device
@@ -130,7 +129,12 @@ def _units(plan: Plan, seed: int) -> list[Tensor]:
     frame, device = state.frame(), plan.device
     inputs, labels = plan.workload.train.batch(plan.parts[0][:COMPANY])
     rows = per_example_gradients(
-        state.model, cross_entropy, to_device(inputs, device), labels.to(device), frame, precision=plan.local.precision
+        state.model,
+        plan.workload.loss,
+        to_device(inputs, device),
+        labels.to(device),
+        frame,
+        precision=plan.local.precision,
     )
     units = [unit.detach().cpu() for unit in per_unit(rows, frame, 1)]
     squares = torch.stack([unit.double().square().sum(1) for unit in units]).sum(0)

@@ -5,6 +5,7 @@ its complement, so that every example is in half of the shadows. Clients, wire, 
 a folder that is deleted; the attacks know everything about the training except which examples the target has.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,9 +14,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedlsg.attacks.membership.lira import scaled_confidence
 from fedlsg.randomness import public_generator
+from fedlsg.row_checks import model_outputs
 from simulations.attack.membership import units
 from simulations.client.model import serving
 from simulations.engines import local
@@ -24,27 +27,29 @@ from simulations.report.progress import Tick
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
+from simulations.server.evaluate import evaluate, scores_of
 from simulations.workloads import to_device
-from simulations.workloads.base.workload import Split
+from simulations.workloads.base.workload import LoadedWorkload, Split
 
 FEWEST = 6
 """Fewest shadows: without the target in turn and its pair, two shadows still have each example and two do not."""
 CANDIDATES = 10_000
-BATCH = 500
+BATCH, TRIED = 500, 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """What the attacks read: phi = log(p / (1 - p)) of the true class, and which model has which example.
+    """What the attacks read: phi of each example, see ``confidences``, and which model has which example.
 
     rows: the candidates in the training split. confidence: phi of each candidate under each model, target first.
-    inside: whether the model was trained with it. accuracy: of each model on the test split, in 0..1.
+    inside: whether the model was trained with it. accuracy: of each model on the test split, in 0..1; None where
+    targets are no classes.
     """
 
     rows: Int64[np.ndarray, " candidates"]
     confidence: Float[np.ndarray, "models candidates"]
     inside: Bool[np.ndarray, "models candidates"]
-    accuracy: tuple[float, ...]
+    accuracy: tuple[float, ...] | None
 
 
 def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
@@ -70,11 +75,12 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
 
         with trained(on_half(plan, members), seed, number, on_round) as model:
             found.append(confidences_of(model, plan, rows))
-            accuracy.append(accuracy_of(model, plan.workload.test, plan.device))
+            accuracy.append(accuracy_of(model, plan.workload, plan.device))
         if not np.isfinite(found[-1]).all():
             raise ValueError(f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train slower")
     order = rows.numpy()
-    return Trained(rows=order, confidence=np.stack(found), inside=inside[:, order].numpy(), accuracy=tuple(accuracy))
+    known = None if plan.workload.num_classes is None else tuple(accuracy)
+    return Trained(rows=order, confidence=np.stack(found), inside=inside[:, order].numpy(), accuracy=known)
 
 
 def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
@@ -139,30 +145,48 @@ def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None])
 def confidences_of(model: nn.Module, plan: Plan, candidates: Tensor) -> Float[np.ndarray, " candidates"]:
     """phi of each candidate: of an example, or the mean over the examples of a client."""
     if plan.client_unit is None:
-        return confidences(model, plan.workload.train, candidates, plan.device)
+        return confidences(model, plan.workload, plan.workload.train, candidates, plan.device)
     parts = [plan.parts[int(client)] for client in candidates]
-    return np.array([confidences(model, plan.workload.train, part, plan.device).mean() for part in parts])
-
-
-def confidences(model: nn.Module, split: Split, rows: Tensor, device: str) -> Float[np.ndarray, " rows"]:
-    """phi of the true class of each row, from one query without augmentation."""
-    return np.concatenate([scaled_confidence(z, y).numpy() for z, y in answers(model, split, rows, device)])
-
-
-def accuracy_of(model: nn.Module, split: Split, device: str) -> float:
-    """Share of a split that the model gets right."""
-    right = sum(int((z.argmax(1) == y).sum()) for z, y in answers(model, split, torch.arange(len(split)), device))
-    return right / len(split)
+    return np.array([confidences(model, plan.workload, plan.workload.train, p, plan.device).mean() for p in parts])
 
 
 @torch.no_grad()
-def answers(model: nn.Module, split: Split, rows: Tensor, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits in float64 and labels of rows, in evaluation mode, on the CPU."""
-    training = model.training
+def confidences(
+    model: nn.Module, workload: LoadedWorkload, split: Split, rows: Tensor, device: str
+) -> Float[np.ndarray, " rows"]:
+    """phi of each row, from one query without augmentation, in evaluation mode; higher for what the model knows better.
+
+    log(p / (1 - p)) of the true class where the loss is cross-entropy, times a constant; else minus the loss.
+    """
+    training, found = model.training, []
     model.eval()
+    classes = is_cross_entropy(workload)
     for some in rows.split(BATCH):
-        inputs, labels = split.batch(some)
-        inputs = to_device(inputs, device)
-        logits = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-        yield logits.double().cpu(), labels
+        inputs, targets = split.batch(some)
+        outputs = model_outputs(model, to_device(inputs, device))
+        if classes:
+            found.append(scaled_confidence(scores_of(outputs).double().cpu(), targets))
+        else:
+            found.append(-workload.loss(outputs, targets.to(device)).double().cpu())
     model.train(training)
+    return torch.cat(found).numpy()
+
+
+def accuracy_of(model: nn.Module, workload: LoadedWorkload, device: str) -> float:
+    """Share of the test split that the model gets right; NaN where targets are no classes."""
+    found = evaluate(model, workload.test, loss=workload.loss, classes=workload.num_classes is not None, device=device)
+    return math.nan if found.accuracy is None else found.accuracy
+
+
+def is_cross_entropy(workload: LoadedWorkload) -> bool:
+    """Whether the loss is cross-entropy of logits (B, classes), times a constant."""
+    if workload.num_classes is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(TRIED, workload.num_classes, generator=generator, dtype=torch.float64)
+    labels = torch.arange(TRIED) % workload.num_classes
+    try:
+        ratio = workload.loss(logits, labels) / functional.cross_entropy(logits, labels, reduction="none")
+        return bool((ratio > 0).all()) and torch.allclose(ratio, ratio[0].expand(TRIED), rtol=1e-5)
+    except Exception:  # of other outputs: a loss of a user's own may raise anything
+        return False

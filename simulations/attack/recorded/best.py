@@ -8,6 +8,9 @@ from fedlsg.attacks.observation import Observation
 from simulations.attack.recorded.names import split_name
 from simulations.attack.recorded.observations import Record
 
+CONVERGED = 0.01
+"""A search that leaves a larger share of an update unexplained has found no batch that may have made it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
@@ -39,6 +42,17 @@ def best_of(rows: Sequence[Any], record: Record, seen: Observation, unit: str, s
         unit=unit, gain=scale * row.mean_gain, low=None if row.gain is None else scale * row.gain.low,
         high=None if row.gain is None else scale * row.gain.high,
     )  # fmt: skip
+
+
+def not_converged(rows: Sequence[Any]) -> str:
+    """The first words of a verdict where no search explains its updates; empty where one does, or none searched."""
+    left = [row.unexplained for row in rows if row.unexplained is not None]
+    if not left or min(left) <= CONVERGED:
+        return ""
+    return (
+        f"undecided, no search converged (the best guess leaves {100 * min(left):.0f} % of an update unexplained): no "
+        "evidence of privacy; give more --seconds, or other --attacks"
+    )
 
 
 def sigma_of(seen: Observation) -> float:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedlsg.attacks.observation import Observation, ThreatModel
 from fedlsg.carriers.powersgd import decode
@@ -67,7 +66,7 @@ class Record:
             ) from None
         return Observation(
             model=model,
-            loss_fn=cross_entropy,
+            loss_fn=self.base.workload.loss,
             frame=frame,
             values=values,
             mechanism=plan.mechanism,
@@ -75,6 +74,7 @@ class Record:
             noise_std=self.base.codec.received_noise(plan.noise_std),
             round=round,
             clients=(client,),
+            class_targets=self.base.workload.num_classes is not None,
         ).to("cpu")
 
     def observed_sum(self, round: int) -> Observation:
@@ -90,8 +90,9 @@ class Record:
         except (OSError, ValueError, EOFError, TypeError) as error:
             raise ValueError(f"{path}: cannot read the sum of round {round}: {error}") from None
         return Observation(
-            model=model, loss_fn=cross_entropy, frame=plan.frame, values=values.float(), mechanism=plan.mechanism,
-            local=plan.local, noise_std=plan.release.noise_std(len(clients)), round=round, clients=clients,
+            model=model, loss_fn=self.base.workload.loss, frame=plan.frame, values=values.float(),
+            mechanism=plan.mechanism, local=plan.local, noise_std=plan.release.noise_std(len(clients)), round=round,
+            clients=clients, class_targets=self.base.workload.num_classes is not None,
         ).to("cpu")  # fmt: skip
 
     def _answered(self, round: int) -> tuple[int, ...]:
@@ -178,11 +179,6 @@ def _positions(path: Path) -> Tensor:
         return torch.from_numpy(sealed.load_array(path))
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path}: cannot read the kept positions of a round: {error}") from None
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The clients' loss of each example; ``targets`` are classes, or soft labels that an attack optimises."""
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def summed(seen: list[Observation]) -> Observation:

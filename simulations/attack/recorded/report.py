@@ -28,7 +28,7 @@ from simulations.report.page import (
     render,
 )
 from simulations.report.words import REPRODUCIBLE
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
 WARNING = (
     "This page shows training examples of the clients: the originals and what attacks recovered. It was made in a "
@@ -68,6 +68,7 @@ def output_folder(runs: Sequence[str], out: str | None) -> Path:
     path = Path(out or (runs[0] if len(runs) == 1 else "attack")).expanduser().resolve()
     if path.is_file():
         raise ValueError(f"{path} is a file; give --out as a folder")
+    check_writable(path)
     return path
 
 
@@ -110,7 +111,6 @@ def write(
     folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str, curves: Drawing | None = None
 ) -> None:
     """attack.json and attack.html, each replaced whole."""
-    folder.mkdir(parents=True, exist_ok=True)
     assumed = granted(threat, runs)
     numbers = {
         "warning": WARNING,
@@ -128,8 +128,9 @@ def write(
         ],
     }
     data = json_text(numbers)
-    write_atomically(folder / "attack.json", data)
-    write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode())
+    with writing_to(folder):
+        write_atomically(folder / "attack.json", data)
+        write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode())
 
 
 def page(

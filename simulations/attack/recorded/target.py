@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr
@@ -81,12 +82,14 @@ class Truth:
 
     rows: Int64[Tensor, " batch"]
     inputs: Inputs
-    labels: Int64[Tensor, " batch"]
+    labels: Shaped[Tensor, "batch *target"]
 
     def grant(self, threat: ThreatModel) -> Knowledge:
-        """What the threat model lets the adversary know; labels are sorted, so that no order leaks."""
+        """What the threat model lets the adversary know; targets are sorted, so that no order leaks."""
         if threat.labels == "known":
-            return Knowledge(labels=self.labels.sort().values, examples=len(self.labels))
+            columns = self.labels.flatten(1) if self.labels.ndim > 1 else self.labels.unsqueeze(1)
+            order = np.lexsort(columns.numpy().T[::-1])
+            return Knowledge(labels=self.labels[torch.from_numpy(order)], examples=len(self.labels))
         return Knowledge(examples=len(self.labels) if threat.examples == "known" else None)
 
 

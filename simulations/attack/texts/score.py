@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
 from fedlsg.attacks.observation import Guess
+from simulations.attack.recorded.best import not_converged
 from simulations.attack.recorded.names import shown_name
 
 Blind = Callable[[int], list[int]]
@@ -34,6 +35,7 @@ class ScoredText:
     seconds: float
     objective: float | None
     note: str
+    unexplained: float | None = None
 
 
 def scored(
@@ -60,6 +62,7 @@ def scored(
         seconds=seconds,
         objective=guess.objective,
         note=guess.note,
+        unexplained=guess.unexplained,
     )
 
 
@@ -82,6 +85,7 @@ class TextSummary:
     exact: int
     gain: Interval | None
     seconds: float
+    unexplained: float | None = None
 
     @property
     def mean_gain(self) -> float:
@@ -101,6 +105,7 @@ def summarise(results: Sequence[ScoredText], batch: int) -> TextSummary:
         exact=sum(r.exact for r in results),
         gain=mean_interval(gains) if len(gains) > 1 else None,
         seconds=statistics.fmean(r.seconds for r in results),
+        unexplained=max((r.unexplained for r in results if r.unexplained is not None), default=None),
     )
 
 
@@ -113,6 +118,9 @@ def verdict(rows: Sequence[TextSummary]) -> str:
         f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) recovers {100 * best.recall:.0f} % "
         f"of the tokens, a blind guess {100 * best.blind:.0f} %; {best.exact} of {best.texts} texts word by word"
     )
+    stuck = not_converged(rows)
+    if stuck and (best.gain is None or best.gain.low <= 0):
+        return f"{stuck}: {best_words}"
     if best.gain is None:
         return f"{best_words}; one update: too few for a verdict"
     reach = f"{best_words}; 95 % interval of the gain {100 * best.gain.low:+.0f} to {100 * best.gain.high:+.0f} points"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedlsg import user_code
+from fedlsg.failure import without_exit
 from simulations.engines import ahead
 from simulations.rundir.files.atomic import make_file
 
@@ -137,7 +138,8 @@ def run_cell(job: Job, ray: ExitStack) -> Outcome:
     with log.open("a") as file:
         try:
             ray.enter_context(ahead(job.given["engine"], several=True))
-            _run(job, file)
+            with without_exit():
+                _run(job, file)
         except KeyboardInterrupt:
             return Outcome(status="interrupted")
         except Exception as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 FILE, FOLDER = 0o600, 0o700
 FULL = {errno.ENOSPC, errno.EDQUOT}
+ANOTHER = "choose another --out"
 
 
 class DiskFullError(OSError):
@@ -48,6 +49,23 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ValueError if no file can be written to a folder, which need not exist: before what is written is made."""
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"cannot write to {folder}: {place} is no folder that this user may write to; {ANOTHER}")
+
+
+@contextmanager
+def writing_to(folder: Path | str) -> Iterator[None]:
+    """Raise ValueError that names a folder, and the way out, where a file cannot be written to it."""
+    try:
+        yield
+    except OSError as error:
+        room = "make room, or " if error.errno in FULL else ""
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}; {room}{ANOTHER}") from None
 
 
 def make_file(path: Path) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedlsg.carriers.probe.source import Draw
 from fedlsg.choices import choose
+from fedlsg.failure import without_exit
 from fedlsg.gradients import LossFunction
 from fedlsg.turn import alone
 from simulations.workloads.base.fresh import fresh
@@ -335,7 +336,8 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
 
     with alone(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         try:
-            made = fresh(build)
+            with without_exit():
+                made = fresh(build)
         except (ValueError, OSError, ImportError):
             raise
         except Exception as error:

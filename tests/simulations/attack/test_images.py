@@ -224,6 +224,25 @@ def test_the_verdict_goes_by_what_is_sure():
     assert verdict([of("map", -1, -2, 0.5)]).startswith("no image recovered")
 
 
+def test_a_search_that_did_not_converge_is_no_evidence():
+    """It is said so, whatever the interval, unless another search explains what was received."""
+    row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
+    nothing = replace(row, gain=Interval(mean=0, low=-0.2, high=0.2, confidence=0.95, count=2))
+    stuck, done = replace(nothing, unexplained=0.4), replace(nothing, unexplained=0.001)
+    for rows in ([stuck], [stuck, replace(stuck, gain=None)]):
+        assert verdict(rows).startswith("undecided, no search converged (the best guess leaves 40 % of an update")
+    for rows in ([nothing], [done], [stuck, done]):
+        assert verdict(rows).startswith("no image recovered")
+    leak = replace(stuck, gain=Interval(mean=9, low=5, high=12, confidence=0.95, count=2))
+    assert "LEAK" in verdict([leak])  # what was recovered needs no converged search
+
+
+def test_a_search_says_what_it_leaves_unexplained(recorded):
+    found = attacked(recorded("dpsgd"), attacks="first-layer,dlg,dlg-naive", examples=1, seconds=10.0).results[0]
+    assert [one.unexplained is None for one in found] == [True, False, True]
+    assert found[1].unexplained < 0.01
+
+
 def test_more_guesses_than_examples_are_not_chosen_by_the_truth():
     """Negative control: with the nearest of ten random guesses, chance alone would look like a gain."""
     generator = torch.Generator().manual_seed(0)

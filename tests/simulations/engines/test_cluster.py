@@ -4,6 +4,7 @@ Processes are counted by oracles of the test's own: a mark in the environment, s
 """
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from simulations import run
-from simulations.engines import ahead, cluster, engine_of
+from simulations.engines import ahead, cluster, engine_of, limited_memory
 from tests.places import REPOSITORY
 
 READY = """
@@ -195,3 +196,11 @@ def test_a_long_temporary_folder_is_not_used_for_sockets(monkeypatch):
     assert cluster.short_base() == "/tmp"
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/short")
     assert cluster.short_base() == "/short"
+
+
+def test_a_limit_of_memory_is_named_and_no_limit_says_nothing(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4 * 2**30, resource.RLIM_INFINITY))
+    assert "4 GiB of memory here (ulimit -v)" in limited_memory()
+    assert "engine=local" in limited_memory()
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert limited_memory() == ""

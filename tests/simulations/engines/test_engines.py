@@ -16,7 +16,7 @@ from simulations.engines import local, ray
 from simulations.grids.virtual import ClientFunction
 from simulations.rundir.tables import Row
 from strategies.federation import exchange, report
-from strategies.federation.wire import NO_REASON, payload_size, read_update
+from strategies.federation.wire import IN_RUN_LOG, payload_size, read_update
 from tests.simulations.support import bad_clients
 from tests.simulations.support.bad_clients import HONEST, KINDS
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -73,7 +73,7 @@ def test_text_that_no_message_can_carry_ends_no_round(tmp_path):
         return app(message, context)
 
     run = run_local(tmp_path / "run", client=client, rounds=1)
-    assert run.rows[0].reasons.endswith(NO_REASON)
+    assert run.rows[0].reasons.endswith(IN_RUN_LOG)
     assert "OSError: cannot open \\udcff" in run.log
     assert run.rows[0].answered == "1"
 

@@ -57,7 +57,7 @@ def test_every_vision_model_passes(shape, name):
 def test_vision_models_pass_in_float32(name):
     """As a model is checked that cannot run in float64: there rounding flips a unit now and then."""
     torch.manual_seed(0)
-    subject = prepare_probes(vision(*SHAPES["cifar"])[name](), cross_entropy, *images(*SHAPES["cifar"]), None)
+    subject = prepare_probes(vision(*SHAPES["cifar"])[name](), cross_entropy, *images(*SHAPES["cifar"]), None, None)
     compare(subject, subject.run([0]))
     assert subject.draws.coarsest == torch.finfo(torch.float32).eps
 

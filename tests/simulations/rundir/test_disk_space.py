@@ -16,7 +16,15 @@ import pytest
 
 from fedlsg.privacy.ledger import LedgerError
 from simulations.engines import local
-from simulations.rundir.files.atomic import DiskFullError, cause_of, naming, resumable, write_atomically
+from simulations.rundir.files.atomic import (
+    DiskFullError,
+    cause_of,
+    check_writable,
+    naming,
+    resumable,
+    write_atomically,
+    writing_to,
+)
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
@@ -203,3 +211,20 @@ def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
     assert line == (
         f"fedlsg: error: cannot write to {disk}: Read-only file system; make it writable, or continue a copy of it"
     )
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path):
+    full, words = (
+        OSError(errno.ENOSPC, "No space left on device", "/a/.hidden.123"),
+        "make room, or choose another --out",
+    )
+    with (
+        pytest.raises(ValueError, match=f"cannot write to .*/x: No space left on device; {words}"),
+        writing_to(tmp_path / "x"),
+    ):
+        raise full
+    check_writable(tmp_path / "not" / "there" / "yet")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is no folder that this user may write to; choose another --out"):
+        check_writable(tmp_path / "file" / "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is left

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from fedlsg.payload.layout import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
 from simulations.client.app import app as honest
 from simulations.rundir.rundir import RunDir
-from strategies.federation.wire import NO_REASON, read_update, update
+from strategies.federation.wire import IN_RUN_LOG, read_update, update
 
 Payload = Callable[[bytes], bytes]
 
@@ -105,8 +105,8 @@ class Bad:
 
 
 KINDS: dict[str, Bad] = {
-    "raises before training": Bad(raise_before, NO_REASON, trained=False),
-    "raises after training": Bad(raise_after, NO_REASON),
+    "raises before training": Bad(raise_before, IN_RUN_LOG, trained=False),
+    "raises after training": Bad(raise_after, IN_RUN_LOG),
     "answers None": Bad(answer_none, "no reply"),
     "empty record": Bad(answer_empty, "holds no payload"),
     "record without payload": Bad(answer_without_payload, "holds no payload"),

@@ -1,0 +1,20 @@
+"""The ServerApp under Flower: the last line of a run that fails."""
+
+import logging
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.supercore.exit import exit_handler
+
+from simulations.server.app import main
+
+
+def test_a_wrong_setting_and_its_fix_are_said_after_flower_s_exit_code(monkeypatch, caplog):
+    monkeypatch.setattr(exit_handler, "registered_exit_handlers", [])
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={"clients": 0})
+    with pytest.raises(ValueError, match="clients") as refused:
+        main(None, context)
+    assert "fedlsg: error" not in caplog.text
+    exit_handler.trigger_exit_handlers(run_before_force_exit=False)  # as flwr_exit does, below its own text
+    assert f"fedlsg: error: {refused.value}" in caplog.text

@@ -1,0 +1,140 @@
+"""Commands on workloads that are no classification of images in [0, 1]: the workload's own loss, targets and range."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fedlsg import user_code
+from fedlsg.attacks.inversion.head import labels_of
+from fedlsg.attacks.inversion.matching import ATTACKS, match
+from fedlsg.attacks.inversion.objectives import unexplained
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
+from simulations.attack.images.attack import image_prior
+from simulations.attack.membership.shadows import accuracy_of, confidences, is_cross_entropy
+from simulations.attack.recorded.observations import open_record
+from simulations.attack.recorded.target import truth_of
+from simulations.inspection.clips import own_clip
+from simulations.inspection.gradient import batch_gradient
+from simulations.inspection.subject import subject_of_settings
+from tests.simulations.support import own_tasks
+from tests.simulations.support.own import fresh, load, quick
+
+FILE = Path(own_tasks.__file__)
+
+
+@pytest.fixture(autouse=True)
+def allowed():
+    """Names of files may run code, and nothing of it is known afterwards."""
+    with fresh():
+        user_code.allow()
+        yield
+
+
+def subject(task: str):
+    return subject_of_settings({"workload": f"{FILE}:{task}", "method": "dpsgd", "engine": "local"})
+
+
+def test_inspection_uses_the_workloads_loss():
+    plain, scaled = subject("classes"), subject("scaled")
+    rows = plain.rows(20)
+    for name, dW in batch_gradient(plain, rows).items():
+        assert_close(batch_gradient(scaled, rows)[name], 100 * dW)
+    norms = [own_clip(one, one.frame, rows).clipping.norms[0.5] for one in (plain, scaled)]
+    assert norms[1] == pytest.approx(100 * norms[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("task", ["regression", "labels", "sequence"])
+def test_inspection_of_other_targets_is_the_gradient_of_their_loss(task):
+    found = subject(task)
+    rows, workload = found.rows(12), found.base.workload
+    inputs, targets = workload.train.batch(rows)
+    outputs = found.model(**inputs) if isinstance(inputs, dict) else found.model(inputs)
+    workload.loss(outputs, targets).mean().backward()
+    gradients = batch_gradient(found, rows)
+    for name, p in found.model.named_parameters():
+        assert_close(gradients[name], p.grad, rtol=1e-4, atol=1e-6)
+    assert own_clip(found, found.frame, rows).clipping.norms[1.0] > 0
+
+
+def test_the_range_of_pixels_is_that_of_the_data():
+    prior = image_prior(load(own_tasks.images()))
+    assert (prior.low, prior.high) == ((-1.0,), (1.0,))
+    assert prior.span == 2.0  # a range of 0 to the largest stored value would hide half of each image
+
+
+def test_membership_reads_the_loss_of_what_are_no_classes():
+    regression, labels = load(own_tasks.regression()), load(own_tasks.labels())
+    for workload in (regression, labels):
+        model = own_tasks.net()
+        inputs, targets = workload.train.batch(torch.arange(10))
+        found = confidences(model, workload, workload.train, torch.arange(10), "cpu")
+        assert_close(torch.from_numpy(found), -workload.loss(model(inputs), targets).detach().double())
+        assert accuracy_of(model, workload, "cpu") != accuracy_of(model, workload, "cpu")  # NaN: there is none
+    kinds = {task: is_cross_entropy(load(getattr(own_tasks, task)())) for task in ("classes", "scaled", "labels")}
+    assert kinds == {"classes": True, "scaled": True, "labels": False}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A recorded run of a task, without noise."""
+
+    def of(task: str):
+        out = tmp_path_factory.mktemp(task) / "run"
+        quick(
+            out, workload=getattr(own_tasks, task), method="dpsgd", mechanism="clip-only", noise_multiplier=None,
+            record_updates=True,
+        )  # fmt: skip
+        return open_record(str(out), ThreatModel())
+
+    return of
+
+
+def test_attacks_replay_the_workloads_loss_and_name_what_they_cannot_read(recorded):
+    record = recorded("regression")
+    seen = next(one for one in record.pick(1, ThreatModel()) if bool(one.values.any()))
+    truth = truth_of(record, seen)
+    granted = truth.grant(ThreatModel())
+    assert granted.labels.shape == truth.labels.shape
+    assert sorted(map(tuple, granted.labels.tolist())) == sorted(map(tuple, truth.labels.tolist()))  # whole rows
+    with pytest.raises(DoesNotApply, match="no classes"):
+        labels_of(seen, None, Knowledge(examples=1))
+    assert unexplained(seen, truth.inputs, truth.labels, scaled=False) < 1e-9  # the client's own loss explains it
+    assert unexplained(seen, truth.inputs + 1, truth.labels, scaled=False) > 0.01  # negative control
+    prior = Prior(shape=(8,), low=-5.0, high=5.0)
+    with pytest.raises(DoesNotApply, match="grant them"):
+        match(seen, Knowledge(examples=1), prior, attack=ATTACKS["dlg"], generator=torch.Generator())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["regression", "labels", "scaled", "sequence", "images"])
+def test_every_command_takes_a_task_or_refuses_it_by_name(task, fedlsg, tmp_path):
+    name, run = f"{FILE}:{task}", str(tmp_path / "run")
+    status, _, err = fedlsg(
+        "run",
+        name,
+        "--engine",
+        "local",
+        "--record-updates",
+        "--out",
+        run,
+        "-c",
+        "quiet=true",
+        "-c",
+        "reproducible=true",
+    )
+    assert status == 0, err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["accuracy"] is None) == (task in ("regression", "labels", "sequence"))
+    for command in (
+        ["report", run], ["inspect", run, "--examples", "8"], ["audit", run, "--canaries", "20"], ["export", run],
+        ["partition", name], ["attack", "--membership", run, "--shadows", "6", "--out", str(tmp_path / "membership")],
+        ["compare", name, "--methods", "dpsgd", "--yes", "--out", str(tmp_path / "compare"), "-c", "engine=local"],
+    ):  # fmt: skip
+        status, _, err = fedlsg(*command)
+        assert status == 0, (command[0], err)
+    status, _, err = fedlsg("attack", run, "--seconds", "0.5", "--images", "1")
+    assert (status, "holds no images" in err) == ((0, False) if task == "images" else (1, True)), err
