@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from simulations.cli.options import console, option, setting, starting
+from simulations.settings.settings import permit_code
 
 
 def pretrain(
@@ -27,6 +28,7 @@ def pretrain(
     out: Annotated[str | None, option(help="New folder; default pretrained/WORKLOAD-MODEL.")] = None,
 ) -> None:
     """Train a model on synthetic images alone, and write weights that any run starts from at no privacy cost."""
+    permit_code({"workload": workload, "source": source})
     with starting():
         from simulations.pretrain.command import pretrain_command
         from simulations.pretrain.train import Schedule

@@ -18,7 +18,7 @@ from simulations.rundir.rundir import create
 from simulations.rundir.tables import Row
 from simulations.server.app import run_on
 from simulations.settings.published import resolve
-from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping
+from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping, permit_code
 from simulations.workloads import Workload
 
 WORDS = ("asked", "answered", "rejected", "reasons", "dropped", "late")
@@ -61,6 +61,7 @@ class Strategy:
             strategies.give(name, method)
         if name != AUTO:
             strategies.check_name(name)
+        permit_code({**settings, "method": name})
         self.settings: Settings = from_mapping(resolve({**settings, "workload": give(workload), "method": name}))
         self.run: Run | None = None
 

@@ -26,7 +26,7 @@ def in_script(code: str, name: str = "f", **values: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
     monkeypatch.setattr(user_code, "_FILES", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from fedlsg import user_code
-from fedlsg.user_code import absolute, is_reference, load, name_of, short, shown
+from fedlsg.user_code import absolute, is_reference, load, name_of, permit, short, shown
+
+IS_PERMITTED = user_code.is_permitted
 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch, tmp_path):
     """Code may run, and modules of a test are gone after it."""
-    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
     monkeypatch.setattr(user_code, "_FILES", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
@@ -142,14 +144,15 @@ def test_code_that_fails_names_file_and_line_and_runs_again(code, words):
 
 
 @pytest.mark.parametrize("name", ["evil.py:f", "evil:f", "os:system", "evil.py"])
-def test_where_code_is_not_allowed_nothing_runs(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(user_code, "_ALLOWED", [])
+def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_code, "is_permitted", IS_PERMITTED)
+    permit("other.py:f", "evil.py:g")
     monkeypatch.syspath_prepend(str(tmp_path))
     write("evil.py", f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef f(): pass\n")
     with pytest.raises(ValueError, match="names code, and this process runs none that a setting names"):
         load(name, "workload")
     assert not (tmp_path / "ran").exists()
-    user_code.allow()  # negative control
+    permit("evil.py:f")  # negative control
     load("evil.py:f", "workload")
     assert (tmp_path / "ran").exists()
 
