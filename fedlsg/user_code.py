@@ -176,8 +176,9 @@ def _read_text_in(folder: Path) -> None:
     """Let no import from a folder of the user's, or from below it, read a compiled copy."""
 
     def find(path: str) -> FileFinder:
-        inner = Path(path).relative_to(folder).parts if Path(path).is_relative_to(folder) else OURS
-        if "site-packages" in inner or inner[:1] and inner[0] in OURS:
+        inside = Path(path).is_relative_to(folder)
+        parts = Path(path).relative_to(folder).parts if inside else ()
+        if not inside or "site-packages" in parts or set(parts[:1]) & set(OURS):
             raise ImportError
         return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Text, SOURCE_SUFFIXES))
 

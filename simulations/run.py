@@ -60,7 +60,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
 def resume_command(
     path: str, console: Console, named_code: Mapping[str, object] = NOTHING, *, trust_code: bool = False
 ) -> None:
-    """``fedlsg resume``: the settings and the ledger of the directory; its code as far as ``allow_code`` lets it run."""
+    """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as ``allow_code`` allows."""
     directory = RunDir.open(path)
     plan = continued(directory, console, named_code, trust_code=trust_code)
     execute(plan, directory, console, callbacks=named(plan.settings.callbacks))

@@ -58,7 +58,7 @@ class Code:
         needs = [setting for setting in READS if given.get(setting) is None or setting in named]
         used = allow_code(run, named, trust_code=self.trust, needs=needs)
         for setting in named.keys() - set(used):
-            raise ValueError(f"the run's {setting} is {getattr(settings, setting)}, no code of its own: leave {setting} out")
+            raise ValueError(f"the run's {setting} is {getattr(settings, setting)}, no code of its own: leave it out")
 
 
 class Run:
@@ -155,7 +155,7 @@ def load_run(
     method: str | Callable[..., Any] | None = None,
     trust_code: bool = False,
 ) -> Run:
-    """The run in a directory; it may come from anybody. Nothing of its code runs here, and ``Run.model`` alone needs it.
+    """The run in a directory, which may come from anybody: none of its code runs, but for ``Run.model``.
 
     workload, method: the run's own, as in ``fedlsg.simulate``. trust_code: run the code that the directory names, after
         file and digest are printed. Other code than the run's record is refused in every case.

@@ -6,6 +6,7 @@ import typer
 from click.core import ParameterSource
 
 from simulations.cli.options import Choice, TrustCode, console, device_in, let_run, option, setting, starting
+from simulations.plan.trust import READS
 from simulations.settings.settings import merge, permit_code
 
 
@@ -144,8 +145,8 @@ def attack(
     for name in (compare or "").split(","):
         permit_code({"method": name.strip()})
     with starting():
-        rest = let_run(runs or [], given, trust_code)
-    given = given if record else rest
+        needs = [name for name in READS if not (record and name in given)]  # the rest replaces the run's own
+        given = let_run(runs or [], given, trust_code, needs=needs)
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         with starting():

@@ -6,7 +6,8 @@ digest are printed; and in each of these cases only if it is what the run record
 """
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedlsg.user_code import is_permitted, permit, shown, stands_for
 from simulations.plan.known_code import is_known, place, remember
 from simulations.settings.settings import code_in
 
-RECORD = "code.json"
+RECORD, RESTORE = "code.json", "restore it from a copy"
 READS = ("workload", "method", "source")
 """Settings whose code a look at a run needs."""
 CONTINUES = (*READS, "callbacks")
@@ -36,17 +37,33 @@ def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, 
     mine = {setting: [stands_for(name) for name in own] for setting, own in names.items()}
     files = {setting: [digest_of_source(name) for name in own] for setting, own in mine.items()}
     write_atomically(run / RECORD, seal({"own_code": dict(own_code), "files": files}, indent=2))
-    pairs = (pair for setting, own in mine.items() for pair in zip(files[setting], own, strict=True))
-    remember((digest, name.rpartition(":")[0]) for digest, name in pairs)
+    remember({(digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own})
 
 
 def recorded(run: Path) -> dict[str, Any]:
     """What ``keep_code`` wrote; empty for a run without it. Raises DamagedError."""
     if not (run / RECORD).exists():
         return {}
-    from simulations.rundir.files.sealed import unseal
+    from simulations.rundir.files.sealed import DamagedError, unseal
 
-    return unseal(run / RECORD, otherwise="restore it from a copy")
+    found, otherwise = unseal(run / RECORD, otherwise=RESTORE), f"{run / RECORD} is damaged: {RESTORE}"
+    if not all(isinstance(found.get(part), dict) for part in ("own_code", "files")):
+        raise DamagedError(otherwise)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Code of a setting: the name that the run recorded, the one that would run, and the digest of that."""
+
+    setting: str
+    recorded: str
+    name: str
+    digest: str
+
+    @property
+    def file(self) -> tuple[str, str]:
+        return self.digest, self.name.rpartition(":")[0]
 
 
 def allow_code(
@@ -64,31 +81,37 @@ def allow_code(
     except (OSError, ValueError):  # whoever reads the settings reports it
         return []
     mine, before = code_in(named), recorded(run).get("files", {})
-    pairs = []
-    for setting in [setting for setting in names if setting in needs]:
-        own = mine.get(setting, [stands_for(name) for name in names[setting]])
-        if [shown(name) for name in own] != [shown(name) for name in names[setting]]:
-            raise ValueError(f"the run's {setting} is {_words(names[setting])}, not {_words(own)}: name the run's own")
-        digests = [digest_of_source(name) for name in own]
-        if missing := [name for name, digest in zip(own, digests, strict=True) if not digest]:
+    wanted = {setting: _find(run, setting, names[setting], mine.get(setting)) for setting in names if setting in needs}
+    if changed := [s for s in sorted(wanted) if s in before and [code.digest for code in wanted[s]] != before[s]]:
+        raise other_code(changed)
+    files = {(digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own}
+    found = [code for some in wanted.values() for code in some]
+    for code in found:
+        if trust_code and code.setting in before and code.file not in files:
+            say(f"--trust-code: {code.setting} {shown(code.name)!r} runs {code.file[1]!r}, sha256 {code.digest}")
+        elif code.file not in files and not is_permitted(code.recorded) and not is_known(*code.file):
+            raise _refusal(run, code, has_record=code.setting in before)
+    remember(files & {code.file for code in found})
+    for code in found:
+        permit(code.name, of=code.recorded)
+    return [setting for setting in mine if setting in wanted]
+
+
+def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | None) -> list[Code]:
+    """The code of a setting; ``mine``: as the user names it. Raises ValueError for another name or a missing file."""
+    own = [stands_for(name) for name in names] if mine is None else mine
+    if [shown(name) for name in own] != [shown(name) for name in names]:
+        words = (", ".join(map(shown, some)) for some in (names, own))
+        raise ValueError("the run's {} is {}, not {}: name the run's own".format(setting, *words))
+    found = [Code(setting=setting, recorded=name, name=one, digest=digest_of_source(one))
+             for name, one in zip(names, own, strict=True)]  # fmt: skip
+    for code in found:
+        if not code.digest:
             raise ValueError(
-                f"{setting}: there is no file {missing[0].rpartition(':')[0]}, which {run} names: restore it, or name it "
-                f"where it is now, as {_option(setting, shown(missing[0]))}"
+                f"{setting}: there is no file {code.file[1]}, which {run} names: restore it, or name it where it is "
+                f"now, as {_option(setting, shown(code.name))}"
             )
-        if setting in before and digests != before[setting]:
-            raise other_code([setting])
-        for name, actual, digest in zip(names[setting], own, digests, strict=True):
-            path = actual.rpartition(":")[0]
-            if setting in mine:
-                remember([(digest, path)])
-            elif trust_code and setting in before:
-                say(f"--trust-code: {setting} {shown(name)!r} runs {path!r}, sha256 {digest}")
-            elif not is_permitted(name) and not is_known(digest, path):
-                raise _refusal(run, setting, actual, digest, has_record=setting in before)
-            pairs.append((name, actual))
-    for name, actual in pairs:
-        permit(actual, of=name)
-    return [setting for setting in mine if setting in needs and setting in names]
+    return found
 
 
 def other_code(settings: Collection[str]) -> ValueError:
@@ -99,13 +122,15 @@ def other_code(settings: Collection[str]) -> ValueError:
     )
 
 
-def _refusal(run: Path, setting: str, name: str, digest: str, *, has_record: bool) -> ValueError:
-    path = name.rpartition(":")[0]
-    fix = f"read it, then name it: {_option(setting, name)}"
-    fix += ", or add --trust-code" if has_record else " (an older version made the run: it has no record of its code)"
+def _refusal(run: Path, code: Code, *, has_record: bool) -> ValueError:
+    fix = f"read it, then name it: {_option(code.setting, code.name)}"
+    fix += (
+        ", or add --trust-code (in Python: trust_code=True)" if has_record
+        else " (an older version made the run: it has no record of its code)"
+    )  # fmt: skip
     return ValueError(
-        f"{run} names code, {setting} {shown(name)!r} of {path!r} (sha256 {digest}), which you have not run from there "
-        f"({_store()}). It may come from somebody else, so nothing of it was run: {fix}"
+        f"{run} names code, {code.setting} {shown(code.name)!r} of {code.file[1]!r} (sha256 {code.digest}), which you "
+        f"have not run from there ({_store()}). It may come from somebody else, so nothing of it was run: {fix}"
     )
 
 
@@ -118,7 +143,3 @@ def _store() -> str:
 
 def _option(setting: str, name: str) -> str:
     return f"--{setting} {name}" if setting in ("workload", "method") else f"-c {setting}={name}"
-
-
-def _words(names: Collection[str]) -> str:
-    return ", ".join(map(shown, names))

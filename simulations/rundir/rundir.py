@@ -74,7 +74,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str) -> "RunDir":
-        """An existing run directory. Raises ValueError for anything else, and for one with links that lead out of it."""
+        """An existing run directory. Raises ValueError for anything else, and as ``check_inside``."""
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
             why = "it is a file" if folder.exists() else "it does not exist"

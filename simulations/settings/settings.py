@@ -211,7 +211,7 @@ def from_mapping(given: Mapping[str, object]) -> Settings:
 
 
 def from_file(given: Mapping[str, object]) -> Settings:
-    """``Settings`` that a run wrote. No code that they name is run: what only an unknown method declares stays as it is.
+    """``Settings`` that a run wrote. Code that they name is not run: what it may declare stays as it is.
 
     Raises ValueError as ``parse``.
     """

@@ -1,5 +1,7 @@
 """Code by name: files, modules and entry points; and that nothing runs where it was not allowed."""
 
+import os
+import py_compile
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -190,3 +192,22 @@ def test_one_package_found_twice_on_the_path_is_one(monkeypatch):
 def test_an_entry_point_that_cannot_be_imported_is_named():
     with pytest.raises(ImportError, match=r"fedlsg\.methods: a = nowhere:f cannot be imported: ModuleNotFoundError"):
         user_code.imported(point("a", "nowhere:f"))
+
+
+def test_a_compiled_copy_is_never_run():
+    """Its date and size are those of the text that is read and has the digest; what it does is not."""
+    paths = {name: write(f"{name}.py", f"{rest}def g(): return 1\n") for name, rest in
+             (("helper", ""), ("mine", "import helper\ndef f(): return helper.g() + g()\n"))}  # fmt: skip
+    Path("package").mkdir()
+    paths["inner"] = write("package/inner.py", "def g(): return 1\n")
+    for path in paths.values():
+        text, stamp = path.read_text(), path.stat()
+        path.write_text(text.replace("def g(): return 1", "def g(): return 9"))
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        py_compile.compile(str(path))
+        path.write_text(text)
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert load("mine.py:f", "workload")() == 2
+    import package.inner  # type: ignore[import-not-found]
+
+    assert package.inner.g() == 1

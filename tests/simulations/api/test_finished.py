@@ -140,7 +140,7 @@ def test_a_run_of_code_that_has_changed_has_no_model(tmp_path):
     quick(tmp_path / "run", workload=f"{mine}:workload")
     write(mine, MINE.replace("nn.Tanh()", "nn.ReLU()"))
     new_process()
-    with refused("the code of the run's own workload differs from that which the run used: restore the file"):
+    with refused("the code of the run's own workload differs from that which this run began with: restore the file"):
         fedlsg.load_run(tmp_path / "run").model  # noqa: B018
 
 
