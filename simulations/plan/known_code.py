@@ -12,11 +12,6 @@ from pathlib import Path
 
 from simulations.rundir.files.atomic import make_folder, write_atomically
 
-try:
-    import fcntl
-except ImportError:  # Windows: of two entries at one moment, one may be lost, and is asked for
-    fcntl = None  # type: ignore[assignment]
-
 KEPT = 1000
 """Entries; the oldest are forgotten."""
 
@@ -36,20 +31,17 @@ def is_known(digest: str, path: str) -> bool:
 
 def remember(code: Iterable[tuple[str, str]]) -> None:
     """Keep digests and paths of code that the user named himself. A home that cannot be written keeps nothing."""
+    from simulations.rundir.lock import locked_folder  # imports torch, which a look at the list must not
+
     new = [_entry(digest, path) for digest, path in code if digest]
     with suppress(OSError, RuntimeError):
         file = place()
         if not new or set(new) <= set(_read(file)[-KEPT // 2 :]):
             return
         make_folder(file.parent)
-        descriptor = os.open(file.parent, os.O_RDONLY)
-        try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with locked_folder(file.parent):
             kept = [line for line in _read(file) if line not in new]
             write_atomically(file, b"".join(line + b"\n" for line in [*kept, *new][-KEPT:]), private=True)
-        finally:
-            os.close(descriptor)
 
 
 def _entry(digest: str, path: str) -> bytes:

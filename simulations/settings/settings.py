@@ -239,7 +239,8 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
         name, words = raw_name.replace("-", "_"), [str(value)]
         if name == "callbacks":
             words = [shlex.split(part)[0] for part in str(value or "").split(";") if part.strip()]
-        if name in (*MAY_NAME_FILES, "callbacks") and (names := [absolute(word) for word in words if is_code(word)]):
+        names_code = is_code if name == "source" else is_reference
+        if name in (*MAY_NAME_FILES, "callbacks") and (names := [absolute(word) for word in words if names_code(word)]):
             found[name] = names
     return found
 
