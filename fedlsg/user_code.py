@@ -168,7 +168,7 @@ class _Text(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)  # type: ignore[no-any-return]
+        return self.source_to_code(self.get_data(path), path)
 
 
 @cache

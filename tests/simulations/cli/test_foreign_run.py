@@ -13,6 +13,7 @@ import typer.main
 import fedlsg as package
 import simulations.plan.trust
 from simulations.cli.app import app
+from simulations.compare.collect import read_runs
 from simulations.rundir.files.sealed import save_checkpoint
 from tests.simulations.support.own import MINE, fresh, quick, refused, write
 
@@ -69,9 +70,7 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Sent:
             for path in (folder / copy).glob(pattern):
                 path.unlink()
     shutil.copytree(folder / "RUN", folder / "GRID/cells/lsg-epsilon8-seed0")
-    write(
-        folder / "GRID/grid.toml", f'workload = "{names["workload"]}"\n[methods.mine]\nmethod = "{names["recipe"]}"\n'
-    )
+    write(folder / "GRID/grid.toml", f'workload = "{names["workload"]}"\n[methods.lsg]\nmethod = "{names["recipe"]}"\n')
     cell = {"given": {"method": names["recipe"]}, "status": "done"}
     write(folder / "GRID/cells.json", json.dumps({"lsg-epsilon8-seed0": cell}))
     assert sent.marker.exists()
@@ -121,6 +120,12 @@ def test_negative_control_where_the_user_is_not_asked_it_runs(sent, fedlsg: Comm
     assert sent.marker.exists()
 
 
+def test_a_grid_of_it_keeps_its_labels(sent):
+    (found,) = read_runs([sent.folder / "GRID"])
+    assert (found.label, found.method) == ("lsg", f"{sent.mine}:recipe")
+    assert not sent.marker.exists()
+
+
 def test_python_reads_a_run_and_runs_nothing(sent):
     run = package.load_run(sent.folder / "RUN")
     assert len(run.rounds) == len(run.plot().axes[0].lines[0].get_xdata()) == 2
@@ -163,7 +168,7 @@ def test_named_once_it_is_known(sent, fedlsg: Command, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["named", "trusted", "known"])
-def test_other_code_than_the_record_is_refused_however_it_is_trusted(how, sent, fedlsg: Command, tmp_path, monkeypatch):
+def test_other_code_than_the_record_is_refused(how, sent, fedlsg: Command, tmp_path, monkeypatch):
     other = write(tmp_path / "mine.py", sent.mine.read_text() + "# other\n")
     shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
     text = (tmp_path / "copy/config.toml").read_text().replace(str(sent.mine), str(other))
@@ -172,7 +177,9 @@ def test_other_code_than_the_record_is_refused_however_it_is_trusted(how, sent, 
     said = {"named": ["--workload", f"{other}:workload"], "trusted": ["--trust-code"], "known": []}[how]
     status, _, err = fedlsg("resume", str(tmp_path / "copy"), *said)
     assert status == 1
-    assert "the code of the run's own callbacks and method and workload differs from that which this run began with" in err
+    assert (
+        "the code of the run's own callbacks and method and workload differs from that which this run began with" in err
+    )
     assert not sent.marker.exists()
 
 
