@@ -4,18 +4,25 @@ Of code in a file: that file, and the modules next to it that it imports at its 
 notebook, where other lines say nothing of it: its instructions and constants, and the functions, classes and plain
 values of the script that it names. Of both: the plain values that it captures (defaults, closure, arguments of a
 partial, attributes of an object).
+
+``digest_of_source`` runs nothing: it is of the files that a name would run, for who decides whether it may.
 """
 
+import ast
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
+from importlib.machinery import all_suffixes
+from importlib.util import find_spec
 from inspect import unwrap
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 MAIN = "__main__"
+OURS = ("fedlsg", "strategies", "simulations")
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -122,3 +129,69 @@ def _files(function: FunctionType, file: Path) -> list[Path]:
                 found[path] = other
                 waiting.append(other)
     return sorted(found)
+
+
+def digest_of_source(name: str) -> str:
+    """SHA-256 of the code that a name (FILE.py:NAME, MODULE:NAME) would run; "" where there is no such file.
+
+    Of the file and of all files below its folder that it imports, directly or through another, anywhere in its code.
+    """
+    root, files = _place(name.rpartition(":")[0])
+    if not files:
+        return ""
+    sha = hashlib.sha256()
+    for path in sorted(source_files(root, files)):
+        for part in (os.path.relpath(path, root).encode(), path.read_bytes()):
+            sha.update(len(part).to_bytes(8, "little") + part)
+    return sha.hexdigest()
+
+
+def source_files(root: Path, files: Iterable[Path]) -> set[Path]:
+    """Files, and what their import statements find in ``root``, directly or through another; packages are no user's."""
+    found, waiting = set(files), list(files)
+    while waiting and "site-packages" not in root.parts:
+        for base, name in _imports(waiting.pop(), root):
+            new = set(_found(base, name)) - found
+            found |= new
+            waiting += new
+    return found
+
+
+def _place(place: str) -> tuple[Path, list[Path]]:
+    """The folder that imports start from, and the files of a place; a package is looked up and not run."""
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        return path.parent, [path] if path.is_file() else []
+    top = place.partition(".")[0]
+    try:
+        spec = find_spec(top) if top else None
+    except ValueError:  # a module that was made by hand
+        spec = None
+    if spec is None or not (spec.has_location or spec.submodule_search_locations):  # or Python's own
+        return Path(), []
+    where = Path([*(spec.submodule_search_locations or ()), str(spec.origin)][0])
+    return where.parent, _found(where.parent, place)
+
+
+def _imports(file: Path, root: Path) -> Iterator[tuple[Path, str]]:
+    """What a file imports: the folder where Python begins to look, and the dotted name."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python cannot run it, or it is compiled
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((root, alias.name) for alias in node.names if alias.name.partition(".")[0] not in OURS)
+        elif isinstance(node, ast.ImportFrom):
+            base = [file, *file.parents][node.level] if node.level < len(file.parts) else root
+            names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+            if node.level or names[0].partition(".")[0] not in OURS:
+                yield from ((base if node.level else root, name) for name in names)
+
+
+def _found(base: Path, name: str) -> list[Path]:
+    """The files that Python may run to import a dotted name: of a module, or of the packages above it."""
+    parts = name.split(".")
+    places = [base.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)]
+    candidates = [f"{place}{end}{suffix}" for place in places for end in ("/__init__", "") for suffix in all_suffixes()]
+    return [path for path in map(Path, candidates) if path.is_file()]

@@ -1,10 +1,11 @@
 """Code of a user's own by its name: ``FILE.py:NAME``, ``MODULE:NAME``, an object given in Python, or an entry point.
 
-    allow()                              a command line, a Python call, or a simulated client does this
+    permit("mine.py:recipe")             who names code on a command line, in Python, or trusts a run directory
     build = load("mine.py:recipe")       runs mine.py once a process, and returns its function ``recipe``
 
-A setting that names code runs nothing by itself: without ``allow``, a name of a file or module is refused. A deployed
-client never calls ``allow``. It runs what its bundle or an installed package holds, whatever a run config names.
+A setting that names code runs nothing by itself: ``load`` refuses every name of a file or module that was not
+permitted in this process, and nothing else here or elsewhere imports what a setting names. A deployed client permits
+none. It runs what its bundle or an installed package holds, whatever a run config names.
 """
 
 import hashlib
@@ -14,17 +15,20 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from fedlsg.choices import did_you_mean
+from fedlsg.code_digest import OURS
 from fedlsg.failure import without_exit
 
 T = TypeVar("T")
 
-_ALLOWED: list[bool] = []
+_PERMITTED: dict[str, str] = {}
+"""Names that may run, and the name of what runs for each: the file of a recorded name may have moved."""
 _FILES: dict[Path, tuple[str, ModuleType]] = {}
 
 
@@ -32,9 +36,23 @@ DATA = "data:"
 """Before a path or name of public data in a setting."""
 
 
-def allow() -> None:
-    """Let names of files and modules in settings run code in this process from now on."""
-    _ALLOWED[:] = [True]
+def permit(*names: str, of: str | None = None) -> None:
+    """Let names of files and modules run code in this process: its user wrote them, or trusts who did.
+
+    ``of``: the recorded name that the single name given here stands for, where a run directory has another path.
+    """
+    for name in names:
+        _PERMITTED[absolute(of or name)] = absolute(name)
+
+
+def is_permitted(name: str) -> bool:
+    """Whether a name may run code in this process."""
+    return absolute(name) in _PERMITTED
+
+
+def stands_for(name: str) -> str:
+    """What runs for a permitted name; every other name for itself."""
+    return _PERMITTED.get(absolute(name), name)
 
 
 def is_reference(name: str) -> bool:
@@ -76,14 +94,14 @@ def load(name: str, kind: str) -> Any:
     """What a name of a file or module stands for. The file runs once a process, and again after it has changed.
 
     ``kind``: what it is to be, for error messages. Raises ValueError for a file, module or attribute that is not there,
-    or where code from names is not allowed; ImportError, naming file and line, for code that fails.
+    or for a name that was not permitted; ImportError, naming file and line, for code that fails.
     """
-    place, _, attribute = name.rpartition(":")
-    if not _ALLOWED:
+    if not is_permitted(name):
         raise ValueError(
             f"{kind} {shown(name)!r} names code, and this process runs none that a setting names: use an installed "
             "package or the app's own bundle"
         )
+    place, _, attribute = stands_for(name).rpartition(":")
     if not place or not attribute:
         raise ValueError(f"{kind} {name!r}: expected FILE.py:NAME, as {place or 'mine.py'}:{kind}")
     module = _file(_path(place), kind) if place.endswith(".py") else _module(place, kind)
@@ -113,12 +131,11 @@ def _file(path: Path, kind: str) -> ModuleType:
         return _FILES[path][1]
     _prefer(path.parent)
     name = path.stem if _is_free(path.stem, path) else f"user_code_{digest[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _Text(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and annotations look their module up
-    loader = spec.loader
 
     def execute() -> ModuleType:
         try:
@@ -137,6 +154,7 @@ def _prefer(folder: Path) -> None:
 
     A neighbour of another file that has the same name is forgotten; the functions of that file keep it.
     """
+    _read_text_in(folder)
     others = {str(path.parent) for path in _FILES} - {str(folder)}
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last: a random.py next to the file hides no module of Python
@@ -144,6 +162,30 @@ def _prefer(folder: Path) -> None:
     for module in modules_of_files():
         if str(Path(str(module.__file__)).parent) in others and (folder / f"{module.__name__}.py").is_file():
             sys.modules.pop(module.__name__, None)
+
+
+class _Text(SourceFileLoader):
+    """Runs the text of a file. A compiled copy next to it may say what nobody reads and no digest is of."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+@cache
+def _read_text_in(folder: Path) -> None:
+    """Let no import from a folder of the user's, or from below it, read a compiled copy."""
+
+    def find(path: str) -> FileFinder:
+        inside = Path(path).is_relative_to(folder)
+        parts = Path(path).relative_to(folder).parts if inside else ()
+        if not inside or "site-packages" in parts or set(parts[:1]) & set(OURS):
+            raise ImportError
+        return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Text, SOURCE_SUFFIXES))
+
+    sys.path_hooks.insert(0, find)
+    for path in [path for path in sys.path_importer_cache if Path(path).is_relative_to(folder)]:
+        del sys.path_importer_cache[path]
 
 
 def _is_free(name: str, path: Path) -> bool:

@@ -1,7 +1,8 @@
 """The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their options."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -18,11 +19,12 @@ from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine, limited_memory
 from simulations.plan.advice import advice, guessing_line
-from simulations.plan.continuity import check_unchanged
+from simulations.plan.continuity import begin, check_unchanged
 from simulations.plan.noise import rho_line, sum_line
 from simulations.plan.places import from_root
 from simulations.plan.plan import Plan
 from simulations.plan.share import torch_func_line
+from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import epsilon_words, features_line
@@ -38,7 +40,7 @@ from simulations.settings.automatic import rule_line
 from simulations.settings.method_choice import method_line
 from simulations.settings.published import resolve
 from simulations.settings.sampling import CLAIM, batches_line
-from simulations.settings.settings import from_mapping
+from simulations.settings.settings import as_config, from_mapping
 
 
 def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
@@ -51,25 +53,32 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
         plan = ready_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
-    directory.write_config(plan.settings)
+    begin(plan, directory)
     announce(plan, console)
     execute(plan, directory, console, callbacks=callbacks)
 
 
-def resume_command(path: str, console: Console) -> None:
-    """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
+def resume_command(
+    path: str, console: Console, named_code: Mapping[str, object] = NOTHING, *, trust_code: bool = False
+) -> None:
+    """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as ``allow_code`` allows."""
     directory = RunDir.open(path)
-    plan = continued(directory, console)
+    plan = continued(directory, console, named_code, trust_code=trust_code)
     execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
 
 
-def continued(directory: RunDir, console: Console) -> Plan:
+def continued(
+    directory: RunDir, console: Console, named_code: Mapping[str, object] = NOTHING, *, trust_code: bool = False
+) -> Plan:
     """The plan of an interrupted run, from its own settings.
 
-    Raises ValueError if settings, data, code or a ledger are not those that it began with, or for a deployment.
+    Raises ValueError if settings, data, code or a ledger are not those that it began with, or for a deployment; and as
+    ``allow_code``.
     """
     refuse_own_noise(directory)
     refuse_deployed_run(directory)
+    say = partial(print_line, console=console, style="yellow")
+    allow_code(directory.path, named_code, trust_code=trust_code, needs=CONTINUES, say=say)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
     saved = None
     if directory.has_checkpoint:
@@ -85,6 +94,8 @@ def continued(directory: RunDir, console: Console) -> Plan:
     with console.status("loading data") as status:
         plan = ready_plan(settings, progress=status.update)
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
+    if not recorded(directory.path):  # of an older version
+        keep_code(directory.path, as_config(plan.settings), plan.own_code)
     if changed:
         text = f"changed since the last run: {', '.join(changed)}"
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

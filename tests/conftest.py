@@ -4,6 +4,7 @@ With pytest-xdist the tests of a file run in one worker, and those that start Ra
 processes that are left, all in the same one: they would find each other's.
 """
 
+import os
 import shutil
 import signal
 import subprocess
@@ -51,11 +52,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return ByFile(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def configuration(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Code that tests run is not known to the user who runs them."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("configuration"))
+
+
 @pytest.fixture(autouse=True)
 def registered_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten: a run records the code of all registered layers of its process."""
+    """What a test registers or permits is forgotten: a run records the code of all layers of its process."""
+    from fedlsg import user_code
     from fedlsg.gradients.calls import registry
 
+    monkeypatch.setattr(user_code, "_PERMITTED", {})
     monkeypatch.setattr(registry, "_registered", {})
 
 
@@ -65,7 +74,7 @@ def own_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import strategies
     from fedlsg import user_code
 
-    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
     yield
     strategies.forget()
 

@@ -2,19 +2,22 @@
 
 import base64
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+import strategies
 from fedlsg import user_code
+from simulations import workloads
 from simulations.exports.model import read_final, without_adapters
 from simulations.plan.base import Base
 from simulations.plan.continuity import check_own_code
 from simulations.plan.prepare import prepare
+from simulations.plan.trust import READS, allow_code
 from simulations.report.figure import png
 from simulations.report.page import Picture, cell, facts_of
 from simulations.report.run_page import course
@@ -22,7 +25,9 @@ from simulations.report.words import outcome
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, read_lines
-from simulations.workloads import build_model
+from simulations.settings.settings import Settings
+from simulations.workloads import Workload, build_model
+from simulations.workloads.own.workload import make
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,15 +39,37 @@ WIDTH = 680
 PLOT = "Accuracy (or loss), epsilon, bytes and clients after each round"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """What a user says of the code of a run: names or the things themselves, or that whatever it names may run."""
+
+    workload: str | Workload | Callable[[], Workload] | None = None
+    method: str | Callable[..., Any] | None = None
+    trust: bool = False
+
+    def allow(self, run: Path, settings: Settings) -> None:
+        """Let the workload of a run be loaded. Raises ValueError as ``allow_code``."""
+        given = {"workload": self.workload, "method": self.method}
+        if self.workload is not None and not isinstance(self.workload, str):
+            workloads.give(settings.workload, make(self.workload, settings.workload))
+        if self.method is not None and not isinstance(self.method, str):
+            strategies.give(settings.method, self.method)
+        named = {setting: name for setting, name in given.items() if isinstance(name, str)}
+        needs = [setting for setting in READS if given.get(setting) is None or setting in named]
+        used = allow_code(run, named, trust_code=self.trust, needs=needs)
+        for setting in named.keys() - set(used):
+            raise ValueError(f"the run's {setting} is {getattr(settings, setting)}, no code of its own: leave it out")
+
+
 class Run:
     """A run and its results. ``fedlsg.simulate`` and ``fedlsg.load_run`` make it; a notebook shows a table and curves.
 
     An unfinished run has no ``summary``, and ``epsilon`` is that of its last finished round.
     """
 
-    def __init__(self, directory: Path, *, plan: Base | None = None) -> None:
+    def __init__(self, directory: Path, *, plan: Base | None = None, code: Code | None = None) -> None:
         self.directory = Path(directory)
-        self._plan = plan
+        self._plan, self._code = plan, code or Code()
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
@@ -72,11 +99,14 @@ class Run:
     def model(self) -> nn.Module:
         """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged into linear layers.
 
-        Raises what loading the workload raises, where code or data of the run are not here: then load model.safetensors
-        into a module of your own.
+        Code of the run's own is run only if you ran it before, name it or trust it (``load_run``). Raises what loading
+        the workload raises, where code or data of the run are not here: then load model.safetensors into a module of
+        your own.
         """
         run = RunDir(self.directory)
         settings = run.read_config()
+        if self._plan is None:
+            self._code.allow(run.path, settings)
         final = read_final(run, settings)
         if self._plan is None:
             base = prepare(replace(settings, device="cpu"))
@@ -118,8 +148,19 @@ class Run:
         return cell(facts_of(self._facts()), picture)
 
 
-def load_run(path: str | Path) -> Run:
-    """The run in a directory. Raises ValueError for a folder that is no run directory."""
-    user_code.allow()
-    read_run(RunDir.open(str(path)).path)
-    return Run(RunDir.open(str(path)).path)
+def load_run(
+    path: str | Path,
+    *,
+    workload: str | Workload | Callable[[], Workload] | None = None,
+    method: str | Callable[..., Any] | None = None,
+    trust_code: bool = False,
+) -> Run:
+    """The run in a directory, which may come from anybody: none of its code runs, but for ``Run.model``.
+
+    workload, method: the run's own, as in ``fedlsg.simulate``. trust_code: run the code that the directory names, after
+        file and digest are printed. Other code than the run's record is refused in every case.
+    Raises ValueError for a folder that is no run directory.
+    """
+    run = RunDir.open(str(path))
+    read_run(run.path)
+    return Run(run.path, code=Code(workload=workload, method=method, trust=trust_code))

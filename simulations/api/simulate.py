@@ -15,12 +15,13 @@ from simulations.api.finished import Run
 from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.callbacks.named import named
 from simulations.engines import ahead
+from simulations.plan.continuity import begin
 from simulations.plan.places import from_root
 from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
-from simulations.settings.settings import check_names_of, from_mapping, parse, values_of
+from simulations.settings.settings import check_names_of, from_mapping, parse, permit_code, values_of
 from simulations.workloads import Workload
 from simulations.workloads.own.workload import MODEL, make
 
@@ -80,7 +81,6 @@ def simulate(
     Raises ValueError for a bad argument (the message names it and the fix), OSError for missing data, RuntimeError for
     a run that diverged.
     """
-    user_code.allow()
     given = {"epsilon": epsilon, "delta": delta, "clients": clients, "rounds": rounds, "engine": engine}
     own = {"model": model, "train": train, "test": test, "loss": loss}
     if workload is not None and isinstance(model, str):
@@ -100,6 +100,7 @@ def simulate(
     if twice := given.keys() & settings.keys():
         raise ValueError(f"{', '.join(sorted(twice))}: given twice")
     chosen = {name: value for name, value in (given | settings).items() if value is not None}
+    permit_code(chosen)
     console = Console(quiet=quiet)
     with ahead(first_look(chosen)):
         return _run(chosen, out, callbacks, console, resume=resume)
@@ -114,7 +115,7 @@ def _run(
             raise ValueError("resume=True continues the run in out: give out, too")
         directory = RunDir.open(str(out))
         _check_same(given, directory)
-        plan = continued(directory, console)
+        plan = continued(directory, console, given)
         by_name = named(plan.settings.callbacks)
     else:
         settings = from_mapping(from_root(resolve(given)))
@@ -122,7 +123,7 @@ def _run(
         plan = ready_plan(settings)
         directory = create(None if out is None else str(out), plan.settings)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
-        directory.write_config(plan.settings)
+        begin(plan, directory)
         announce(plan, console)
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
     execute(plan, directory, console, callbacks=(*by_name, *own), again=again)

@@ -12,6 +12,7 @@ import strategies
 from simulations.attack.recorded.observations import refuse_client_unit
 from simulations.compare.cells.having import dropped_lines, lacks
 from simulations.engines import local
+from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
 from simulations.report.progress import count_bar
 from simulations.report.terminal import print_line
@@ -135,7 +136,7 @@ def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, devic
         plan = ready_plan(from_mapping(resolve({**wanted, "device": device})), progress=status.update)
     run = create(str(directory), plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(run.path)))
-    run.write_config(plan.settings)
+    begin(plan, run)
     finish(plan, run, console)
     return str(directory)
 

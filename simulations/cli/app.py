@@ -14,7 +14,6 @@ import typer
 import typer.core
 from rich.console import Console
 
-from fedlsg import user_code
 from fedlsg.failure import without_exit
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import compare, report
@@ -23,7 +22,19 @@ from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.first_steps import print_first_steps
-from simulations.cli.options import Choice, RayAddress, console, option, setting, starting
+from simulations.cli.options import (
+    Choice,
+    OwnCode,
+    OwnMethod,
+    OwnWorkload,
+    RayAddress,
+    TrustCode,
+    console,
+    only_code,
+    option,
+    setting,
+    starting,
+)
 from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
@@ -87,9 +98,18 @@ def run(
 
 @app.command()
 def resume(
-    directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")], ray_address: RayAddress = None
+    directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
+    workload: OwnWorkload = None,
+    method: OwnMethod = None,
+    trust_code: TrustCode = False,
+    ray_address: RayAddress = None,
+    config: OwnCode = None,
 ) -> None:
-    """Continue an interrupted run from its last finished round."""
+    """Continue an interrupted run from its last finished round.
+
+    Code of the run's own runs if you ran it before, from the same file, or name it here.
+    """
+    named = only_code(merge({"workload": workload, "method": method}, config))
     from simulations.engines import ahead, engine_of, use_cluster
 
     name = engine_of(directory)
@@ -98,7 +118,7 @@ def resume(
         with starting():
             from simulations.run import resume_command
 
-        resume_command(directory, console)
+        resume_command(directory, console, named, trust_code=trust_code)
 
 
 app.command(short_help="A grid of runs: one table, plots and report.html.")(compare)
@@ -217,7 +237,6 @@ def main() -> None:
 
     Ctrl-C, SIGTERM and SIGHUP end a command in the same way; the exit status is 128 and the signal's number.
     """
-    user_code.allow()
     atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
     try:
         with sigterm_raises(), without_exit():

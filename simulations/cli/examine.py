@@ -5,15 +5,18 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import Choice, console, device_in, option, setting, starting
-from simulations.settings.settings import merge
+from simulations.cli.options import Choice, TrustCode, console, device_in, let_run, option, setting, starting
+from simulations.plan.trust import READS
+from simulations.settings.settings import merge, permit_code
 
 
 def inspect(
     directory: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Run directory; or --workload without a run.")
     ] = None,
-    workload: Annotated[str | None, option(help="Instead of a run: this one at its initial weights.")] = None,
+    workload: Annotated[
+        str | None, option(help="Instead of a run: this one at its initial weights. Or RUN's own, FILE.py:NAME.")
+    ] = None,
     method: Annotated[str | None, option(help="With --workload: the recipe; default lsg.")] = None,
     rank: Annotated[int | None, option(help="With --workload: rank r of the carriers.")] = None,
     examples: Annotated[int, option(help="Rows of the training data that are read; default 512.")] = 512,
@@ -28,6 +31,7 @@ def inspect(
         bool, option("--noiseless", help="Also what noise and clip cost: trains twice more, each as long as the run.")
     ] = False,
     device: Annotated[str | None, setting("device")] = None,
+    trust_code: TrustCode = False,
     out: Annotated[str | None, option(help="Directory; default inspection/ in the run.")] = None,
     config: Choice = None,
 ) -> None:
@@ -37,6 +41,8 @@ def inspect(
         raise ValueError("expected a run directory, or --workload")
     with starting():
         from simulations.inspection.command import inspect_command
+
+        given = let_run([] if directory is None else [directory], given, trust_code)
 
     inspect_command(
         directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or [],
@@ -60,6 +66,7 @@ def audit(
     plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
     seed: Annotated[int | None, option(help="Repeats the audit's draws and noise; default fresh ones.")] = None,
     device: Annotated[str | None, setting("device")] = None,
+    trust_code: TrustCode = False,
     out: Annotated[str | None, option(help="File; default audit.json, in the run where there is one.")] = None,
     config: Choice = None,
 ) -> int:
@@ -68,6 +75,8 @@ def audit(
     given = merge({**named, "device": device}, config)
     with starting():
         from simulations.audit.command import audit_command
+
+        given = let_run([] if directory is None else [directory], given, trust_code)
 
     return audit_command(
         directory,
@@ -118,6 +127,7 @@ def attack(
     ] = None,
     seed: Annotated[int, option(help="Of the attacks' starting points, default 0.")] = 0,
     device: Annotated[str | None, setting("device")] = None,
+    trust_code: TrustCode = False,
     out: Annotated[str | None, option(help="Folder; default the run, or attack/ for several.")] = None,
     config: Choice = None,
 ) -> None:
@@ -132,6 +142,11 @@ def attack(
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
     given = merge({**named, "device": device}, config)
     where = device_in(given)
+    for name in (compare or "").split(","):
+        permit_code({"method": name.strip()})
+    with starting():
+        needs = [name for name in READS if not (record and name in given)]  # the rest replaces the run's own
+        given = let_run(runs or [], given, trust_code, needs=needs)
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         with starting():

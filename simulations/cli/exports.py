@@ -4,18 +4,26 @@ from typing import Annotated
 
 import typer
 
-from simulations.cli.options import console, option
+from simulations.cli.options import OwnMethod, OwnWorkload, TrustCode, console, let_run, only_code, option
+from simulations.settings.settings import merge
 
 
 def export(
     directory: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     out: Annotated[str | None, option(help="New folder; default export/ in the run.")] = None,
     merge_lora: Annotated[bool, option("--merge-lora", help="Write W_0 + s B A, and no factors of LoRA.")] = False,
+    workload: OwnWorkload = None,
+    method: OwnMethod = None,
+    trust_code: TrustCode = False,
 ) -> None:
-    """Write the trained model as a folder that plain torch, or transformers, loads without fedlsg."""
+    """Write the trained model as a folder that plain torch, or transformers, loads without fedlsg.
+
+    Code of the run's own is needed only for a run of an older version, which left no model.safetensors.
+    """
     from simulations.exports.model import export_command
 
-    export_command(directory, out, merge_lora, console)
+    named = only_code(merge({"workload": workload, "method": method}, None))
+    export_command(directory, out, merge_lora, console, lambda: let_run([directory], named, trust_code))
 
 
 def payload(
@@ -23,13 +31,18 @@ def payload(
     round: Annotated[int, option(help="Round, from 1.")],
     client: Annotated[int, option(help="Client, from 0.")],
     out: Annotated[str, option(help="New file, .npz.")],
+    workload: OwnWorkload = None,
+    method: OwnMethod = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Write one recorded payload (fedlsg run --record-updates) as arrays that numpy reads.
 
     indices and values: what was sent, in the flat vector of the round's frame.json. dW/NAME: the gradient of each
     parameter that the payload implies (Eq. 3). All are sums over the client's batch; divided by the array divisor,
-    the client's expected batch size q N, they are its mean gradient (times K with K local steps).
+    the client's expected batch size q N, they are its mean gradient (times K with K local steps). Code of the run's
+    own is needed only for a run of an older version, which left no frame.json.
     """
     from simulations.exports.payload import payload_command
 
-    payload_command(directory, round, client, out, console)
+    named = only_code(merge({"workload": workload, "method": method}, None))
+    payload_command(directory, round, client, out, console, lambda: let_run([directory], named, trust_code))

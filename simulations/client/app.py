@@ -7,6 +7,7 @@ label. The client's log has the whole error. In a simulation, a full disk is rep
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from logging import WARNING
@@ -16,7 +17,6 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedlsg import user_code
 from fedlsg.failure import without_exit
 from fedlsg.privacy import LedgerError
 from simulations.client.deployed import Deployed
@@ -30,8 +30,8 @@ from simulations.grids.refusals import (
 )
 from simulations.grids.virtual import SHARED, in_simulation
 from simulations.rundir.files.atomic import cause_of
-from simulations.settings.published import from_run_config
-from simulations.settings.settings import Settings
+from simulations.settings.published import from_run_config, unfolded
+from simulations.settings.settings import Settings, permit_code
 from strategies.federation.code_identity import OtherCodeError, check_same_code
 from strategies.federation.secure_sum.wire import MASKED, stage_of
 from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, update
@@ -90,7 +90,8 @@ def _settings(config: tuple[tuple[str, Any], ...]) -> Settings:
 
 def _of_run_config(message: Message, context: Context) -> Settings:
     if is_simulated(context):
-        user_code.allow()  # it is on the machine of who named the code
+        with suppress(ValueError):  # run_settings reports it
+            permit_code(unfolded(context.run_config))  # it is on the machine of who named the code
     return run_settings(context.run_config)
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.cells.grid import Cell
-from simulations.compare.cells.grid_file import from_toml
+from simulations.compare.cells.grid import Cell, word
 from simulations.compare.cells.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.links import Link
@@ -49,12 +48,10 @@ def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
     found: dict[Path, Result] = {}
     for path in paths:
         cells = path / CELLS
-        planned = _cells_of(path)
         inside = sorted(cell for cell in cells.iterdir() if (cell / "config.toml").exists()) if cells.is_dir() else []
         for run in inside or [path]:
             result = read_run(run.expanduser().resolve(), link=link)
-            varied = planned[run.name].varied if inside and run.name in planned else ()
-            found[run.expanduser().resolve()] = replace(result, varied=varied)
+            found[run.expanduser().resolve()] = replace(result, varied=_varied(run, result) if inside else ())
     if not found:
         raise ValueError("expected at least one run directory")
     results = list(found.values())
@@ -72,12 +69,11 @@ def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
 
 def _grid_labels(found: Mapping[Path, Result]) -> dict[tuple[Any, ...], str]:
     """The labels of groups in their grids, if no other group of the workload has the same label."""
-    grids = {run.parent: _cells_of(run.parent.parent) for run in found}
     called: dict[tuple[Any, ...], set[str | None]] = {}
     meant: dict[tuple[Any, str | None], set[tuple[Any, ...]]] = {}
     for path, run in found.items():
-        cell = grids[path.parent].get(path.name) if path.parent.name == CELLS else None
-        label = None if cell is None else cell.label
+        given = [name for name in _grid_of(path).get("methods", ()) if path.name.startswith(f"{name}-")]
+        label = max(given, key=len, default=None)
         called.setdefault(_group(run), set()).add(label)
         meant.setdefault((run.settings.get("workload"), label), set()).add((run.method, str(_hidden(run))))
     return {
@@ -88,12 +84,19 @@ def _grid_labels(found: Mapping[Path, Result]) -> dict[tuple[Any, ...], str]:
     }
 
 
-def _cells_of(folder: Path) -> dict[str, Cell]:
-    """The cells of a comparison by name; none where its grid cannot be read."""
+def _varied(cell: Path, result: Result) -> tuple[tuple[str, Any], ...]:
+    """The settings that a grid varies for a cell, which its name has, and their values."""
+    said = {name: result.settings[name] for name in _grid_of(cell).get("vary", ()) if name in result.settings}
+    return tuple((name, value) for name, value in said.items() if f"-{word(name, value)}-" in f"{cell.name}-")
+
+
+def _grid_of(cell: Path) -> dict[str, Any]:
+    """What grid.toml says of a cell's comparison; empty where it cannot be read. No method that it names is loaded."""
     try:
-        return {cell.name: cell for cell in from_toml(tomllib.loads((folder / "grid.toml").read_text())).cells()}
+        table = tomllib.loads((cell.parent.parent / "grid.toml").read_text()) if cell.parent.name == CELLS else {}
     except (OSError, ValueError):
         return {}
+    return {key: value for key, value in table.items() if isinstance(value, dict)}
 
 
 def _group(run: Result) -> tuple[Any, ...]:

@@ -36,6 +36,7 @@ from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir
 from simulations.settings.refusals import all_refused, left_out, refusal
+from simulations.settings.settings import permit_code
 
 
 def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str, Any], file: str | None) -> Grid:
@@ -59,6 +60,7 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     listed = {short: {"method": name} for short, name in references.items()} | listed
     names = tuple(user_code.short(name) for name in names)
     for method in references.values():
+        user_code.permit(method)
         strategies.check_name(method)
     common, own = split_settings(pairs, names)
     given: dict[str, Any] = {
@@ -78,9 +80,18 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
         | own[name]
         for name in names
     }
-    grid = from_toml(base | given | {"settings": dict(said) | common, "methods": methods})
+    table = base | given | {"settings": dict(said) | common, "methods": methods}
+    for part in (table, table["settings"], *methods.values(), *_each(table.get("vary"))):
+        permit_code(part)  # the user named the file as well
+    grid = from_toml(table)
     workloads.presets(grid.workload)  # refuses an unknown one
     return grid
+
+
+def _each(varied: object) -> list[dict[str, Any]]:
+    """Each value that is varied, as a setting; of what is no table, none."""
+    table = varied if isinstance(varied, Mapping) else {}
+    return [{name: value} for name, values in table.items() if isinstance(values, list | tuple) for value in values]
 
 
 def compare_command(

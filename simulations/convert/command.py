@@ -1,6 +1,9 @@
 """``fedlsg convert``: a checkpoint that others trained becomes a folder that a run starts from."""
 
+import os
 import shlex
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ from simulations.convert.arrays import Arrays, digest_of_all, read_arrays
 from simulations.models import vision
 from simulations.models.pretrained import check_fit
 from simulations.models.wide_resnet import wide_resnet
-from simulations.pretrain.command import check_writable, say, write
+from simulations.rundir.files.atomic import check_writable
+from simulations.rundir.model_files import write_model
 
 FORMAT = 1
 STEM = {"de-et-al": "stem.conv.weight", "torchvision": "stem.0.weight"}
@@ -122,3 +126,19 @@ def _build(found: Converted) -> torch.nn.Module:
         _, depth, width, _ = found.model.split("-")
         return wide_resnet(int(depth), int(width), channels=found.channels, num_classes=found.classes, form="gain")
     return vision(found.channels, SIDE[found.layout], found.classes)[found.model]()
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """model.safetensors and config.json in a new folder, whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        write_model(partial, tensors, facts)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.console import Console
 from fedlsg.carriers import merge
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.models.transformers_form import save_pretrained
+from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import prepare
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.rundir.files.sealed import seal
@@ -25,8 +26,10 @@ ABOUT = "fedlsg-run.json"
 """What config.json of a run says: in an exported folder that name belongs to transformers."""
 
 
-def export_command(directory: str, out: str | None, merge_lora: bool, console: Console) -> None:
-    """Write the folder, whole or not at all, and print how to load it.
+def export_command(
+    directory: str, out: str | None, merge_lora: bool, console: Console, let_run: Callable[[], object] = lambda: None
+) -> None:
+    """Write the folder, whole or not at all, and print how to load it; ``let_run``: as in ``read_final``.
 
     Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA that cannot be
     merged, or has to be.
@@ -39,7 +42,7 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
     if folder.exists():
         raise ValueError(f"{folder} exists: nothing is overwritten, choose another --out")
     check_writable(folder.parent)
-    final = read_final(run, settings)
+    final = read_final(run, settings, let_run)
     lora, said = final.facts["lora"], final.facts["transformers"]
     if merge_lora:
         final = without_adapters(final)
@@ -63,9 +66,10 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
     console.print(how_to_load(folder, said), markup=False, highlight=False, soft_wrap=True)
 
 
-def read_final(run: RunDir, settings: Settings) -> FinalModel:
+def read_final(run: RunDir, settings: Settings, let_run: Callable[[], object] = lambda: None) -> FinalModel:
     """The model that a run left; that of its checkpoint if an older version of fedlsg left no model.
 
+    ``let_run`` is called before code of the run's own is needed, which is for the model of a checkpoint alone.
     Raises ValueError if there is neither; DamagedError.
     """
     try:
@@ -75,7 +79,9 @@ def read_final(run: RunDir, settings: Settings) -> FinalModel:
         if not run.has_checkpoint:
             name = Path(error.filename).name
             raise ValueError(f"{run.path} holds no {name} and no checkpoint: restore one from a copy") from None
+    let_run()
     base = prepare(replace(settings, device="cpu"))
+    check_own_code(base, run)
     state = base.server_state()
     state.load_state_dict(run.load_checkpoint()["server"])
     return final_model(base, state)

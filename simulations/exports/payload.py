@@ -7,7 +7,7 @@ server instead adds the clients and divides by clients a round times expected ba
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,8 +32,10 @@ class Context:
     expected_batch: float
 
 
-def payload_command(directory: str, round: int, client: int, out: str, console: Console) -> None:
-    """Write the arrays of one payload as npz.
+def payload_command(
+    directory: str, round: int, client: int, out: str, console: Console, let_run: Callable[[], object] = lambda: None
+) -> None:
+    """Write the arrays of one payload as npz. ``let_run`` is called before code of the run's own is needed.
 
     Raises ValueError for a run without recorded updates, a round or client that is not there (it lists those that
     are), an existing file, and a damaged payload.
@@ -43,7 +45,7 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
         raise ValueError(f"{out} exists: nothing is overwritten, choose another --out")
     path = find(run, round, client)
     check_writable(file.parent)
-    arrays = read_payload(run, round, client, path)
+    arrays = read_payload(run, round, client, path, let_run)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     with writing_to(file.parent):
@@ -77,7 +79,9 @@ def find(run: RunDir, round: int, client: int) -> Path:
     return files[round][client]
 
 
-def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, np.ndarray]:
+def read_payload(
+    run: RunDir, round: int, client: int, path: Path, let_run: Callable[[], object] = lambda: None
+) -> dict[str, np.ndarray]:
     """``indices`` (k,) int64 in the flat vector of frame.json, ``values`` (k,) float32, ``divisor`` () and ``dW/NAME``.
 
     Gradients are those of Eq. 3, or of what else the parameter's form says, in the shape of the parameter. Raises
@@ -86,6 +90,7 @@ def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, 
     try:
         context = recorded(run, round, client, path)
     except FileNotFoundError:
+        let_run()
         context = derived(run, round, client)
     message, expected, frame = path.read_bytes(), context.expected, context.frame
     try:

@@ -20,7 +20,7 @@ from simulations.rundir.rundir import create
 from simulations.rundir.tables import Row
 from simulations.server.app import run_on
 from simulations.settings.published import resolve
-from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping
+from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping, permit_code
 from simulations.workloads import Workload
 from strategies.strategy import FedLSG
 
@@ -65,6 +65,7 @@ class Strategy(FlowerStrategy):
         if name != AUTO:
             strategies.check_name(name)
         given = {**translated(settings), "workload": give(workload), "method": name}
+        permit_code({**settings, "method": name})
         self.settings: Settings = from_mapping(resolve(given))
         self.run: Run | None = None
         self._inner: FedLSG | None = None

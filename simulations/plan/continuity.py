@@ -6,6 +6,7 @@ settings or data would report an epsilon that holds for neither.
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from simulations.plan.participation import trace_digest
 from simulations.plan.plan import Base, Plan
 from simulations.plan.source import source_digest
+from simulations.plan.trust import keep_code, other_code, recorded
 from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
@@ -54,6 +56,15 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     return {"settings": settings, "partition": sha.hexdigest(), "tests": tests, **own}
 
 
+def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
+    """Write what a new run directory needs to be continued: the settings, and the record of code of the run's own.
+
+    ``named``: the settings say where the run directory is.
+    """
+    run.write_config(replace(plan.settings, run_dir=str(run.path)) if named else plan.settings)
+    keep_code(run.path, as_config(plan.settings), plan.own_code)
+
+
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
     """Keep the digest of all training rows, for ``check_unchanged`` in a resumed run."""
     run.write_data_digest(data_digest(plan.workload.train))
@@ -74,11 +85,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")
-    if other := _changed(saved.get("own_code", {}), now.get("own_code", {})):
-        raise ValueError(
-            f"the code of the run's own {' and '.join(other)} differs from that which this run began with: restore the "
-            "file, or start a new run"
-        )
+    check_own_code(plan, run, before=saved.get("own_code", {}))
     if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(plan.workload.train):
         raise ValueError(
             "the data or its partition differ from those that this run began with, and the clients' ledgers would "
@@ -107,18 +114,18 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-def check_own_code(base: Base, run: RunDir) -> None:
-    """Raise ValueError if the code of the run's own workload or method is not that which the run used.
+def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = None) -> None:
+    """Raise ValueError if the code of the run's own that was loaded is not that which the run began with.
 
-    For commands that look at a run. An unfinished run says nothing of it here; ``check_unchanged`` looks at those.
+    ``before``: by setting, as a checkpoint has it; else the run's record or, of an older version, its summary. An
+    unfinished run of an older version says nothing of it. ``allow_code`` compares files before they run.
     """
-    if not base.own_code or not run.summary.exists():
-        return
-    before = run.read_summary(strict=False).get("own_code") or {}
-    if changed := _changed(before, base.own_code):
-        raise ValueError(
-            f"the code of the run's own {' and '.join(changed)} differs from that which the run used: restore the file"
-        )
+    if before is None:
+        before = recorded(run.path).get("own_code")
+    if before is None and base.own_code and run.summary.exists():
+        before = run.read_summary(strict=False).get("own_code") or {}
+    if before is not None and (changed := _changed(before, base.own_code)):
+        raise other_code(changed)
 
 
 def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:

@@ -33,15 +33,15 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
-import strategies
 from fedlsg.privacy import SERVER, ChargeJournal, Ledger, ledger_path, merge
-from fedlsg.user_code import is_reference, short
+from fedlsg.user_code import short
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically, writing_to
+from simulations.rundir.files.inside import check_inside
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.rundir.steps import FAR, StepFiles
 from simulations.rundir.updates import round_folder, sum_file
-from simulations.settings.settings import Settings, as_config, from_mapping
+from simulations.settings.settings import Settings, as_config, from_file, values_of
 
 
 class _Path:
@@ -74,11 +74,12 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str) -> "RunDir":
-        """An existing run directory. Raises ValueError for anything else."""
+        """An existing run directory. Raises ValueError for anything else, and as ``check_inside``."""
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
             why = "it is a file" if folder.exists() else "it does not exist"
             raise ValueError(f"{path} is no run directory: {why}")
+        check_inside(folder)
         return cls(folder)
 
     @property
@@ -208,36 +209,24 @@ class RunDir:
         write_atomically(self.config, tomli_w.dumps(as_config(settings)).encode())
 
     def read_config(self) -> Settings:
-        """The resolved settings. Raises ValueError for a directory that holds none, or an unknown setting."""
+        """The resolved settings; code that they name is not run.
+
+        Raises ValueError for a directory that holds none, or an unknown setting.
+        """
         try:
             given = tomllib.loads(self.config.read_text(encoding="utf-8"))
             given.pop("grouped", None)  # a setting of Flower's own simulation, up to version 0.1
-            return from_mapping(given)
+            return from_file(given)
         except FileNotFoundError:
             raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.config} is damaged: {error}") from None
         except ValueError as error:
-            method = str(given.get("method", ""))
-            lost = f"; method {method!r} is known only in the script or notebook that defines it"
-            known = not method or is_reference(method) or method in strategies.names()
-            raise ValueError(f"{self.config}: {error}{'' if known else lost}") from None
+            raise ValueError(f"{self.config}: {error}") from None
 
     def read_values(self) -> dict[str, Any]:
-        """The resolved settings by field name, for reports: also where code of the run's own is not here to be loaded.
-
-        Raises ValueError as ``read_config``.
-        """
-        try:
-            found = as_config(self.read_config())
-        except (ValueError, ImportError):
-            try:
-                found = tomllib.loads(self.config.read_text(encoding="utf-8"))
-            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-                found = {}
-            if found.get("method", "lsg") in strategies.names():
-                raise
-        return {name.replace("-", "_"): value for name, value in found.items()}
+        """The resolved settings by field name, for reports. Raises ValueError as ``read_config``."""
+        return values_of(self.read_config())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json; infinite numbers become the string "inf", which any JSON reader accepts."""

@@ -11,9 +11,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.exit import add_exit_handler
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from fedlsg import user_code
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
+from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.deployment import Deployment
@@ -21,8 +21,8 @@ from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound
 from simulations.server.serve import Start, serve
 from simulations.settings.participation import refuse_deployed
-from simulations.settings.published import from_run_config
-from simulations.settings.settings import Settings
+from simulations.settings.published import from_run_config, unfolded
+from simulations.settings.settings import Settings, permit_code
 from strategies.federation.nodes import wait_for_nodes
 from strategies.strategy import FedLSG
 
@@ -41,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def run_rounds(grid: Grid, context: Context, *, on_round: OnRound | None = None) -> None:
     """``run_on`` with the settings of Flower's run config."""
-    user_code.allow()
+    permit_code(unfolded(context.run_config))
     run_on(grid, replace(from_run_config(context.run_config), engine="flower"), on_round=on_round)
 
 
@@ -74,7 +74,7 @@ def run_on(
         plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
     run = RunDir.open(settings.run_dir) if settings.run_dir else create(None, settings)
     if not run.config.exists():  # that of a deployment is its run config as well, when it is continued
-        run.write_config(plan.settings if deployment is None else replace(plan.settings, run_dir=str(run.path)))
+        begin(plan, run, named=deployment is not None)
     log(INFO, "run directory: %s", run.path)
     summary = serve(grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment, start=start)
     accuracy, loss = summary["accuracy"], summary["loss"]

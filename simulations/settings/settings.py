@@ -7,6 +7,7 @@ Settings of every run are known without torch. Others (of a method, the mechanis
 where they are used; functions import that, for it loads torch.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedlsg.setting import Declared, declared, unknown
-from fedlsg.user_code import absolute, is_reference
+from fedlsg.user_code import absolute, is_code, is_reference, permit
 from simulations.settings.run import Settings as Settings
 
 PRESET = "preset"
@@ -138,6 +139,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
     """Raw values of a command line: options that are given (None: it is not), and ``-c KEY=VALUE`` pairs.
 
+    The code that they name may run from now on.
+
     Raises ValueError for a pair without "=", and for a setting that is given twice with different values.
     """
     merged = {name: value for name, value in options.items() if value is not None}
@@ -150,6 +153,7 @@ def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, 
         if before is not False and not _alike(before, said):
             raise ValueError(f"{name} is given twice, as {before} and as {said}: give it once")
         merged[name] = said
+    permit_code(merged)
     return merged
 
 
@@ -204,6 +208,47 @@ def check_names_of(method: str) -> None:
 def from_mapping(given: Mapping[str, object]) -> Settings:
     """``Settings`` from raw values, see ``parse``."""
     return from_values(parse(given))
+
+
+def from_file(given: Mapping[str, object]) -> Settings:
+    """``Settings`` that a run wrote. Code that they name is not run: what it may declare stays as it is.
+
+    Raises ValueError as ``parse``.
+    """
+    method, rest = given.get("method"), {name: value for name, value in given.items() if name != "method"}
+    own: dict[str, Any] = {}
+    if not RUN.keys() >= {name.replace("-", "_") for name in rest} and not _is_known(method):
+        known = all_settings()
+        own = {field: value for name, value in rest.items() if (field := name.replace("-", "_")) not in known}
+        rest = {name: value for name, value in rest.items() if name.replace("-", "_") in known}
+    if method not in (None, PRESET, AUTO):
+        own["method"] = absolute(RUN["method"].parse(method))
+    return from_values(parse(rest) | own)
+
+
+def _is_known(method: object) -> bool:
+    import strategies
+
+    return method in (None, PRESET, AUTO) or method in (*strategies.names(), *strategies.given())
+
+
+def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
+    """Names of files and modules in raw settings, absolute, by the setting that names them. Nothing is loaded."""
+    found = {}
+    for raw_name, value in given.items():
+        name, words = raw_name.replace("-", "_"), [str(value)]
+        if name == "callbacks":
+            words = [shlex.split(part)[0] for part in str(value or "").split(";") if part.strip()]
+        names_code = is_code if name == "source" else is_reference
+        if name in (*MAY_NAME_FILES, "callbacks") and (names := [absolute(word) for word in words if names_code(word)]):
+            found[name] = names
+    return found
+
+
+def permit_code(given: Mapping[str, object]) -> None:
+    """Let the code that raw settings name run in this process: its user gave them, and no run directory did."""
+    for names in code_in(given).values():
+        permit(*names)
 
 
 def from_values(values: Mapping[str, Any]) -> Settings:

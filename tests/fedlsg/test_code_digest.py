@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedlsg import user_code
-from fedlsg.code_digest import digest_of, digest_of_all
+from fedlsg.code_digest import digest_of, digest_of_all, digest_of_source
 from tests.fedlsg.test_user_code import forget_modules_of
 from tests.places import REPOSITORY
 
@@ -26,7 +26,7 @@ def in_script(code: str, name: str = "f", **values: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
     monkeypatch.setattr(user_code, "_FILES", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
@@ -123,3 +123,51 @@ def test_another_process_has_the_same_digest():
         for seed in ("1", "2")
     }  # fmt: skip
     assert found == {digest_of(in_script(code)) + "\n"}
+
+
+FILES = {
+    "mine": "import direct\ndef f():\n    import lazy\n    from package.inner import g\n",
+    "direct": "try:\n    import through\nexcept ImportError:\n    pass\n",
+    "through": "X = 1\n", "lazy": "X = 1\n",
+    "package/__init__": "X = 1\n", "package/inner": "from . import near\nfrom ..other import X\n",
+    "package/near": "X = 1\n", "other": "X = 1\n",
+}  # fmt: skip
+
+
+def test_the_digest_of_sources_runs_nothing_and_has_all_that_may_run(tmp_path):
+    """Unlike ``digest_of``: what a function imports when it is called, and packages in the folder."""
+    (tmp_path / "package").mkdir()
+    for name, code in FILES.items():
+        (tmp_path / f"{name}.py").write_text(f"{code}raise SystemExit\n")
+    mine, unused = f"{tmp_path}/mine.py:f", tmp_path / "unused.py"
+    first = digest_of_source(mine)
+    unused.write_text("X = 1\n")
+    assert digest_of_source(mine) == digest_of_source(f"{tmp_path}/mine.py:g") == first
+    for name in FILES:
+        path = tmp_path / f"{name}.py"
+        before = path.read_text()
+        path.write_text(f"{before}# other\n")
+        assert digest_of_source(mine) != first, name
+        path.write_text(before)
+    (tmp_path / "through.py").rename(tmp_path / "through.so")
+    assert digest_of_source(mine) != first
+
+
+def test_the_digest_of_a_module_is_that_of_its_file_and_nowhere_it_is_empty(tmp_path, monkeypatch):
+    (tmp_path / "parcel").mkdir()
+    (tmp_path / "parcel/__init__.py").write_text("raise SystemExit\n")
+    (tmp_path / "parcel/inner.py").write_text("import parcel.near\n")
+    (tmp_path / "parcel/near.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = digest_of_source("parcel.inner:f")
+    assert first != digest_of_source("parcel:f")
+    (tmp_path / "parcel/near.py").write_text("X = 2\n")
+    assert digest_of_source("parcel.inner:f") not in (first, "")
+    assert digest_of_source("numpy.linalg:f") != ""
+    assert {digest_of_source(name) for name in ("nowhere.py:f", "nomodule:f", "os:f", ".:f", "sys:f")} == {""}
+
+
+def test_a_file_that_python_cannot_read_has_a_digest(tmp_path):
+    for name, text in (("a", b"def ("), ("b", b"\xff\x00"), ("c", b"(" * 100_000)):
+        (tmp_path / f"{name}.py").write_bytes(text)
+        assert len(digest_of_source(f"{tmp_path}/{name}.py:f")) == 64

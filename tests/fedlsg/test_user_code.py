@@ -1,5 +1,7 @@
 """Code by name: files, modules and entry points; and that nothing runs where it was not allowed."""
 
+import os
+import py_compile
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -7,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from fedlsg import user_code
-from fedlsg.user_code import absolute, is_reference, load, name_of, short, shown
+from fedlsg.user_code import absolute, is_reference, load, name_of, permit, short, shown
+
+IS_PERMITTED = user_code.is_permitted
 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch, tmp_path):
     """Code may run, and modules of a test are gone after it."""
-    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
     monkeypatch.setattr(user_code, "_FILES", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
@@ -142,14 +146,15 @@ def test_code_that_fails_names_file_and_line_and_runs_again(code, words):
 
 
 @pytest.mark.parametrize("name", ["evil.py:f", "evil:f", "os:system", "evil.py"])
-def test_where_code_is_not_allowed_nothing_runs(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(user_code, "_ALLOWED", [])
+def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_code, "is_permitted", IS_PERMITTED)
+    permit("other.py:f", "evil.py:g")
     monkeypatch.syspath_prepend(str(tmp_path))
     write("evil.py", f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef f(): pass\n")
     with pytest.raises(ValueError, match="names code, and this process runs none that a setting names"):
         load(name, "workload")
     assert not (tmp_path / "ran").exists()
-    user_code.allow()  # negative control
+    permit("evil.py:f")  # negative control
     load("evil.py:f", "workload")
     assert (tmp_path / "ran").exists()
 
@@ -187,3 +192,22 @@ def test_one_package_found_twice_on_the_path_is_one(monkeypatch):
 def test_an_entry_point_that_cannot_be_imported_is_named():
     with pytest.raises(ImportError, match=r"fedlsg\.methods: a = nowhere:f cannot be imported: ModuleNotFoundError"):
         user_code.imported(point("a", "nowhere:f"))
+
+
+def test_a_compiled_copy_is_never_run():
+    """Its date and size are those of the text that is read and has the digest; what it does is not."""
+    paths = {name: write(f"{name}.py", f"{rest}def g(): return 1\n") for name, rest in
+             (("helper", ""), ("mine", "import helper\ndef f(): return helper.g() + g()\n"))}  # fmt: skip
+    Path("package").mkdir()
+    paths["inner"] = write("package/inner.py", "def g(): return 1\n")
+    for path in paths.values():
+        text, stamp = path.read_text(), path.stat()
+        path.write_text(text.replace("def g(): return 1", "def g(): return 9"))
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        py_compile.compile(str(path))
+        path.write_text(text)
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert load("mine.py:f", "workload")() == 2
+    import package.inner  # type: ignore[import-not-found]
+
+    assert package.inner.g() == 1

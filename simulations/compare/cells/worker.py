@@ -16,7 +16,6 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import IO, Any
 
-from fedlsg import user_code
 from fedlsg.failure import without_exit
 from simulations.engines import ahead
 from simulations.rundir.files.atomic import make_file
@@ -113,7 +112,6 @@ def environment(name: str, value: str) -> Iterator[None]:
 def serve(channel: "connection.Connection[Any, Any]") -> None:
     """The child: run jobs until the parent closes the channel. An interruption ends a cell, and this process."""
     os.setsid()
-    user_code.allow()  # what the command line of the parent named
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children inherit it ignored
     parent = parent_process()
     assert parent is not None
@@ -155,14 +153,16 @@ def _run(job: Job, log: IO[str]) -> None:
 
     from simulations.run import resume_command, run_command
     from simulations.rundir.rundir import RunDir
+    from simulations.settings.settings import permit_code
 
+    permit_code(job.given)  # what the command line of the parent named
     console = Console(file=log, width=120, force_terminal=False, color_system=None)
     directory = RunDir(Path(job.path))
     if not directory.config.exists():
         run_command(job.given, job.path, console)
         return
     directory.write_config(replace(directory.read_config(), **_movable(job.given)))
-    resume_command(job.path, console)
+    resume_command(job.path, console, job.given)
 
 
 def _movable(given: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,6 @@ A preset is a mapping of settings; the user's own settings override it. Importin
 
 from simulations.settings.published.catalogue import find, matching, presets
 from simulations.settings.published.preset import Published
-from simulations.settings.published.resolve import first_look, from_run_config, resolve
+from simulations.settings.published.resolve import first_look, from_run_config, resolve, unfolded
 
-__all__ = ["Published", "find", "first_look", "from_run_config", "matching", "presets", "resolve"]
+__all__ = ["Published", "find", "first_look", "from_run_config", "matching", "presets", "resolve", "unfolded"]

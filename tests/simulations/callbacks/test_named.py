@@ -33,9 +33,9 @@ class Limit(fedlsg.Callback):
 
 @pytest.fixture
 def mine(tmp_path):
-    user_code.allow()
     file = tmp_path / "my callbacks.py"
     file.write_text(MINE)
+    user_code.permit(*(f"{file}:{name}" for name in ("watch", "MADE", "Limit")))
     return file
 
 
@@ -58,7 +58,7 @@ def test_names_with_parameters():
     ],
 )
 def test_what_is_wrong_is_named(text, message):
-    user_code.allow()
+    user_code.permit("missing.py:watch")
     with pytest.raises(ValueError, match=message):
         named(text)
 

@@ -36,7 +36,7 @@ def test_only_what_workers_lack_is_sent():
 
 def test_only_the_method_of_the_run_is_sent(tmp_path):
     mine = write(tmp_path / "mine.py")
-    user_code.allow()
+    user_code.permit(f"{mine}:recipe")
     for name in ("recipe", "workload"):
         strategies.give(f"other-{name}", user_code.load(f"{mine}:recipe", "method"))
     sent = shipment(plan_of(workload="digits", method=f"{mine}:recipe"))
@@ -51,7 +51,7 @@ def test_only_the_method_of_the_run_is_sent(tmp_path):
 def test_modules_of_the_users_folder_are_sent_by_value_and_no_others(tmp_path):
     write(tmp_path / "shipping_helper.py", "X = 1\n")
     mine = write(tmp_path / "shipping_mine.py", "import shipping_helper, json\n" + MINE)
-    user_code.allow()
+    user_code.permit(f"{mine}:workload", f"{mine}:recipe")
     sent = shipment(plan_of(workload=f"{mine}:workload", method=f"{mine}:recipe"))
     names = {module.__name__ for module in own_modules(sent)}
     assert {"shipping_mine", "shipping_helper"} <= names

@@ -36,7 +36,7 @@ def unseeded(count, generator):
 def test_a_function_is_tried_when_the_run_is_planned(name, words, tmp_path):
     file = tmp_path / "own_source.py"
     file.write_text(SOURCES)
-    user_code.allow()
+    user_code.permit(f"{file}:{name}")
     settings = from_mapping({**SMALL, "workload": "digits", "method": "probe", "source": f"{file}:{name}"})
     if words is None:
         assert torch.equal(*(make_plan(settings).probe_source.draw(2, torch.Generator()) for _ in range(2)))

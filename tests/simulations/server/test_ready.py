@@ -105,7 +105,7 @@ def test_a_command_ends_before_round_1_as_well(tmp_path, monkeypatch):
     path = write(tmp_path / "mine.py", text)
     given = {"workload": f"{path}:workload", "method": "dpsgd", "engine": "local"}
     with fresh():
-        user_code.allow()
+        user_code.permit(given["workload"])
         with refused("target of test row 20, 7"):
             run_command(given, str(tmp_path / "run"), Console(quiet=True))
     assert [p.name for p in tmp_path.iterdir() if p.suffix != ".py" and p.name != "__pycache__"] == []

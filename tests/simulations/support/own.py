@@ -94,17 +94,17 @@ def write(path: Path, text: str = MINE) -> Path:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """No code of a user's own is known or allowed inside, and nothing of it afterwards."""
-    before, path = list(user_code._ALLOWED), list(sys.path)
+    """No code of a user's own is loaded or permitted inside, and nothing of it afterwards."""
+    before, path = dict(user_code._PERMITTED), list(sys.path)
     try:
-        _forget([])
+        _forget({})
         yield
     finally:
         _forget(before)
         sys.path[:] = path
 
 
-def _forget(allowed: list[bool]) -> None:
+def _forget(permitted: dict[str, str]) -> None:
     strategies.forget()
     workloads._GIVEN.clear()
     workloads._MADE.clear()
@@ -112,7 +112,8 @@ def _forget(allowed: list[bool]) -> None:
         if not Path(str(module.__file__)).is_relative_to(REPOSITORY):
             sys.modules.pop(module.__name__, None)
     user_code._FILES.clear()
-    user_code._ALLOWED[:] = allowed
+    user_code._PERMITTED.clear()
+    user_code._PERMITTED.update(permitted)
 
 
 @contextmanager

@@ -78,13 +78,12 @@ def normal(count, generator):
     return torch.randn(count, 8, generator=generator)
 
 
-def test_a_function_of_a_file_is_a_source_where_code_is_allowed(tmp_path, monkeypatch):
+def test_a_function_of_a_file_is_a_source_where_it_is_permitted(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import torch\ndef draw(count, generator):\n    return torch.ones(count, 8), torch.zeros(count)\n")
-    monkeypatch.setattr(user_code, "_ALLOWED", [])
     with pytest.raises(ValueError, match="names code, and this process runs none"):
         probe_source(load(workload()), f"{file}:draw")
-    user_code.allow()
+    user_code.permit(f"{file}:draw")
     source = probe_source(load(workload(loss=nn.MSELoss(), train=REGRESSION, test=REGRESSION)), f"{file}:draw")
     assert (source.name, source.num_classes) == ("mine.py:draw", None)
     inputs, targets = source.batch(nn.Identity(), 4, trained=False, generator=generator())

@@ -35,6 +35,6 @@ def test_code_that_a_run_config_names_is_refused_and_does_not_run(setting, what,
 
 
 def test_negative_control_where_code_is_allowed_it_runs(evil, tmp_path):
-    user_code.allow()
+    user_code.permit(f"{evil}:workload")
     user_code.load(f"{evil}:workload", "workload")
     assert (tmp_path / "ran").exists()

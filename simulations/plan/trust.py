@@ -1,0 +1,145 @@
+"""Whether code that a run directory names may run here. All commands ask ``allow_code``, and no other code permits it.
+
+A run directory may come from anybody. Reading one runs nothing. A command that needs its code runs it where the user
+named it himself, ran the same code at the same path before (``known_code``), or says --trust-code after its file and
+digest are printed; and in each of these cases only if it is what the run recorded when it began (``code.json``).
+"""
+
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlsg.code_digest import digest_of_source
+from fedlsg.user_code import is_permitted, permit, shown, stands_for
+from simulations.plan.known_code import is_known, place, remember
+from simulations.settings.settings import code_in
+
+RECORD, RESTORE = "code.json", "restore it from a copy"
+READS = ("workload", "method", "source")
+"""Settings whose code a look at a run needs."""
+CONTINUES = (*READS, "callbacks")
+NOTHING: Mapping[str, object] = {}
+
+
+def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, str]) -> None:
+    """Record the code of a run that begins, in its directory and for its user; nothing where all of it is fedlsg's.
+
+    ``own_code``: the digests of what was loaded, by setting; ``settings``: raw ones.
+    """
+    from simulations.rundir.files.atomic import write_atomically
+    from simulations.rundir.files.sealed import seal
+
+    names = code_in(settings)
+    if not names and not own_code:
+        return
+    mine = {setting: [stands_for(name) for name in own] for setting, own in names.items()}
+    files = {setting: [digest_of_source(name) for name in own] for setting, own in mine.items()}
+    write_atomically(run / RECORD, seal({"own_code": dict(own_code), "files": files}, indent=2))
+    remember({(digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own})
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    """What ``keep_code`` wrote; empty for a run without it. Raises DamagedError."""
+    if not (run / RECORD).exists():
+        return {}
+    from simulations.rundir.files.sealed import DamagedError, unseal
+
+    found, otherwise = unseal(run / RECORD, otherwise=RESTORE), f"{run / RECORD} is damaged: {RESTORE}"
+    if not all(isinstance(found.get(part), dict) for part in ("own_code", "files")):
+        raise DamagedError(otherwise)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Code of a setting: the name that the run recorded, the one that would run, and the digest of that."""
+
+    setting: str
+    recorded: str
+    name: str
+    digest: str
+
+    @property
+    def file(self) -> tuple[str, str]:
+        return self.digest, self.name.rpartition(":")[0]
+
+
+def allow_code(
+    run: Path, named: Mapping[str, object] = NOTHING, *, trust_code: bool = False, needs: Collection[str] = READS,
+    say: Callable[[str], object] = print,
+) -> list[str]:  # fmt: skip
+    """Permit the code that the settings of a run directory name. Returns the settings among ``named`` that name it.
+
+    named: raw settings of the user's own; ``say`` prints file and digest before code runs because of ``trust_code``.
+    Raises ValueError, with the file, its digest and what to do, for code that its user has not named, run or trusted,
+    and for other code than the run's record.
+    """
+    try:
+        names = code_in(tomllib.loads((run / "config.toml").read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # whoever reads the settings reports it
+        return []
+    mine, before = code_in(named), recorded(run).get("files", {})
+    wanted = {setting: _find(run, setting, names[setting], mine.get(setting)) for setting in names if setting in needs}
+    if changed := [s for s in sorted(wanted) if s in before and [code.digest for code in wanted[s]] != before[s]]:
+        raise other_code(changed)
+    files = {(digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own}
+    found = [code for some in wanted.values() for code in some]
+    for code in found:
+        if trust_code and code.setting in before and code.file not in files:
+            say(f"--trust-code: {code.setting} {shown(code.name)!r} runs {code.file[1]!r}, sha256 {code.digest}")
+        elif code.file not in files and not is_permitted(code.recorded) and not is_known(*code.file):
+            raise _refusal(run, code, has_record=code.setting in before)
+    remember(files & {code.file for code in found})
+    for code in found:
+        permit(code.name, of=code.recorded)
+    return [setting for setting in mine if setting in wanted]
+
+
+def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | None) -> list[Code]:
+    """The code of a setting; ``mine``: as the user names it. Raises ValueError for another name or a missing file."""
+    own = [stands_for(name) for name in names] if mine is None else mine
+    if [shown(name) for name in own] != [shown(name) for name in names]:
+        words = (", ".join(map(shown, some)) for some in (names, own))
+        raise ValueError("the run's {} is {}, not {}: name the run's own".format(setting, *words))
+    found = [Code(setting=setting, recorded=name, name=one, digest=digest_of_source(one))
+             for name, one in zip(names, own, strict=True)]  # fmt: skip
+    for code in found:
+        if not code.digest:
+            raise ValueError(
+                f"{setting}: there is no file {code.file[1]}, which {run} names: restore it, or name it where it is "
+                f"now, as {_option(setting, shown(code.name))}"
+            )
+    return found
+
+
+def other_code(settings: Collection[str]) -> ValueError:
+    """The refusal of code that is not what a run recorded."""
+    return ValueError(
+        f"the code of the run's own {' and '.join(settings)} differs from that which this run began with: restore the "
+        "file, or start a new run"
+    )
+
+
+def _refusal(run: Path, code: Code, *, has_record: bool) -> ValueError:
+    fix = f"read it, then name it: {_option(code.setting, code.name)}"
+    fix += (
+        ", or add --trust-code (in Python: trust_code=True)" if has_record
+        else " (an older version made the run: it has no record of its code)"
+    )  # fmt: skip
+    return ValueError(
+        f"{run} names code, {code.setting} {shown(code.name)!r} of {code.file[1]!r} (sha256 {code.digest}), which you "
+        f"have not run from there ({_store()}). It may come from somebody else, so nothing of it was run: {fix}"
+    )
+
+
+def _store() -> str:
+    try:
+        return f"no entry in {place()}"
+    except RuntimeError:
+        return "there is no home that could say so"
+
+
+def _option(setting: str, name: str) -> str:
+    return f"--{setting} {name}" if setting in ("workload", "method") else f"-c {setting}={name}"
