@@ -15,13 +15,14 @@ from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir, create
-from simulations.server.deployment import Deployment
+from simulations.server.deployment import Deployment, most_examples
 from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound
 from simulations.server.serve import serve
 from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
+from strategies.federation.bounds import reply_bytes
 from strategies.federation.nodes import wait_for_nodes
 from strategies.federation.watched_grid import WatchedGrid
 
@@ -61,9 +62,12 @@ def run_on(
         grid, plan = announce(grid), ready_plan(settings)
     else:
         refuse_deployed(settings)
-        deployment, grid = Deployment(timeout=settings.round_timeout), announce(WatchedGrid(grid))
+        deployment = Deployment(timeout=settings.round_timeout, most_examples=most_examples(settings))
+        watched = WatchedGrid(grid)
+        grid = announce(watched)
         sizes = deployment.gather(grid, settings.clients)
         plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
+        watched.largest = reply_bytes(plan.dense_parameters)
     run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
     if not run.config.exists():
         run.write_config(plan.settings)

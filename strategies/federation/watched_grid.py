@@ -12,7 +12,9 @@ from typing import Any, Protocol, cast
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
 
+from strategies.federation.pulled import PULLED_BYTES, Limits, pull_one
 from strategies.federation.wrapped_grid import WrappedGrid
 
 NODE_GONE = frozenset({
@@ -31,8 +33,13 @@ class Deployed(Protocol):
 class WatchedGrid(WrappedGrid):
     """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left.
 
-    All but ``send_and_receive`` is the inner grid's.
+    All but ``send_and_receive`` is the inner grid's. ``largest``: bytes of a reply.
     """
+
+    def __init__(self, inner: Grid) -> None:
+        super().__init__(inner)
+        self.largest = PULLED_BYTES
+        self._limits = Limits(inner)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The replies until all are there or the time is over; an error for each node that restarted meanwhile."""
@@ -44,9 +51,12 @@ class WatchedGrid(WrappedGrid):
         # Flower takes no message for a node that is not registered any more: the message has no name.
         replies = [lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None]
         while open_ and (deadline is None or time.monotonic() < deadline):
-            for reply in self.inner.pull_messages(list(open_)):
-                replies.append(reply)
-                open_.pop(reply.metadata.reply_to_message_id, None)
+            for name, message in list(open_.items()):
+                with self._limits.of_one(self.largest):
+                    found = pull_one(self.inner, name, message)
+                if found:
+                    replies.append(found[0])
+                    del open_[name]
             now = self._activations()
             for name, message in list(open_.items()):
                 node = message.metadata.dst_node_id

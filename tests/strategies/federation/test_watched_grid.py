@@ -20,6 +20,7 @@ class SuperLink(VirtualGrid):
         self.waiting: dict[str, Message] = {}
         self.happens: dict[int, object] = {}
         self.unregistered: set[int] = set()
+        self.asked: set[str] = set()
 
     def deliver(self, messages, timeout):
         return []
@@ -35,8 +36,11 @@ class SuperLink(VirtualGrid):
         return names
 
     def pull_messages(self, names: Iterable[str]) -> list[Message]:
-        self.pulls += 1
-        self.happens.pop(self.pulls, lambda: None)()
+        names = list(names)
+        if self.asked.intersection(names) or not self.asked:  # the replies are pulled one by one
+            self.pulls, self.asked = self.pulls + 1, set()
+            self.happens.pop(self.pulls, lambda: None)()
+        self.asked.update(names)
         due = []
         for name in names:
             message = self.waiting[name]
