@@ -39,12 +39,17 @@ ODD_ENTRIES: tuple[dict[str, Any], ...] = (
 
 @dataclass(kw_only=True)
 class FalseNode:
-    """A client of ``plan`` with a ledger in memory; ``chance``: of a reply that no honest node sends."""
+    """A client of ``plan`` with a ledger in memory.
+
+    chance: of a reply that no honest node sends; to a query, a third of it. pairs: different settings that it adds to
+    its ledger at once.
+    """
 
     client: int
     plan: Plan
     rng: random.Random
     chance: float = 0.9
+    pairs: int = 400
     sent: list[str] = field(default_factory=list)
     _lines: list[bytes] = field(default_factory=list)
 
@@ -59,7 +64,8 @@ class FalseNode:
     def reply(self, message: Message) -> Message:
         """An answer to a query or to an announcement."""
         honest = self.honest(message)
-        kind = "honest" if self.rng.random() >= self.chance else self.rng.choice(list(KINDS))
+        chance = self.chance / 3 if message.metadata.message_type == "query" else self.chance
+        kind = "honest" if self.rng.random() >= chance else self.rng.choice(list(KINDS))
         self.sent.append(kind)
         return honest if kind == "honest" else KINDS[kind](honest, self)
 
@@ -148,7 +154,7 @@ def ledgers(reply: Message, node: FalseNode) -> Message:
     elif how == 4:
         lines = lines * rng.choice([2, max(2, 10**7 // len(lines))])
     else:
-        odd = [rng.choice(ODD_ENTRIES)] if how == 5 else [_pair(rng) for _ in range(400)]
+        odd = [rng.choice(ODD_ENTRIES)] if how == 5 else [_pair(rng) for _ in range(node.pairs)]
         for changes in odd:
             body = node.entry(**({"run": "earlier"} | changes))
             line = json.dumps(body | {"prev": sha256(node._lines[-1])}).encode()

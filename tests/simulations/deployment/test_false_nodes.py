@@ -1,4 +1,4 @@
-"""No message of a node ends a run: whatever it sends, the others go on, and it is named in the report and in the log."""
+"""No message of a node ends a run: whatever it sends, the others go on, and it is named in report and log."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 import strategies.federation.nodes
 from benchmarks.false_node import KINDS, FalseNode
@@ -21,7 +21,7 @@ from simulations.settings.settings import as_config, from_mapping
 from strategies.federation import bounds, watched_grid
 from strategies.federation.serial import over_the_wire
 
-HONEST, FALSE, ROUNDS = 4, 3, 40
+HONEST, FALSE, ROUNDS = 5, 4, 30
 SETTINGS: dict[str, Any] = {
     "clients": HONEST + FALSE, "rounds": ROUNDS, "sample_rate": 0.05, "noise_multiplier": 2.0, "delta": 1e-5,
     "method": "dpsgd", "codec": "float32", "evaluate_every": ROUNDS, "engine": "local",
@@ -58,7 +58,9 @@ def federation(chance: float = 0.9) -> list[FalseNode]:
     settings = from_mapping({k: v for k, v in SETTINGS.items()})
     plan = make_plan(settings, declared=[500 + client for client in range(HONEST + FALSE)])
     return [
-        FalseNode(client=client, plan=plan, rng=random.Random(client), chance=chance if client >= HONEST else 0.0)
+        FalseNode(
+            client=client, plan=plan, rng=random.Random(client), chance=chance if client >= HONEST else 0.0, pairs=5
+        )
         for client in range(HONEST + FALSE)
     ]
 
@@ -86,7 +88,7 @@ def test_a_run_ends_with_its_result_whatever_some_nodes_send(tmp_path, caplog):
         assert row.reasons.isprintable()
     sent = [kind for node in nodes for kind in node.sent if kind != "honest"]
     assert set(sent) == set(KINDS)
-    assert len(sent) > 100
+    assert len(sent) > 60
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<script>alert" not in page
     assert sum(f.stat().st_size for f in (tmp_path / "run").rglob("*") if f.is_file()) < 2**26
