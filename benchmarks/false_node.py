@@ -122,10 +122,10 @@ def records(reply: Message, node: FalseNode) -> Message:
     name = node.rng.choice(names)
     odd = [
         ConfigRecord({"a": 1}), MetricRecord({"a": math.nan, "b": [math.inf] * 9}), ArrayRecord({}), ConfigRecord({}),
-        ConfigRecord({"k" * 10**5: "v" * 10**6}), MetricRecord({str(n): 1e308 for n in range(1000)}),
+        ConfigRecord({"k" * 10**5: "v" * 10**6}), MetricRecord({str(n): 1e308 for n in range(100)}),
     ]  # fmt: skip
     how = node.rng.randrange(3)
-    more = {f"more-{n}": node.rng.choice(odd) for n in range(1000 if how == 2 else 0)}
+    more = {f"more-{n}": ConfigRecord({"a": n}) for n in range(40 if how == 2 else 0)}
     kept = {key: content[key] for key in names if key != name}
     return _instead(RecordDict(kept | ({name: node.rng.choice(odd)} if how == 1 else {}) | more), reply)
 

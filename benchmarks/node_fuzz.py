@@ -198,11 +198,11 @@ def _answer_until(flower: Flower, app: Path, raw: list[RawNode], patience: float
             try:
                 one.answer()
             except Exception as error:  # Flower's own client refuses it, or the SuperLink
-                one.sent[f"refused by Flower: {type(error).__name__}"] += 1
+                one.sent[f"not sent: {type(error).__name__}"] += 1
                 errors[f"{type(error).__name__}: {error}"[:200]] += 1
         time.sleep(0.1)
         memory |= {name: max(peak, memory.get(name, 0)) for name, peak in peak_memory(flower.home).items()}
-    print("refused by Flower:", dict(errors.most_common(10)))
+    print("not sent:", dict(errors.most_common(10)))
     return (status[0] if status else "still running"), memory, time.monotonic() - start
 
 

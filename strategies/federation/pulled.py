@@ -2,11 +2,15 @@
 
 A node may put anything onto the SuperLink: a text of gigabytes, a tree of objects that it never uploads, objects that
 are no message. Flower's grid pulls all replies at once, waits for the objects of each for up to two hours, and raises
-where one cannot be read: all of them are lost then, and the run ends.
+where one cannot be read: all of them are lost then, and the run ends. A few threads pull here, so that a reply whose
+objects are late, or never come, keeps no other waiting.
 """
 
+import copy
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from math import inf
 from typing import Any
@@ -21,6 +25,7 @@ PULL_SECONDS = 120.0
 """For one reply, once it is announced."""
 PULLED_BYTES = 2**30
 """Of one reply, until the run's model is known."""
+WORKERS = 4
 PULL_PATHS = ("/pull-messages", "/pull-object")
 
 
@@ -53,6 +58,41 @@ class Limits:
             raise BoundError("it is larger than any reply of this run")
         if time.monotonic() > self.until:
             raise BoundError(f"its parts were not on the SuperLink within {PULL_SECONDS:g} seconds")
+
+
+class Pullers:
+    """Threads that pull replies over HTTP, each with a connection of its own; another grid is asked without threads."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid, self._own = grid, threading.local()
+        self._threads = ThreadPoolExecutor(WORKERS) if hasattr(grid, "_runtime_client") else None
+        self._running: dict[str, Future[list[Message]]] = {}
+
+    def pull(self, messages: dict[str, Message], largest: int, patience: float) -> Iterable[tuple[str, Message]]:
+        """The replies to these messages that are there within a few seconds, each by the name of what it answers.
+
+        What is not complete by then is among those of a later call.
+        """
+        if self._threads is None:
+            found = {name: pull_one(self._grid, name, message) for name, message in messages.items()}
+            return [(name, replies[0]) for name, replies in found.items() if replies]
+        for name in messages.keys() - self._running.keys():
+            self._running[name] = self._threads.submit(self._pull, name, messages[name], largest)
+        wait(self._running.values(), timeout=patience)
+        done = {name: future for name, future in self._running.items() if future.done()}
+        for name in done:
+            del self._running[name]
+        return [
+            (name, replies[0]) for name, future in done.items() if name in messages and (replies := future.result())
+        ]
+
+    def _pull(self, name: str, message: Message, largest: int) -> list[Message]:
+        if not hasattr(self._own, "grid"):
+            self._own.grid = copy.copy(self._grid)
+            self._own.grid._client = None  # it connects anew
+            self._own.limits = Limits(self._own.grid)
+        with self._own.limits.of_one(largest):
+            return pull_one(self._own.grid, name, message)
 
 
 def pull_one(grid: Grid, name: str, message: Message) -> list[Message]:

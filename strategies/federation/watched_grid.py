@@ -14,14 +14,14 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from strategies.federation.pulled import PULLED_BYTES, Limits, pull_one
+from strategies.federation.pulled import PULLED_BYTES, Pullers
 from strategies.federation.wrapped_grid import WrappedGrid
 
 NODE_GONE = frozenset({
     ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE,
 })  # fmt: skip
 """Flower's error codes for a message, a reply or a node that does not exist any more."""
-POLL_SECONDS = 1.0
+POLL_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
 
 
 class Deployed(Protocol):
@@ -39,7 +39,7 @@ class WatchedGrid(WrappedGrid):
     def __init__(self, inner: Grid) -> None:
         super().__init__(inner)
         self.largest = PULLED_BYTES
-        self._limits = Limits(inner)
+        self._pullers = Pullers(inner)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The replies until all are there or the time is over; an error for each node that restarted meanwhile."""
@@ -51,12 +51,9 @@ class WatchedGrid(WrappedGrid):
         # Flower takes no message for a node that is not registered any more: the message has no name.
         replies = [lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None]
         while open_ and (deadline is None or time.monotonic() < deadline):
-            for name, message in list(open_.items()):
-                with self._limits.of_one(self.largest):
-                    found = pull_one(self.inner, name, message)
-                if found:
-                    replies.append(found[0])
-                    del open_[name]
+            for name, reply in self._pullers.pull(open_, self.largest, PATIENCE_SECONDS):
+                replies.append(reply)
+                del open_[name]
             now = self._activations()
             for name, message in list(open_.items()):
                 node = message.metadata.dst_node_id

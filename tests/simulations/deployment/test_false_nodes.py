@@ -17,8 +17,10 @@ from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.app import run_rounds
+from simulations.server.deployment import Deployment
 from simulations.settings.settings import as_config, from_mapping
 from strategies.federation import bounds, watched_grid
+from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.serial import over_the_wire
 
 HONEST, FALSE, ROUNDS = 5, 4, 30
@@ -93,3 +95,37 @@ def test_a_run_ends_with_its_result_whatever_some_nodes_send(tmp_path, caplog):
     assert "<script>alert" not in page
     assert sum(f.stat().st_size for f in (tmp_path / "run").rglob("*") if f.is_file()) < 2**26
     assert max(map(len, caplog.text.splitlines())) < 10_000
+
+
+class Large(FalseNode):
+    """Declares a million million examples."""
+
+    def honest(self, message: Message) -> Message:
+        self.examples = 10**12
+        return super().honest(message)
+
+
+def test_a_number_of_examples_that_no_run_takes_leaves_its_node_out(tmp_path, caplog):
+    nodes = federation(chance=0.0)
+    nodes[-1] = Large(client=nodes[-1].client, plan=nodes[-1].plan, rng=random.Random(0), chance=0.0)
+    summary, rows = run(tmp_path / "run", nodes, rounds=2, evaluate_every=2)
+    assert summary["rounds"] == 2
+    assert [row.rejected for row in rows] == [str(nodes[-1].client)] * 2
+    assert "declares 1,000,000,000,000 examples" in caplog.text
+
+
+def test_a_run_that_is_continued_goes_on_without_a_ledger_that_lost_entries(tmp_path, caplog):
+    nodes = federation(chance=0.0)
+    run(tmp_path / "run", nodes, rounds=2, evaluate_every=2)
+    nodes[-1]._lines[:] = nodes[-1]._lines[:1]
+    nodes[-1].append(round=1, run="another")
+    copies = LedgerCopies(folder=tmp_path / "run" / "ledger", run="x")
+    deployment = Deployment(timeout=1.0)
+    config = dict(as_config(from_mapping(SETTINGS)))
+    with task_identity():
+        grid = Nodes(nodes, config)
+        assert len(deployment.gather(grid, len(nodes))) == len(nodes)
+        deployment.open(copies.folder, "x")
+    assert deployment.roster.node(nodes[-1].client) is None
+    assert deployment.roster.node(0) is not None
+    assert f"client {nodes[-1].client} cannot take part: the ledger that client {nodes[-1].client}" in caplog.text
