@@ -18,6 +18,7 @@ LARGEST_BYTES = 2**23
 """Of a copy: 20,000 charges."""
 LARGEST_RATIO = 1.0
 """Lambda of all entries together; that of an honest ledger is far below."""
+LARGEST_STEPS = 10**12
 MOST_EPOCHS = 10**5
 """Epochs of shuffled batches that all entries together touch."""
 
@@ -97,6 +98,8 @@ def check_bounded(client: int, entries: Sequence[Entry]) -> None:
     of = f"the ledger of client {client}"
     if any(entry.mechanism != "dp" for entry in entries):
         raise LedgerError(f"{of} has a release without privacy: no epsilon holds for its data")
+    if sum(entry.steps for entry in entries) > LARGEST_STEPS:
+        raise LedgerError(f"{of} has more than {LARGEST_STEPS:,} steps")
     epochs = sum(entry.steps // entry.batches + 2 for entry in entries if entry.batches)
     if epochs > MOST_EPOCHS:
         raise LedgerError(f"{of} has {epochs:,} epochs of shuffled batches, more than {MOST_EPOCHS:,}")
