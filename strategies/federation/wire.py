@@ -154,7 +154,7 @@ def identity(partition: int, num_examples: int, *, local: bool = True) -> Record
 
 def read_identity(content: RecordDict) -> tuple[int, int]:
     """Partition and declared N_k. ValueError, which quotes nothing, for what is no identity."""
-    record = content.config_records.get("identity", {})
+    record: Mapping[str, object] = content.config_records.get("identity", {})
     partition, num_examples = record.get("partition"), record.get("num-examples")
     if type(partition) is not int or type(num_examples) is not int:
         raise ValueError("expected the whole numbers partition and num-examples of an identity, got something else")
