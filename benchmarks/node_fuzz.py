@@ -29,6 +29,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_children_ids_from_object_content,
     get_object_tree,
 )
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from benchmarks.false_node import FalseNode
@@ -52,7 +53,12 @@ class RawNode:
 
     def __init__(self, node: FalseNode, calls: tuple[Any, ...]) -> None:
         self.node, self.sent = node, Counter[str]()
-        self.id, self._receive, self._send, _, _, self._pull, self._push, self._confirm = calls
+        self.id, self._receive, self._send, _, _, self._pull_now, self._push, self._confirm = calls
+
+    def _pull(self, run: int, name: str) -> bytes:
+        """An object, once the server has uploaded it."""
+        found = pull_objects([name], lambda one: self._pull_now(run, one), initial_backoff=0.2, max_time=20)
+        return found[name]
 
     def answer(self) -> bool:
         """Answer one message if there is one."""
@@ -167,7 +173,7 @@ def fuzz(
         status, memory, seconds = _answer_until(flower, app, raw, patience)
     rows = [Row.parse(row) for row in directory.read_rounds()]
     kinds = sum((one.sent for one in raw), Counter[str]())
-    named = {client for row in rows for client in row.rejected.split()}
+    named = {client for row in rows for client in row.rejected.split() if int(client) >= honest}
     return {
         "status": status,
         "seconds": round(seconds),
