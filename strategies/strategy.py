@@ -43,16 +43,19 @@ class DivergedError(RuntimeError):
 
 
 class Patience:
-    """Counts rounds and attempts in a row without an update."""
+    """Counts rounds and attempts in a row without an update. Of ``clients``, one alone does not end a run."""
 
-    def __init__(self) -> None:
-        self.empty = 0
+    def __init__(self, clients: int = 1) -> None:
+        self.empty, self.clients, self.failed = 0, clients, set[int]()
 
     def count(self, report: RoundReport, *, updated: bool) -> None:
         """Raises BudgetSpentError where every client refuses to pass its budget, RuntimeError after three in a row."""
+        self.empty = 0 if updated else self.empty + 1
+        self.failed = set() if updated else self.failed | set(report.asked)
+        if self.clients > 1 and len(self.failed) == 1:
+            return
         if report.budget_spent:
             raise BudgetSpentError(f"the privacy budget of every client was spent before round {report.round}")
-        self.empty = 0 if updated else self.empty + 1
         if self.empty < EMPTY_ROUNDS_ALLOWED:
             return
         if report.only_refusals:
@@ -94,7 +97,7 @@ class FedLSG(Strategy):
             most = settings.clients_per_round if settings.server_noise is None else clients
             clock = SimulatedClock(Participation(clients=clients, per_round=most, seed=state.seed))
         self.exchange = _exchange_of(settings)(Expectations(state=state, settings=settings), self.downlink, clock)
-        self._patience = Patience()
+        self._patience = Patience(len(settings.terms))
 
     @property
     def settings(self) -> FederationSettings:
@@ -143,6 +146,8 @@ class FedLSG(Strategy):
         received = exchange.collect(replies)
         while not received.clients and exchange.worth_repeating:
             self._patience.count(exchange.report, updated=False)
+            if self._patience.empty >= EMPTY_ROUNDS_ALLOWED:
+                break  # the one client that was asked: the next round asks others
             received = exchange.run_again()
         updates = received.updates if len(received.clients) >= self.settings.least_clients else []
         plan = exchange.plan

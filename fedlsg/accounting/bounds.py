@@ -9,6 +9,7 @@ parallel: take the maximum over clients, never a sum. Results are cached by valu
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 
@@ -32,10 +33,15 @@ from fedlsg.accounting.events import (
     split,
     sum_up,
 )
+from fedlsg.accounting.grid import fewer
 
 ACCOUNTANTS = ("prv", "pld")
 SMALLEST_NOISE = 0.02
 """Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is protected."""
+WITNESSED, MOST_SETTINGS = 8, 256
+"""Different (q, sigma): so many are witnessed, a second for each; more than the other are merged upwards."""
+HOPELESS = 1e4
+"""Sum of T (q / sigma)^2 of many different settings from which minutes of a finer bound change nothing."""
 
 
 def epsilon(
@@ -61,7 +67,8 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7 steps. ``witness`` is "prv" if
     prv-accountant answered and its interval allows ``upper``, else "unwitnessed"; ``failures`` says why.
     No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a progress display;
-    the reported number takes both.
+    the reported number takes both. Cost is bounded: more than ``WITNESSED`` different (q, sigma) have no witness, more
+    than ``MOST_SETTINGS`` are merged to fewer that lose more (``grid.fewer``): ``upper`` still holds, ``lower`` is 0.
 
     Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2 Lambda is added to
     every ``estimate`` and ``upper``. ``lower`` is then what they say of the Gaussian mechanisms at delta e^-Lambda. It
@@ -186,15 +193,21 @@ def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]
         from fedlsg.accounting import full_batch
 
         return {"gaussian": full_batch.interval(events[0].noise_multiplier, delta)}
-    if min(e.noise_multiplier for e in events if e.sample_rate < 1) < SMALLEST_NOISE:
+    if min(e.noise_multiplier for e in events) < SMALLEST_NOISE:
         return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
+    merged, whole = len(events) > MOST_SETTINGS, events
+    events = fewer(events, MOST_SETTINGS)
     found: dict[str, Interval] = {}
-    answer = _answer("pld", events, delta)
+    lost = math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in events)
+    hopeless = len(events) > WITNESSED and lost > HOPELESS
+    answer = "not tried: epsilon is in the thousands" if hopeless else _answer("pld", events, delta)
     if isinstance(answer, str):
         failures["pld"] = answer
     else:
-        found["pld"] = answer
-    renyi = accountant_renyi.interval(events, delta)
+        found["pld"] = replace(answer, lower=0.0) if merged else answer
+    if "pld" in found and len(events) > WITNESSED and not merged:
+        return found  # the other bound takes longer, and is rarely smaller
+    renyi = accountant_renyi.interval(fewer(whole, 4 * MOST_SETTINGS), delta)
     if "pld" not in found or renyi.upper < found["pld"].upper:
         found["renyi"] = renyi
     return found
@@ -202,6 +215,8 @@ def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]
 
 def _witness(events: tuple[Event, ...], delta: float) -> dict[str, Interval] | str:
     """prv-accountant's interval, or why there is none."""
+    if len(events) > WITNESSED:
+        return f"not asked: {len(events)} different sample rates and noise multipliers, more than {WITNESSED}"
     answer = _answer("prv", events, delta)
     return answer if isinstance(answer, str) else {"prv": answer}
 
@@ -260,10 +275,13 @@ def _raised(interval: Interval, log_ratio: float) -> Interval:
 def _rough(events: Sequence[Event], delta: float) -> float:
     """About epsilon, a few percent above it, in a few milliseconds: where a search starts."""
     plain, log_ratio = split(events)
-    merged = canonical(plain)
-    if _full_batches(merged):
-        return _certified_or_inf(events, delta)
     try:
+        merged = canonical(plain)
+        if _full_batches(merged):
+            return _certified_or_inf(events, delta)
+        if min(e.noise_multiplier for e in merged) < SMALLEST_NOISE:
+            return math.inf
+        merged = fewer(merged, MOST_SETTINGS)
         return raised(_library("pld").chernoff(merged, smaller_delta(delta, log_ratio)), log_ratio)
     except AccountingError:
         return math.inf

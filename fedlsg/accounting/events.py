@@ -18,6 +18,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+LEAST_RATE, MOST_NOISE = 1e-30, 1e30
+"""An event beyond them is counted as one at them, which loses more."""
+LEAST_NOISE = 1e-6
+"""Noise multiplier of full batches whose epsilon, above 10^11, is not computed."""
+SHOWN = 4
+"""Events in a message."""
+MOST_STEPS = 2**53
+"""Steps of an event: every number up to it is a float."""
+
 
 class AccountingError(ValueError):
     """A privacy loss that no accountant certifies, or a target that no setting reaches."""
@@ -84,14 +93,19 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
 
     Equal (q, sigma) are merged. All q = 1 events become one: T Gaussian mechanisms compose to a single one
     with sigma = (sum T_i / sigma_i^2)^(-1/2), exactly (Dong, Roth & Su 2022, Cor. 3.3).
+    Differs at numbers whose squares no float holds: q below ``LEAST_RATE`` moves up, sigma above ``MOST_NOISE`` down.
 
-    Raises: ValueError for an event with a Lambda, which would be lost: ``split`` comes first.
+    Raises: ValueError for an event with a Lambda, which would be lost: ``split`` comes first. AccountingError for full
+    batches almost without noise: an epsilon above 10^11.
     """
     events = check_plain(events)
     counts: dict[tuple[float, float], int] = defaultdict(int)
     for event in events:
-        counts[event.sample_rate, event.noise_multiplier] += event.steps
-    precision = math.fsum(steps / sigma**2 for (q, sigma), steps in sorted(counts.items()) if q == 1)
+        counts[max(event.sample_rate, LEAST_RATE), min(event.noise_multiplier, MOST_NOISE)] += event.steps
+    full = [(steps, sigma) for (q, sigma), steps in sorted(counts.items()) if q == 1]
+    precision = math.fsum(steps / sigma**2 if sigma > LEAST_NOISE else math.inf for steps, sigma in full)
+    if precision > LEAST_NOISE**-2:
+        raise AccountingError(f"no epsilon is certified of full batches with so little noise: {in_words(events)}")
     merged = [
         Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
         for (q, sigma), steps in sorted(counts.items())
@@ -103,12 +117,14 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def in_words(events: Iterable[Event]) -> str:
-    """The events for a message: "noise_multiplier=0.5 (40 steps at sample rate 0.1)"."""
-    return " and ".join(
+    """The events for a message: "noise_multiplier=0.5 (40 steps at sample rate 0.1)"; the first ones of many."""
+    events = tuple(events)
+    words = [
         f"noise_multiplier={event.noise_multiplier:.4g} ({event.steps} step{'' if event.steps == 1 else 's'} at sample "
         f"rate {event.sample_rate:.4g})"
-        for event in events
-    )
+        for event in events[:SHOWN]
+    ]
+    return " and ".join(words + ([f"{len(events) - SHOWN} more"] if len(events) > SHOWN else []))
 
 
 def split(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
@@ -178,8 +194,10 @@ def checked_steps(steps: int) -> int:
         count = operator.index(steps)
     except TypeError:
         raise ValueError(f"expected an integer {steps=}: the number of noisy steps") from None
-    if isinstance(steps, bool) or count < 1:
-        raise ValueError(f"expected an integer {steps=} >= 1: an event without a step is left out, not entered")
+    if isinstance(steps, bool) or not 1 <= count <= MOST_STEPS:
+        raise ValueError(
+            f"expected an integer {steps=} from 1 to 2^53: an event without a step is left out, not entered"
+        )
     return count
 
 

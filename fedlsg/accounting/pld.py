@@ -38,6 +38,8 @@ from fedlsg.accounting.events import AccountingError, Event, Interval
 from fedlsg.accounting.step import MASS_ROUNDING
 from fedlsg.accounting.tilt import MAX_WINDOW, TIGHTNESS, Plan, Sum, plan, solve
 
+MANY, MOST_WORK = 16, 2**24  # of many different events, points of the grid times events: about ten seconds
+
 
 @lru_cache(maxsize=4096)
 def upper_bound(events: tuple[Event, ...], delta: float) -> float:
@@ -89,6 +91,8 @@ def _bounds(total: Sum, delta: float, other: float) -> Interval:
     for _ in range(12):
         try:
             grid = plan(total, delta, theta, scale)
+            if len(total.events) > MANY and grid.cells * len(total.events) > MOST_WORK:
+                raise AccountingError(f"{len(total.events)} different events on {grid.cells:,} points take minutes")
             found, added = _composed(total, grid, delta)
         except AccountingError:  # a finer grid does not fit: the coarser one's answer holds
             if best is None:

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedlsg.accounting.bounds import ACCOUNTANTS, upper_or_inf
+from fedlsg.accounting.bounds import ACCOUNTANTS, SMALLEST_NOISE, upper_or_inf
 from fedlsg.accounting.events import AccountingError, Event, canonical, raised, smaller_delta, split
+from fedlsg.accounting.grid import grid_down, grid_up
 
 Events = tuple[Event, ...]
 
@@ -33,6 +34,8 @@ LEVELS = (2, 4, 8, 16, 32, 64, 128)
 OWN = len(LEVELS)  # the depth behind the finest grid: a client's own numbers
 DISPLAYED = 8
 CHEAP = ("pld",)
+UNBOUNDED = (Event(sample_rate=0.5, noise_multiplier=SMALLEST_NOISE / 2, steps=1),)
+"""Events of which no accountant certifies a finite epsilon, nor of those that cover them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,15 @@ def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: 
 def _merged(population: Sequence[Sequence[Event]]) -> tuple[list[Events], float]:
     """The clients' events without Lambda, and the largest Lambda of a client."""
     parts = [split(events) for events in population]
-    return [canonical(plain) for plain, _ in parts], max((log_ratio for _, log_ratio in parts), default=0.0)
+    return [_canonical(plain) for plain, _ in parts], max((log_ratio for _, log_ratio in parts), default=0.0)
+
+
+def _canonical(events: Events) -> Events:
+    """``canonical``; `UNBOUNDED` where that finds a loss beyond any float."""
+    try:
+        return canonical(events)
+    except AccountingError:
+        return UNBOUNDED
 
 
 def _raised_spread(merged: Sequence[Events], log_ratio: float, delta: float, accountants: Sequence[str]) -> Spread:
@@ -99,6 +110,9 @@ def _spread(merged: Sequence[Events], delta: float, accountants: Sequence[str]) 
     guessed = dict(zip(different, _guesses(different, delta), strict=True))
     middle = sorted(guessed[events] for events in merged)[len(merged) // 2]
     median, _ = _covering([events for events in different if guessed[events] <= middle], delta, accountants)
+    if median >= largest:  # the guess put the worst client into the lower half
+        middle = sorted(map(_spent, merged))[len(merged) // 2]
+        median, _ = _covering([events for events in different if _spent(events) <= middle], delta, accountants)
     return Spread(largest=largest, median=min(median, largest), worst=merged.index(worst))
 
 
@@ -152,25 +166,9 @@ def shared_rates(rates: Iterable[float], *, limit: int) -> list[float]:
     return raised
 
 
-def grid_up(value: float, level: int) -> float:
-    """The lowest point of the grid that is not below a positive value."""
-    k = math.floor(math.log2(value) * level) - 1
-    while (point := math.exp2(k / level)) < value:
-        k += 1
-    return point
-
-
 def ratio_up(log_ratio: float, level: int) -> float:
     """A Lambda on the grid that is not lower; 0 stays 0. Above 1e300 it is about 1e300: nothing is certified there."""
     return grid_up(min(max(log_ratio, 1e-300), 1e300), level) if log_ratio else 0.0
-
-
-def grid_down(value: float, level: int) -> float:
-    """The highest point of the grid that is not above a positive value."""
-    k = math.ceil(math.log2(value) * level) + 1
-    while (point := math.exp2(k / level)) > value:
-        k -= 1
-    return point
 
 
 def move_to_grid(events: Sequence[Event], level: int, *, sigma: bool = True) -> Events:
@@ -195,7 +193,15 @@ def _guesses(clients: Sequence[Events], delta: float) -> list[float]:
     sampled = sorted({round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLE)})
     bounds = [math.log(min(max(upper_or_inf(clients[i], delta, CHEAP), 1e-9), 1e9)) for i in sampled]
     weights = np.linalg.lstsq(np.array([rows[i] for i in sampled]), np.array(bounds), rcond=1e-9)[0]
-    return [float(np.dot(row, weights)) if clients[i] else -math.inf for i, row in enumerate(rows)]
+    return [
+        -math.inf if not clients[i] else math.inf if unbounded(clients[i]) else float(np.dot(row, weights))
+        for i, row in enumerate(rows)
+    ]
+
+
+def unbounded(events: Events) -> bool:
+    """Whether no accountant is asked about these events: almost no noise."""
+    return min(e.noise_multiplier for e in events) < SMALLEST_NOISE
 
 
 def _features(events: Events) -> list[float]:
@@ -205,4 +211,4 @@ def _features(events: Events) -> list[float]:
 
 def _spent(events: Events) -> float:
     """About how epsilon orders clients: T (q / sigma)^2; where one client covers another, it is no smaller."""
-    return math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in events)
+    return math.fsum(e.steps * (ratio := e.sample_rate / e.noise_multiplier) * ratio for e in events)

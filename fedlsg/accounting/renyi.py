@@ -17,7 +17,17 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float64
 
-from fedlsg.accounting.events import AccountingError, Event, Interval, check_plain, raised, smaller_delta, split
+from fedlsg.accounting.events import (
+    LEAST_NOISE,
+    AccountingError,
+    Event,
+    Interval,
+    canonical,
+    check_plain,
+    raised,
+    smaller_delta,
+    split,
+)
 from fedlsg.accounting.step import log_expectations
 
 INTEGERS = tuple(range(2, 257))
@@ -35,17 +45,17 @@ def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> b
     """
     plain, log_ratio = split(events)
     try:
-        delta = smaller_delta(delta, log_ratio)
+        upper = interval(canonical(plain), smaller_delta(delta, log_ratio)).upper
     except AccountingError:
         return False
-    return raised(interval(plain, delta).upper * (1 + 1e-9), log_ratio) <= epsilon
+    return raised(upper * (1 + 1e-9), log_ratio) <= epsilon
 
 
 def interval(events: Sequence[Event], delta: float) -> Interval:
     """The bound with room for rounding; nothing is known from below.
 
     Differs from the accountants at small epsilon: no order above 256 is tried, so it does not fall below about
-    log(1 / delta) / 255 (0.09 at delta = 1e-12).
+    log(1 / delta) / 255 (0.09 at delta = 1e-12). Raises AccountingError where it is infinite.
     """
     upper = upper_bound(events, delta) + ROUNDING * sum(e.steps for e in events)
     return Interval(lower=0.0, estimate=upper, upper=upper)
@@ -53,7 +63,8 @@ def interval(events: Sequence[Event], delta: float) -> Interval:
 
 def upper_bound(events: Sequence[Event], delta: float) -> float:
     """Certified upper bound on the epsilon of all events on the same examples. Raises ValueError for a Lambda."""
-    check_plain(events)
+    if any(e.noise_multiplier < LEAST_NOISE for e in check_plain(events)):
+        return math.inf
     spent = sum((e.steps * _log_moments(e.sample_rate, e.noise_multiplier) for e in events), np.zeros(len(ORDERS)))
     bounds = spent / (ORDERS - 1) + np.log1p(-1 / ORDERS) - (np.log(ORDERS) + math.log(delta)) / (ORDERS - 1)
     return max(float(bounds.min()), 0.0)
@@ -62,7 +73,7 @@ def upper_bound(events: Sequence[Event], delta: float) -> float:
 @lru_cache(maxsize=4096)
 def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndarray, " orders"]:
     """log A at every order, of one step."""
-    half = 0.5 / noise_multiplier**2
+    half = 0.5 / noise_multiplier / noise_multiplier
     if sample_rate == 1.0:
         return np.asarray(half * (ORDERS * ORDERS - ORDERS))
     found = np.empty(len(ORDERS))

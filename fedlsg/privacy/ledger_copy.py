@@ -5,10 +5,22 @@ The copy has the same lines, byte for byte, so it has the same hashes and is rea
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedlsg.privacy.ledger_entry import GENESIS, LedgerError, lines_with_hashes, parse
+from fedlsg.accounting.bounds import SMALLEST_NOISE
+from fedlsg.accounting.events import AccountingError, canonical, split
+from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError, State, lines_with_hashes, parse
 from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
+from fedlsg.privacy.totals import Totals
+
+LARGEST_BYTES = 2**23
+"""Of a copy: 20,000 charges."""
+LARGEST_RATIO = 1.0
+"""Lambda of all entries together; that of an honest ledger is far below."""
+LARGEST_STEPS = 10**12
+MOST_EPOCHS = 10**5
+"""Epochs of shuffled batches that all entries together touch."""
 
 
 def head_of(path: str | os.PathLike[str], client: int) -> str:
@@ -36,10 +48,13 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
     """Append to a copy the lines that it lacks; when this returns, they are on disk.
 
     ``lines`` may begin before the end of the copy; ``head`` is the hash that the copy ends with afterwards.
-    Guarantee: the copy grows by whole lines of one unbroken chain, or not at all.
-    Raises LedgerError if the lines do not continue the copy, are another client's, or do not end with ``head``.
+    Guarantee: the copy grows by whole lines of one unbroken chain, or not at all. What it costs to read and to compose
+    is bounded.
+    Raises LedgerError if the lines do not continue the copy, are another client's, or do not end with ``head``, for a
+    copy above ``LARGEST_BYTES``, and as ``check_bounded``.
     """
     path = Path(path)
+    _check_size(client, lines)
     state = load(path, client)[1]
     here = state.head
     given = list(lines_with_hashes(lines))
@@ -48,6 +63,7 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
     more = b"".join(line + b"\n" for line, _ in new)
     before = path.read_bytes() if state.heads else b""
     joint = before + (b"\n" if state.torn else b"") + more
+    _check_size(client, joint)
     try:
         after = parse(path, client, joint)
     except LedgerError as error:
@@ -56,8 +72,50 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
         raise LedgerError(
             f"the ledger that client {client} sent does not end where it says, or lacks entries of {path}"
         )
+    check_bounded(client, after.entries)
     if new:
         with appendable(path) as descriptor, locked(descriptor):
             write_all(descriptor, joint[len(before) :])
             os.fsync(descriptor)
         sync_directory(path.parent)
+
+
+def verify(client: int, lines: bytes, head: str) -> None:
+    """Check a whole ledger as ``extend`` does with a copy that is empty; nothing is written. Raises LedgerError."""
+    _check_size(client, lines)
+    state: State = parse(Path(f"the ledger of client {client}"), client, lines)
+    if state.head != head:
+        raise LedgerError(f"the ledger that client {client} sent does not end where it says")
+    check_bounded(client, state.entries)
+
+
+def check_bounded(client: int, entries: Sequence[Entry]) -> None:
+    """Raise LedgerError, with the reason, for entries of which no accountant certifies an epsilon in seconds.
+
+    A client of its own accord would not train on: its ``epsilon-max`` is finite. One such ledger would make the epsilon
+    of the run infinite.
+    """
+    of = f"the ledger of client {client}"
+    if any(entry.mechanism != "dp" for entry in entries):
+        raise LedgerError(f"{of} has a release without privacy: no epsilon holds for its data")
+    if sum(entry.steps for entry in entries) > LARGEST_STEPS:
+        raise LedgerError(f"{of} has more than {LARGEST_STEPS:,} steps")
+    epochs = sum(entry.steps // entry.batches + 2 for entry in entries if entry.batches)
+    if epochs > MOST_EPOCHS:
+        raise LedgerError(f"{of} has {epochs:,} epochs of shuffled batches, more than {MOST_EPOCHS:,}")
+    plain, log_ratio = split(Totals().extended(entries).events())
+    if log_ratio > LARGEST_RATIO:
+        raise LedgerError(f"{of} has log_ratio={log_ratio:.3g} in all, above {LARGEST_RATIO:g}: no epsilon holds")
+    try:
+        least = min((event.noise_multiplier for event in canonical(plain)), default=1.0)
+    except AccountingError as error:
+        raise LedgerError(f"{of}: {error}") from None
+    if least < SMALLEST_NOISE:
+        raise LedgerError(
+            f"{of} has noise multipliers of {least:.3g} together, below {SMALLEST_NOISE:g}: no epsilon is certified"
+        )
+
+
+def _check_size(client: int, lines: bytes) -> None:
+    if len(lines) > LARGEST_BYTES:
+        raise LedgerError(f"the ledger of client {client} has {len(lines):,} bytes, more than {LARGEST_BYTES:,}")

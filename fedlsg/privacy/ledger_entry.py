@@ -17,7 +17,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedlsg.accounting.events import checked_log_ratio, checked_noise_multiplier, checked_sample_rate, checked_steps
+from fedlsg.accounting.events import (
+    MOST_STEPS,
+    checked_log_ratio,
+    checked_noise_multiplier,
+    checked_sample_rate,
+    checked_steps,
+)
 from fedlsg.privacy.shuffling import ZERO_OUT
 
 ADJACENCY = "add/remove"
@@ -88,8 +94,10 @@ class Entry:
     def __post_init__(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)
-            if type(value) is not int or value < self._least(name):
-                raise ValueError(f"expected a non-negative integer {name}, got {value!r} (num_examples at least 1)")
+            if type(value) is not int or not self._least(name) <= value <= MOST_STEPS:
+                raise ValueError(
+                    f"expected a non-negative integer {name} up to 2^53, got {value!r} (num_examples at least 1)"
+                )
         if self.unit not in UNITS:
             raise ValueError(f"expected unit={self.unit!r} among {UNITS}")
         if self.mechanism not in MECHANISMS:
@@ -224,7 +232,7 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
             else:
                 entries.append(_checked_entry(record, owner, keys))
                 keys.add(entries[-1].key)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
         head = sha256(line)
         heads.append(head)

@@ -5,7 +5,7 @@ or ``GivenUp``. Clients whose message does not come, or is refused, have dropped
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import UInt64
@@ -13,9 +13,9 @@ from jaxtyping import UInt64
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import KEY_BYTES, SEALED_BYTES, TAG_BYTES, check_public
 from fedlsg.secure_sum.masks import clear, word
-from fedlsg.secure_sum.outcome import GivenUp, SecureSumError
+from fedlsg.secure_sum.outcome import GivenUp, SecureSumError, WrongSharesError
 from fedlsg.secure_sum.packing import packed_bytes, unpack_bits
-from fedlsg.secure_sum.shares import SHARE_BYTES
+from fedlsg.secure_sum.shares import PRIME, SHARE_BYTES
 from fedlsg.secure_sum.terms import Terms
 from fedlsg.secure_sum.unmasking import Announced, Shares, remove_masks
 
@@ -136,8 +136,8 @@ class Server:
     def total(self, answers: Pairs) -> Total | GivenUp:
         """Stage 4: the sum of the survivors' vectors modulo 2^b.
 
-        Given up if fewer than h answered of a neighbourhood whose secret is missing, or if a secret that was put
-        together is not the one that its owner announced.
+        Given up if fewer than h answered of a neighbourhood whose secret is missing, or if no secret can be put
+        together that its owner announced: one wrong share among more than h is found, and its holder refused.
         """
         self._begin("unmask")
         seeds: Shares = {client: {} for client in self._survivors}
@@ -151,12 +151,16 @@ class Server:
                 continue
             answered += 1
         try:
-            remove_masks(self._words, self.terms, self._announced, seeds, keys)
+            wrong = remove_masks(self._words, self.terms, self._announced, seeds, keys)
         except SecureSumError as error:
-            return self._give_up("unmask", str(error), answered)
+            owner = error.owner if isinstance(error, WrongSharesError) else None
+            return replace(self._give_up("unmask", str(error), answered), owner=owner)
         finally:
             words, self._words = self._words, np.zeros(0, self._words.dtype)
         self.sent = {}
+        for client in self.terms.clients:
+            if self.terms.points[client] in wrong:
+                self.refused[client] = "answer: a share that is not the one that it was given"
         return Total(values=clear(words, self.terms.bits).astype(np.uint64), survivors=self._survivors)
 
     def _read_answer(self, client: int, message: bytes, seeds: Shares, keys: Shares) -> None:
@@ -171,6 +175,8 @@ class Server:
         of = f"answer of client {client}"
         given_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=of)
         given_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=of)
+        if any(int.from_bytes(share, "big") >= PRIME for share in (*given_seeds.values(), *given_keys.values())):
+            raise SecureSumError(f"{of}: expected shares below 2^256 - 189")
         for given, known in ((given_seeds, seeds), (given_keys, keys)):
             for owner, share in given.items():
                 known[owner][self.terms.points[client]] = share

@@ -8,7 +8,7 @@ from jaxtyping import UInt
 
 from fedlsg.secure_sum.keys import commitment_to, pair_seed, private_key, public_bytes
 from fedlsg.secure_sum.masks import add_masks, sign
-from fedlsg.secure_sum.outcome import SecureSumError
+from fedlsg.secure_sum.outcome import SecureSumError, WrongSharesError
 from fedlsg.secure_sum.shares import combine
 from fedlsg.secure_sum.terms import Terms
 
@@ -31,32 +31,45 @@ class Announced(NamedTuple):
 
 def remove_masks(
     words: UInt[np.ndarray, " length"], terms: Terms, announced: Mapping[int, Announced], seeds: Shares, keys: Shares
-) -> None:
+) -> set[int]:
     """Subtract all masks that are left in the sum of the survivors' masked vectors, in place.
 
     ``seeds``: of each survivor shares of its self-mask seed; ``keys``: of each client that sent shares and did not
     survive, shares of its mask key. The masks between two survivors have cancelled.
     Guarantee: every secret is put together and checked before a mask is removed.
+    Where one holder gave a wrong share, the others' are enough if there are h of them; returns the points of such.
     Raises SecureSumError for fewer than h shares, and for a secret that its owner did not announce.
     """
-    known = {owner: _self_seed(owner, shares, terms, announced) for owner, shares in seeds.items()}
-    secret = {owner: _mask_secret(owner, shares, terms, announced) for owner, shares in keys.items()}
+    wrong = set[int]()
+    known = {o: _secret("self-mask seed", o, shares, terms, announced, wrong) for o, shares in seeds.items()}
+    secret = {o: _secret("mask key", o, shares, terms, announced, wrong) for o, shares in keys.items()}
     add_masks(words, ((seed, -1) for seed in known.values()))
     add_masks(words, _left_by(secret, terms, announced, seeds))
+    return wrong
 
 
-def _self_seed(owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced]) -> bytes:
-    seed = _combine("self-mask seed", owner, shares, terms)
-    if commitment_to(seed, terms.digest, owner) != announced[owner].commitment:
-        raise SecureSumError(f"self-mask seed of client {owner}: the shares do not fit its commitment")
-    return seed
+def _secret(
+    what: str, owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced],
+    wrong: set[int],
+) -> bytes:  # fmt: skip
+    """An owner's secret from the shares of ``what``; a holder whose share was wrong joins ``wrong``."""
+    honest = {point: share for point, share in shares.items() if point not in wrong}
+    honest = honest if len(honest) >= terms.plan.threshold else dict(shares)
+    if _is_announced(found := _combine(what, owner, honest, terms), what, owner, terms, announced):
+        return found
+    # Of the first h shares that were used, one may be wrong.
+    for point in sorted(honest)[: terms.plan.threshold] if len(honest) > terms.plan.threshold else ():
+        others = {other: share for other, share in honest.items() if other != point}
+        if _is_announced(found := _combine(what, owner, others, terms), what, owner, terms, announced):
+            wrong.add(point)
+            return found
+    raise WrongSharesError(what, owner)
 
 
-def _mask_secret(owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced]) -> bytes:
-    secret = _combine("mask key", owner, shares, terms)
-    if public_bytes(private_key(secret)) != announced[owner].mask_key:
-        raise SecureSumError(f"mask key of client {owner}: the shares do not fit its public key")
-    return secret
+def _is_announced(secret: bytes, what: str, owner: int, terms: Terms, announced: Mapping[int, Announced]) -> bool:
+    if what == "mask key":
+        return public_bytes(private_key(secret)) == announced[owner].mask_key
+    return commitment_to(secret, terms.digest, owner) == announced[owner].commitment
 
 
 def _combine(what: str, owner: int, shares: Mapping[int, bytes], terms: Terms) -> bytes:

@@ -20,8 +20,8 @@ from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
+from strategies.federation.bounds import reason_of
 from strategies.federation.code_identity import own_identity
-from strategies.federation.report import reason_of
 
 MARGIN_SECONDS = 10.0
 """Time for the way back before the deadline; at most a tenth of the time that is left."""

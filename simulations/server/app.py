@@ -16,13 +16,14 @@ from simulations.callbacks.named import named
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir, create
-from simulations.server.deployment import Deployment
+from simulations.server.deployment import Deployment, most_examples
 from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound
 from simulations.server.serve import Start, serve
 from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, permit_code
+from strategies.federation.bounds import reply_bytes
 from strategies.federation.nodes import wait_for_nodes
 from strategies.strategy import FedLSG
 
@@ -68,10 +69,12 @@ def run_on(
         grid, plan = announce(grid), ready_plan(settings)
     else:
         refuse_deployed(settings)
-        deployment = Deployment(timeout=settings.round_timeout)
-        grid = announce(deployment.watch(grid, settings))
+        deployment = Deployment(timeout=settings.round_timeout, most_examples=most_examples(settings))
+        watched = deployment.watch(grid, settings)
+        grid = announce(watched)
         sizes = deployment.gather(grid, settings.clients)
         plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
+        watched.largest = reply_bytes(plan.dense_parameters)
     run = RunDir.open(settings.run_dir) if settings.run_dir else create(None, settings)
     if not run.config.exists():  # that of a deployment is its run config as well, when it is continued
         begin(plan, run, named=deployment is not None)

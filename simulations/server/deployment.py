@@ -3,6 +3,7 @@
 The nodes report N_k of every client, so the plan is made after they have replied. The server loads none of their rows.
 """
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedlsg.discrete.release import MOST_EXAMPLES
 from simulations.grids.limits import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
-from simulations.settings.run import Settings
-from strategies.federation.ledgers import LedgerCopies, News
+from simulations.settings.settings import Settings
+from strategies.federation.bounds import EXAMPLES, reason_of
+from strategies.federation.ledgers import LedgerCopies, News, check_news
 from strategies.federation.nodes import Identity, Roster, wait_for_nodes
 from strategies.federation.watched_grid import WatchedGrid
 
@@ -42,17 +45,21 @@ def refuse_deployed_run(run: RunDir) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class Deployment:
-    """A deployment's nodes. Ledgers that arrive before the run has a folder wait for ``open``."""
+    """A deployment's nodes. Ledgers that arrive before the run has a folder wait for ``open``.
+
+    most_examples: N_k that a node may declare.
+    """
 
     timeout: float
+    most_examples: int = EXAMPLES
     roster: Roster = field(init=False)
     copies: LedgerCopies | None = None
     _news: dict[int, News] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.roster = Roster(self.timeout, accept=self._accept)
+        self.roster = Roster(self.timeout, accept=self._accept, most_examples=self.most_examples)
 
-    def watch(self, grid: Grid, settings: Settings) -> Grid:
+    def watch(self, grid: Grid, settings: Settings) -> WatchedGrid:
         """Flower's grid with limits on how long each node may take for its rows."""
         roster = self.roster
 
@@ -63,7 +70,7 @@ class Deployment:
         return WatchedGrid(grid, limit_by(settings), work=work, returned=roster.returned)
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
-        """Find every client's node; returns N_k of each. If no number is given, every node is a client.
+        """Find the clients' nodes; returns N_k of each, see ``Roster.gather``. By default, every node is a client.
 
         Raises RuntimeError, with each node's reason, before anything is spent.
         """
@@ -72,11 +79,15 @@ class Deployment:
     def open(self, folder: Path, run: str) -> LedgerCopies:
         """The copies in a run's folder, up to date with what the nodes have sent so far.
 
-        Raises LedgerError where a node's ledger does not continue its copy.
+        A node whose ledger does not continue its copy is left out, as in later rounds: it is asked again in each.
         """
         self.copies = LedgerCopies(folder=folder, run=run)
         for client, news in sorted(self._news.items()):
-            self.copies.take(client, news)
+            try:
+                self.copies.take(client, news)
+            except ValueError as error:  # a LedgerError, and whatever an odd number is to an accountant
+                log(WARNING, "client %d cannot take part: %s", client, reason_of(error))
+                self.roster.forget(client)
         self._news.clear()
         return self.copies
 
@@ -91,9 +102,17 @@ class Deployment:
             )
 
     def _accept(self, identity: Identity) -> None:
-        if identity.news is None:
-            raise ValueError(f"client {identity.partition} sent no ledger: its epsilon would be unknown")
         if self.copies is None:
-            self._news[identity.partition] = identity.news
+            self._news[identity.partition] = check_news(identity.partition, identity.news)
         else:
             self.copies.take(identity.partition, identity.news)
+
+
+def most_examples(settings: Settings) -> int:
+    """The largest N_k that fits the run: delta is below 1 / N_k, and secure sums are planned for a million at most.
+
+    A node that declares more is left out. In the plan, the whole run would be refused.
+    """
+    most = MOST_EXAMPLES if settings.trust == "secure" else EXAMPLES
+    delta = DELTA if settings.delta is None else settings.delta
+    return most if settings.unit != "example" else min(most, max(math.ceil(1 / delta) - 1, 1))

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fedlsg.participation import draw_order
 from fedlsg.state import Phase, RoundPlan
+from strategies.federation.bounds import check_reply, reason_of
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink
 from strategies.federation.expectations import Expectations
 from strategies.federation.ledgers import RECORD, LedgerCopies, held_record
 from strategies.federation.nodes import Roster, SimulatedGrid
 from strategies.federation.replica_wire import Records
-from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of
+from strategies.federation.report import AWAY, NO_REPLY, RoundReport
 from strategies.federation.serial import wire_size
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to
@@ -285,6 +286,7 @@ class Exchange:
         """
         before, values = self.report.so_far("up"), None
         try:
+            check_reply(reply)
             self.report.uplink_bytes_wire += wire_size(reply)
             values = self._accept(reply, partition, stage=stage)
             del self.report.rejected[partition]

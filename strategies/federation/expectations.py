@@ -13,6 +13,7 @@ from fedlsg.discrete import SumTerms
 from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from strategies.federation.bounds import shortened
 from strategies.federation.ledgers import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import read_update
@@ -83,7 +84,7 @@ class Expectations:
     def payload(self, reply: Message, report: RoundReport) -> bytes:
         """The payload of a reply; its bytes are entered in the report. Raises for an error, or for no payload."""
         if reply.has_error():
-            raise RuntimeError(f"[{reply.error.code}] {reply.error.reason}")
+            raise RuntimeError(f"[{reply.error.code}] {shortened(reply.error.reason)}")
         payload = read_update(reply.content)
         report.uplink_bytes += len(payload)
         return payload

@@ -14,6 +14,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, RecordDict
 
 from fedlsg.privacy import Entry, LedgerError, extend, head_of, ledger_path, read_entries
+from fedlsg.privacy.ledger_copy import verify
 
 RECORD = "ledger"
 
@@ -61,6 +62,14 @@ def read_news(content: RecordDict) -> News | None:
     if not isinstance(lines, bytes):
         raise ValueError(f"expected the lines of a ledger, got {type(lines).__name__}")
     return News(lines=lines, head=_text(record["head"]))
+
+
+def check_news(client: int, news: News | None) -> News:
+    """What a client sent as its whole ledger. Raises LedgerError as ``verify``, and where it sent none."""
+    if news is None:
+        raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
+    verify(client, news.lines, news.head)
+    return news
 
 
 def _text(value: object) -> str:

@@ -10,15 +10,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
+from statistics import median_low
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.state import RoundPlan
+from strategies.federation.bounds import EXAMPLES, check_reply, reason_of, shortened
 from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import check_same_code, code_record
 from strategies.federation.ledgers import News, read_news
+from strategies.federation.report import NO_REPLY
 from strategies.federation.wire import read_identity
 
 CONNECT_SECONDS = 120.0
@@ -26,6 +29,7 @@ ASK_AGAIN_SECONDS = 2.0
 CLOCK_SECONDS = 5.0
 """Clocks that differ by more are reported."""
 
+MOST_DOUBLINGS = 10
 ATTEMPTS = 3
 """Queries to a simulated client that replies with errors: all of them run the same code."""
 
@@ -60,7 +64,9 @@ class Roster:
     """The node of each client of a run.
 
     ``declared``: N_k of every client, if the server knows them in advance, as in a simulation. Otherwise each node
-    declares its N_k once, and it cannot change afterwards. ``accept`` may refuse a node by raising ValueError.
+    declares its N_k once, at most ``most_examples``, and it cannot change afterwards. ``accept`` may refuse a node by
+    raising ValueError. ``refused``: why a node is no client, by its id. A deployed node that was refused twice in a
+    row, or did not reply, waits twice as many rounds each time until it is asked again.
     """
 
     def __init__(
@@ -69,8 +75,9 @@ class Roster:
         *,
         declared: Sequence[int] | None = None,
         accept: Callable[[Identity], None] = lambda identity: None,
+        most_examples: int = EXAMPLES,
     ) -> None:
-        self.accept = accept
+        self.accept, self.most_examples = accept, most_examples
         self.sizes: dict[int, int] = {} if declared is None else dict(enumerate(declared))
         self.refused: dict[int, str] = {}
         self._deployed = declared is None
@@ -79,6 +86,9 @@ class Roster:
         self._node_of: dict[int, int] = {}
         self._asked = set[int]()
         self._returned = set[int]()
+        self._refreshes = 0
+        self._failures: dict[int, tuple[int, int]] = {}
+        """Of a node that was refused: how often, and the refresh from which it is asked again."""
 
     @property
     def complete(self) -> bool:
@@ -107,8 +117,11 @@ class Roster:
         """Find every client's node, before anything is trained; returns N_k of each.
 
         A node that replies with an error gets another query: in a deployment for two minutes, so that its operator can
-        change its settings. Nodes beyond the run's clients stay idle.
-        Raises RuntimeError, with each node's reason, if a client is missing then or declares another N_k than before.
+        change its settings. Nodes beyond the run's clients stay idle. Afterwards a deployment of three clients or more
+        goes on without a few of them, who are less than half: no node can keep a run from starting. The run is planned
+        with the median N_k for such a client, which may join later if it declares the same number.
+        Raises RuntimeError, with each node's reason, if more clients are missing then, or declare another N_k than
+        before.
         """
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
         nodes = wait_for_nodes(grid, clients)
@@ -129,8 +142,11 @@ class Roster:
                 break
             time.sleep(ASK_AGAIN_SECONDS if self._deployed else 0.0)
             nodes = list(grid.get_node_ids())
-        if missing:
+        if missing and not (self._deployed and clients > 2 * len(missing)):
             raise RuntimeError(self._missing(missing, clients))
+        if missing:
+            log(WARNING, "the run goes on without clients %s: %s", missing, self._missing(missing, clients))
+            self.sizes |= dict.fromkeys(missing, median_low(self.sizes.values()))
         self._clients = clients
         if not self._deployed:  # a simulated client that hangs in training replies to its query all the same
             self._returned.clear()
@@ -143,7 +159,9 @@ class Roster:
             if node not in nodes:
                 self.forget(partition)
         self._asked &= nodes
-        self._ask(grid, sorted(nodes - self._asked), self._clients, CONNECT_SECONDS)
+        self._refreshes += 1
+        wait = {node for node, (_, due) in self._failures.items() if due > self._refreshes}
+        self._ask(grid, sorted(nodes - self._asked - wait), self._clients, CONNECT_SECONDS)
 
     def wait(self, grid: Grid, clients: Sequence[int]) -> None:
         """Refresh until one of the clients has a node, for two minutes at most."""
@@ -185,16 +203,27 @@ class Roster:
                 warn_of_clock(node, reply.metadata.created_at, asked, time.time())
             try:
                 self._enter(node, reply, clients)
+                self._failures.pop(node, None)
             except Exception as error:  # no reply of a node may end the run
-                self.refused[node] = str(error)
-                log(WARNING, "node %s cannot take part: %s", node, error)
+                self._refuse(node, reason_of(error))
+        for node in waiting.values() if self._deployed else ():
+            self._refuse(node, NO_REPLY)
+
+    def _refuse(self, node: int, why: str) -> None:
+        failed = self._failures.get(node, (0, 0))[0] + 1
+        self._failures[node] = failed, self._refreshes + 2 ** min(failed - 1, MOST_DOUBLINGS)
+        self.refused[node] = why
+        log(WARNING, "node %s cannot take part: %s", node, why)
 
     def _enter(self, node: int, reply: Message, clients: int) -> None:
         if reply.has_error():
-            raise RuntimeError(reply.error.reason)
+            raise RuntimeError(shortened(reply.error.reason))
+        check_reply(reply)
         partition, num_examples = read_identity(reply.content)
         self._asked.add(node)
         if not 0 <= partition < clients:
+            if self._deployed:
+                self.refused[node] = f"it is client {partition}, and the run has clients 0 to {clients - 1}"
             return
         try:
             check_same_code(reply.content, f"client {partition}")
@@ -215,6 +244,11 @@ class Roster:
             raise RuntimeError(f"nodes {other} and {node} both declare that they are client {partition}")
         if num_examples < 1:
             raise RuntimeError(f"client {partition} holds no examples")
+        if num_examples > self.most_examples:
+            raise RuntimeError(
+                f"client {partition} declares {num_examples:,} examples, the run takes {self.most_examples:,} at most: "
+                "delta must be below 1 / N_k; lower delta if the number is right"
+            )
         known = self.sizes.get(partition)
         if known is not None and known != num_examples:
             raise RuntimeError(

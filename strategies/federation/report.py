@@ -9,7 +9,6 @@ The size of a message has three levels:
 A reply that was rejected, or reports an error, has no values.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -23,7 +22,6 @@ from fedlsg.state.server_update import VALUES, read_steps
 from strategies.federation.serial import wire_size
 from strategies.federation.wire import LOST, OVER_BUDGET, TOO_SLOW, payload_size
 
-REASON_LENGTH = 300
 NO_REPLY = "no reply before the round's timeout"
 AWAY = "no node of the federation is this client at the moment"
 
@@ -139,17 +137,6 @@ class RoundReport:
         """How many clients were selected, and what became of those that brought no update; without reasons."""
         others = {"rejected": self.rejected, "dropped out": self.dropped, "late": self.late}
         return ", ".join([f"{len(self.asked)} selected", *(f"{len(v)} {name}" for name, v in others.items() if v)])
-
-
-def reason_of(error: Exception) -> str:
-    """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own.
-
-    A long text loses its middle: texts of Ray begin with the kind of error and end with its message.
-    """
-    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).split())
-    text = "".join(character if character.isprintable() else "?" for character in text)
-    half = REASON_LENGTH // 2
-    return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"
 
 
 def announced_values(content: RecordDict) -> int:

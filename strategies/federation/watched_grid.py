@@ -8,7 +8,7 @@ has left.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import WARNING
 from typing import Any, Protocol, cast
 from uuid import uuid4
@@ -19,6 +19,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.participation import ClientLimit
+from strategies.federation.pulled import PULLED_BYTES, Pullers
 from strategies.federation.wire import TOO_SLOW
 from strategies.federation.wrapped_grid import WrappedGrid
 
@@ -26,7 +27,7 @@ NODE_GONE = frozenset({
     ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE,
 })  # fmt: skip
 """Flower's error codes for a message, a reply or a node that does not exist any more."""
-POLL_SECONDS = 1.0
+POLL_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
 
 
 class Deployed(Protocol):
@@ -40,7 +41,8 @@ class WatchedGrid(WrappedGrid):
 
     It waits for each node as long as ``limit`` says, and sends nothing to a node that still owes a reply to an earlier
     training message: it would train for a round that is over. ``work``: kind and amount of a message's work.
-    ``returned`` is called with a node whose reply came too late. All but ``send_and_receive`` is the inner grid's.
+    ``returned`` is called with a node whose reply came too late. ``largest``: bytes of a reply. All but
+    ``send_and_receive`` is the inner grid's.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class WatchedGrid(WrappedGrid):
     ) -> None:
         super().__init__(inner)
         self.limit, self.work, self.returned = ClientLimit(learns=False) if limit is None else limit, work, returned
+        self.largest = PULLED_BYTES
+        self._pullers = Pullers(inner)
         self._owed: dict[str, tuple[Message, float]] = {}
         self._known: dict[int, str] = {}
 
@@ -71,9 +75,9 @@ class WatchedGrid(WrappedGrid):
         # Flower takes no message for a node that is not registered any more: the message has no name.
         replies += [lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None]
         while open_ and (deadline is None or time.monotonic() < deadline):
-            for reply in self.inner.pull_messages(list(open_)):
+            for name, reply in self._pulled(open_):
                 replies.append(reply)
-                self._learn(open_.pop(reply.metadata.reply_to_message_id, None), reply, began)
+                self._learn(open_.pop(name, None), reply, began)
             now = self._activations()
             for name, message in list(open_.items()):
                 if _restarted(message, before, now):
@@ -86,14 +90,24 @@ class WatchedGrid(WrappedGrid):
         self._owed |= {name: (message, began) for name, message in open_.items() if _trains(message)}
         return replies
 
-    def _take_late(self, now: Mapping[int, str]) -> None:
-        """Throw late replies away; their nodes, and those that restarted, owe nothing any more."""
-        for reply in self.inner.pull_messages(list(self._owed)) if self._owed else ():
-            message, began = self._owed.pop(reply.metadata.reply_to_message_id)
+    def _pulled(self, open_: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
+        """The replies that are there, each by the name of its message. Late ones are thrown away."""
+        for name, reply in self._pullers.pull(
+            {name: message for name, (message, _) in self._owed.items()} | dict(open_), self.largest, PATIENCE_SECONDS
+        ):
+            if name in open_:
+                yield name, reply
+                continue
+            message, began = self._owed.pop(name)
             self._learn(message, reply, began)
             if not reply.has_error():
                 self.returned(message.metadata.dst_node_id)
                 log(WARNING, "the reply of node %s to a round that is over is not used", message.metadata.dst_node_id)
+
+    def _take_late(self, now: Mapping[int, str]) -> None:
+        """Take late replies; their nodes, and those that restarted, owe nothing any more."""
+        for _ in self._pulled({}):
+            pass
         for name, (message, _) in list(self._owed.items()):
             if _restarted(message, self._known, now):
                 del self._owed[name]

@@ -159,9 +159,12 @@ def identity(partition: int, num_examples: int, *, local: bool = True) -> Record
 
 
 def read_identity(content: RecordDict) -> tuple[int, int]:
-    """Partition and declared N_k."""
-    record = content.config_records["identity"]
-    return int(record["partition"]), int(record["num-examples"])  # type: ignore[arg-type]
+    """Partition and declared N_k. ValueError, which quotes nothing, for what is no identity."""
+    record: Mapping[str, object] = content.config_records.get("identity", {})
+    partition, num_examples = record.get("partition"), record.get("num-examples")
+    if type(partition) is not int or type(num_examples) is not int:
+        raise ValueError("expected the whole numbers partition and num-examples of an identity, got something else")
+    return partition, num_examples
 
 
 def failure(reason: str, code: int, message: Message) -> Message:

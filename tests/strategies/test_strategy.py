@@ -15,8 +15,9 @@ from fedlsg.payload.message import pack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.state.round_plan import ClientTerms
 from simulations.grids.virtual import FIRST_NODE
+from strategies.federation.bounds import REASON_LENGTH, reason_of
 from strategies.federation.ledgers import LedgerCopies
-from strategies.federation.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
+from strategies.federation.report import AWAY, NO_REPLY
 from strategies.federation.serial import over_the_wire
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import (

@@ -40,12 +40,16 @@ class SecureExchange(Exchange):
         seed = f"reproducible run {self.expectations.state.seed}".encode()
         self._run = hashlib.sha256(seed).digest() if settings.reproducible else secrets.token_bytes(32)
         self._attempts = 0
+        self._left_out: dict[int, str] = {}
+        """Clients whose shares made an attempt fail: from then on they count as dropped out."""
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """Keys and shares of the selected clients; then the announcements for those that are still there."""
         self._open(plan, selected)
         self._start_attempt(plan, selected)
-        sent = self._server.rosters(self._ask(KEYS, dict.fromkeys(selected, b"")).items())
+        self.report.rejected |= {client: why for client, why in self._left_out.items() if client in selected}
+        asked = [client for client in selected if client not in self._left_out]
+        sent = self._server.rosters(self._ask(KEYS, dict.fromkeys(asked, b"")).items())
         if not isinstance(sent, GivenUp):
             sent = self._server.deliveries(self._ask(SHARES, sent).items())
         self._explain(sent, selected)
@@ -146,5 +150,7 @@ class SecureExchange(Exchange):
             self.report.rejected.setdefault(client, why)
         if isinstance(outcome, GivenUp):
             log(WARNING, "round %d: %s", self.plan.round, outcome)
+            if outcome.owner is not None:
+                self._left_out[outcome.owner] = f"left out since round {self.plan.round}: {outcome.reason}"
             for client in clients:
                 self.report.rejected.setdefault(client, str(outcome))

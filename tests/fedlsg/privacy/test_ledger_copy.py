@@ -1,9 +1,11 @@
 """A copy of a ledger takes lines that continue its chain, and nothing else."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedlsg.privacy import Entry, Ledger, LedgerError, read_entries
-from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
+from fedlsg.privacy.ledger_copy import LARGEST_BYTES, extend, head_of, lines_since, verify
 from fedlsg.privacy.ledger_entry import GENESIS
 
 
@@ -131,3 +133,52 @@ def test_a_simulations_entry_has_no_run(tmp_path):
     assert b"run" not in made.path.read_bytes()
     with pytest.raises(ValueError, match="64 characters at most"):
         entry(1, run="a" * 65)
+
+
+ODD = {
+    "almost without noise": ({"noise_multiplier": 1e-300}, "noise multipliers"),
+    "full batches almost without noise": ({"sample_rate": 1.0, "noise_multiplier": 1e-300}, "so little noise"),
+    "full batches that are too many": (
+        {"sample_rate": 1.0, "noise_multiplier": 0.1, "steps": 10**12 - 9},
+        "so little noise",
+    ),
+    "steps without end": ({"steps": 2**53}, "more than 1,000,000,000,000 steps"),
+    "another law": ({"log_ratio": 1e300}, "log_ratio=1e"),
+    "epochs without end": ({"sample_rate": 1.0, "batches": 1, "steps": 10**11}, "epochs of shuffled batches"),
+    "no privacy": ({"mechanism": "none", "noise_multiplier": 0.0}, "release without privacy"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_entry_that_no_accountant_takes_is_refused_by_name_and_not_copied(odd, ledger, copy):
+    """From an earlier run, as a client may say; the server only reads the chain."""
+    send(ledger, copy)
+    before = copy.read_bytes()
+    changes, why = ODD[odd]
+    ledger.charge(replace(entry(1, run="earlier"), **changes))
+    with pytest.raises(LedgerError, match=f"the ledger of client 3.*{why}"):
+        send(ledger, copy)
+    with pytest.raises(LedgerError, match=f"the ledger of client 3.*{why}"):
+        verify(3, ledger.path.read_bytes(), head_of(ledger.path, 3))
+    assert copy.read_bytes() == before
+
+
+def test_an_honest_ledger_is_verified(ledger):
+    verify(3, ledger.path.read_bytes(), head_of(ledger.path, 3))
+    with pytest.raises(LedgerError, match="does not end where it says"):
+        verify(3, ledger.path.read_bytes(), GENESIS)
+
+
+@pytest.mark.parametrize(
+    "lines", [b"x" * (LARGEST_BYTES + 1), b'{"a":' + b"[" * 10**5 + b"}\n", b'{"client":' + b"9" * 5000 + b"}\n"]
+)
+def test_lines_that_cost_too_much_are_refused(lines, copy):
+    for take in (lambda: extend(copy, 3, lines, GENESIS), lambda: verify(3, lines, GENESIS)):
+        with pytest.raises(LedgerError, match="client 3"):
+            take()
+
+
+@pytest.mark.parametrize("name", ["round", "attempt", "num_examples", "steps"])
+def test_counts_that_no_float_holds_are_no_entry(name):
+    with pytest.raises(ValueError, match=f"{name}.*2\\^53"):
+        replace(entry(1), **{name: 2**53 + 1})

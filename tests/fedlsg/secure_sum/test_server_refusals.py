@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedlsg.secure_sum import GivenUp, SecureSumError
+from fedlsg.secure_sum import GivenUp, SecureSumError, Total
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import SEALED_BYTES, TAG_BYTES
 from tests.fedlsg.support.secure_rounds import body_of, exact_sum, make_terms
@@ -58,24 +58,48 @@ def test_stages_of_the_server_out_of_order_are_refused():
         session.server.rosters([])
 
 
-@pytest.mark.parametrize("secret", ["seed", "key"])
-def test_a_wrong_share_is_found_and_the_attempt_given_up(secret):
-    terms = make_terms(6, survivors=4, colluders=1)
-    session = Session(terms)
+def answers_of(session: Session, *, gone: int | None = None) -> dict[int, bytes]:
+    """Everybody's answers, after one client has dropped out."""
     masked = session.masked()
-    gone = terms.clients[-1]
-    del masked[gone]
+    if gone is not None:
+        del masked[gone]
     survivors = told(session.server.survivors(masked.items()))
     tags = {who: session.clients[who].agree(message) for who, message in survivors.items()}
     requests = told(session.server.requests(tags.items()))
-    answers = {who: session.clients[who].unmask(request) for who, request in requests.items()}
+    return {who: session.clients[who].unmask(request) for who, request in requests.items()}
+
+
+@pytest.mark.parametrize("byte", [1, 0xFF], ids=["another share", "no number below the prime"])
+@pytest.mark.parametrize("secret", ["seed", "key"])
+def test_a_wrong_share_costs_its_holder_alone(secret, byte):
+    terms = make_terms(6, survivors=4, colluders=1)
+    session = Session(terms)
+    gone = terms.clients[-1]
+    answers = answers_of(session, gone=gone)
     body = bytearray(body_of(answers[WHO]))
-    body[32 + 2 + 4 + 5 if secret == "seed" else -3] ^= 1
+    at = 32 + 2 + 4 if secret == "seed" else len(body) - 32
+    body[at : at + 8] = bytes([byte]) * 8 if byte == 0xFF else body[at : at + 7] + bytes([body[at + 7] ^ 1])
+    body[at : at + 32] = b"\xff" * 32 if byte == 0xFF else body[at : at + 32]
     answers[WHO] = wire.write(wire.ANSWER, WHO, terms, bytes(body))
     outcome = session.server.total(answers.items())
+    assert isinstance(outcome, Total)
+    assert outcome.values.tolist() == exact_sum(session.inputs, outcome.survivors, terms.bits)
+    assert set(session.server.refused) <= {WHO}
+    assert ("below 2^256" if byte == 0xFF else "not the one") in session.server.refused.get(WHO, "not the one")
+
+
+def test_two_wrong_shares_give_the_attempt_up_and_name_whose_secret_is_missing():
+    terms = make_terms(6, survivors=4, colluders=1)
+    session = Session(terms)
+    answers = answers_of(session)
+    for who in terms.clients[1:]:  # of the secrets of the first client, and others
+        body = bytearray(body_of(answers[who]))
+        body[32 + 2 + 4 + 5] ^= 1
+        answers[who] = wire.write(wire.ANSWER, who, terms, bytes(body))
+    outcome = session.server.total(answers.items())
     assert isinstance(outcome, GivenUp)
-    assert outcome.reason.startswith("self-mask seed of client" if secret == "seed" else f"mask key of client {gone}")
-    assert "do not fit" in outcome.reason
+    assert outcome.owner == terms.clients[0]
+    assert f"self-mask seed of client {outcome.owner}: the shares do not fit" in outcome.reason
 
 
 def test_an_answer_for_another_set_is_refused():

@@ -68,3 +68,20 @@ def test_dropouts_are_no_refusals_and_a_federation_without_budget_ends_regularly
         patience.count(nobody, updated=False)
     with pytest.raises(RuntimeError, match="no valid update in 3 rounds in a row: 0 selected"):
         patience.count(nobody, updated=False)
+
+
+def test_one_client_alone_ends_no_run_of_many():
+    """Selected alone, it says that its budget is spent, or fails, as often as it likes."""
+    patience = Patience(3)
+    alone = report(asked=[1], rejected={1: REFUSED})
+    for _ in range(5):
+        patience.count(alone, updated=False)
+    with pytest.raises(BudgetSpentError, match="of every client"):
+        patience.count(report(asked=[2], rejected={2: REFUSED}), updated=False)
+    patience = Patience(3)
+    for _ in range(5):
+        patience.count(report(asked=[1], rejected={1: "payload length"}), updated=False)
+    with pytest.raises(RuntimeError, match="no valid update in 3 rounds"):
+        patience.count(report(asked=[2], rejected={2: "payload length"}), updated=False)
+    with pytest.raises(BudgetSpentError):
+        Patience(1).count(alone, updated=False)

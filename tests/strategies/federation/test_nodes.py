@@ -1,11 +1,13 @@
 """Which node is which client, for any ids that Flower gives the nodes, when nodes leave and come back."""
 
+import math
+import re
 from collections.abc import Callable
 from math import nan
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
 import strategies.federation.nodes
 from simulations.engines.local import LocalGrid
@@ -199,3 +201,76 @@ def test_a_clock_that_cannot_be_right_is_reported(said, words, caplog):
     warn_of_clock(7, said, asked=100.0, now=120.0)
     found = [record.getMessage() for record in caplog.records]
     assert (words in found[0] and "node 7" in found[0]) if words else found == []
+
+
+# --- deployments: no node keeps a run from starting, or from going on
+
+
+def deployed(grid: Nodes, clients: int, **settings: Any) -> Roster:
+    roster = Roster(1.0, **settings)
+    assert roster.gather(grid, clients)[0] == 5
+    return roster
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ("\x1b[2J" + "x" * 10**6, r"^\?\[2J?x+ \.\.\. x+$|^x+ \.\.\. x+$"),
+        ((2, 10**12), "client 2 declares 1,000,000,000,000 examples, the run takes 99,999 at most: delta must be"),
+        ((2, 0), "client 2 holds no examples"),
+        ((0, 5), "both declare that they are client 0"),
+    ],
+)
+def test_a_deployment_goes_on_without_a_node_that_breaks_a_bound(bad, why, caplog):
+    grid = Nodes((0, 5), (1, 6), bad)
+    roster = deployed(grid, 3, most_examples=99_999)
+    assert found(roster, 3) == [0, 1, None]
+    assert re.search(why, roster.refused[FIRST_NODE + 2])
+    assert "the run goes on without clients [2]" in caplog.text
+    assert max(map(len, caplog.text.splitlines())) < 1000
+    grid.nodes[2] = (2, 5)
+    roster.refresh(grid)
+    for _ in range(2 ** len(grid.questions)):
+        roster.refresh(grid)
+    assert found(roster, 3)[2] == 2, "it declares the number that the run was planned with, and may join"
+
+
+def test_a_number_that_is_no_clients_is_named():
+    assert (
+        "it is client 7, and the run has clients 0 to 2"
+        in deployed(Nodes((0, 5), (1, 6), (7, 5)), 3).refused.popitem()[1]
+    )
+
+
+def test_a_deployment_without_half_of_its_clients_does_not_start():
+    with pytest.raises(RuntimeError, match=r"one of the clients \[1\].*planted"):
+        Roster(1.0).gather(Nodes((0, 5), "planted"), 2)
+
+
+def test_a_node_that_fails_again_and_again_is_asked_less_often():
+    grid = Nodes((0, 5), (1, 6), (2, 7))
+    roster = deployed(grid, 3)
+    grid.nodes[2] = "planted"
+    roster.forget(2)
+    grid.questions = []
+    for _ in range(64):
+        roster.refresh(grid)
+    assert 5 <= grid.questions.count(2) <= 8
+    assert set(grid.questions) == {2}
+
+
+@pytest.mark.parametrize("odd", [True, 0.5, math.nan, "1", b"1", [1], None])
+def test_what_is_no_identity_is_refused(odd, caplog):
+    grid = Nodes((0, 5), (1, 6), (2, 7))
+    record = ConfigRecord({"partition": 2} | ({} if odd is None else {"num-examples": odd}))
+    honest = grid.client
+
+    def client(message: Message, context: Any) -> Message:
+        reply = honest(message, context)
+        if context.node_config["partition-id"] == 2:
+            reply.content["identity"] = record
+        return reply
+
+    grid.client = client
+    assert found(deployed(grid, 3), 3) == [0, 1, None]
+    assert "whole numbers partition and num-examples" in caplog.text

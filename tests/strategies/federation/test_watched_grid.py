@@ -1,14 +1,18 @@
 """The grid of a deployment waits for no node that has lost what it was sent."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from flwr.app import Error, Message, RecordDict
 
 from fedlsg.participation import ClientLimit
 from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id
 from strategies.federation import watched_grid
+from strategies.federation.bounds import BoundError
+from strategies.federation.pulled import Limits
 from strategies.federation.watched_grid import NODE_GONE, WatchedGrid
 
 
@@ -21,6 +25,7 @@ class SuperLink(VirtualGrid):
         self.waiting: dict[str, Message] = {}
         self.happens: dict[int, object] = {}
         self.unregistered: set[int] = set()
+        self.asked: set[str] = set()
 
     def deliver(self, messages, timeout):
         return []
@@ -36,8 +41,11 @@ class SuperLink(VirtualGrid):
         return names
 
     def pull_messages(self, names: Iterable[str]) -> list[Message]:
-        self.pulls += 1
-        self.happens.pop(self.pulls, lambda: None)()
+        names = list(names)
+        if self.asked.intersection(names) or not self.asked:  # the replies are pulled one by one
+            self.pulls, self.asked = self.pulls + 1, set()
+            self.happens.pop(self.pulls, lambda: None)()
+        self.asked.update(names)
         due = []
         for name in names:
             message = self.waiting[name]
@@ -171,3 +179,65 @@ def test_a_node_that_restarted_owes_nothing():
         Message(RecordDict(), reply_to=link.waiting[name]) for name in names if name in link.waiting
     ]
     assert send(grid, link, 1) == {1: "reply"}
+
+
+class Hostile(SuperLink):
+    """One whose second node's replies cannot be read, or are another's."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__([2, 2])
+        self.how = how
+
+    def pull_messages(self, names: Iterable[str]) -> list[Message]:
+        replies = super().pull_messages(names)
+        for reply in replies:
+            if reply.metadata.src_node_id != FIRST_NODE + 1:
+                continue
+            if self.how == "unreadable":
+                raise RecursionError("x" * 10**6)
+            other = next(n for n, m in self.waiting.items() if m.metadata.dst_node_id == FIRST_NODE)
+            name, value = {"sender": ("src_node_id", FIRST_NODE), "message": ("reply_to_message_id", other)}[self.how]
+            reply.metadata.__dict__[f"_{name}"] = value
+        return replies
+
+
+@pytest.mark.parametrize("how", ["unreadable", "sender", "message"])
+def test_a_reply_that_is_none_is_its_own_nodes_error(how):
+    found = ask(Hostile(how))
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].reason.startswith("its reply cannot be read: ")
+    assert len(found[1].reason) < 400
+
+
+def test_a_superlink_that_fails_is_no_nodes_error():
+    link = Hostile("unreadable")
+
+    def gone() -> list[int]:
+        raise ConnectionError("no SuperLink")
+
+    link.get_node_ids = gone  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError, match="no SuperLink"):
+        ask(link)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(10**4, True), (10**7, False)])
+def test_a_reply_that_is_too_large_is_not_received(size, fits):
+    """Over HTTP: the length in the header is compared, before the body comes."""
+    came: list[int] = []
+
+    class Body(httpx.SyncByteStream):
+        def __iter__(self):
+            came.append(size)
+            yield bytes(size)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-length": str(size)}, stream=Body())
+
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+    limits = Limits(SimpleNamespace(_runtime_client=SimpleNamespace(_client=client)))  # type: ignore[arg-type]
+    with limits.of_one(10**6), nullcontext() if fits else pytest.raises(BoundError, match="larger than any reply"):
+        client.post("http://superlink/v1/runtime/pull-object")
+    assert came == [size] * fits
+    client.post("http://superlink/v1/runtime/pull-object")
+    assert came[fits:] == [size], "what is no reply has no limit"
