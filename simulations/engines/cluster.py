@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulations.engines.door import locked
 from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
 from simulations.engines.worker import Worker
 from simulations.rundir.files.scratch import scratch
@@ -175,6 +176,8 @@ def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
         switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
         os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
+        if folder is not None:
+            stack.enter_context(locked(folder))
         address = reachable_cluster() if folder is None and not in_use() else "local"
         cluster = Cluster(folder, address, ahead=ahead, several=several)
         try:

@@ -99,17 +99,39 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-def listening(pids: set[int]) -> set[str]:
-    """Addresses, as /proc/net/tcp writes them, on which these processes listen."""
-    inodes = set()
+def inodes(pids: set[int]) -> dict[str, int]:
+    """The sockets of these processes, each with one of its processes."""
+    found = {}
     for pid in pids:
         for fd in Path(f"/proc/{pid}/fd").glob("*"):
             try:
-                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+                found[os.readlink(fd).removeprefix("socket:[").removesuffix("]")] = pid
             except OSError:
                 continue
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+    return found
+
+
+def sockets(pids: set[int]) -> dict[str, int]:
+    """ADDRESS:PORT, the address as /proc/net/tcp writes it, where these processes listen, each with its process."""
+    owners, found = inodes(pids), {}
+    for name in ("tcp", "tcp6"):
+        for row in map(str.split, Path(f"/proc/net/{name}").read_text().splitlines()[1:]):
+            if row[3] == "0A" and row[9] in owners:
+                address, port = row[1].split(":")
+                found[f"{address}:{int(port, 16)}"] = owners[row[9]]
+    return found
+
+
+def unix_sockets(pids: set[int]) -> set[str]:
+    """Paths of the Unix sockets that these processes have."""
+    owners = inodes(pids)
+    rows = map(str.split, Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {row[7] for row in rows if row[6] in owners and len(row) == 8}
+
+
+def listening(pids: set[int]) -> set[str]:
+    """Addresses, as /proc/net/tcp writes them, on which these processes listen."""
+    return {name.split(":")[0] for name in sockets(pids)}
 
 
 def left_in(folder: Path) -> list[str]:

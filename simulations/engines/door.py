@@ -1,0 +1,55 @@
+"""Who may use Ray: a Ray of our own asks everybody for a token; of a Ray that others started we say what is open.
+
+Loopback is not private: every user of a machine reaches it, and who reaches Ray's ports runs code as the owner. With
+``RAY_AUTH_MODE=token`` Ray's services refuse whoever does not send the token. It is in a file, so that no argument list
+and no environment has it, only the path.
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+OPEN = (
+    "this Ray cluster asks nobody for a token: whoever reaches its ports, other users of these machines too, can read "
+    "this run and run code as its owner (RAY_AUTH_MODE=token closes it: fedlsg docs scaling)"
+)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A Ray that starts inside asks for a new token, which is in a file of ``folder`` that only its owner can read.
+
+    So do processes that are started inside, and they have the token. On exit the environment is as before.
+    """
+    path = folder / "token"
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    before = {name: os.environ.pop(name, None) for name in (MODE, TOKEN, PATH)}
+    os.environ.update({MODE: "token", PATH: str(path)})
+    _read_again()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        _read_again()
+
+
+def warning() -> str | None:
+    """What a run says at its start, on a Ray that it did not start and that asks for no token."""
+    return None if os.environ.get(MODE) == "token" else OPEN
+
+
+def _read_again() -> None:
+    """Ray, if it is imported, keeps what it has read of the environment."""
+    if "ray" in sys.modules:
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
