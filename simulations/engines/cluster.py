@@ -11,12 +11,14 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulations.engines.door import locked
+from simulations.engines.lost import RayLostError
 from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
 from simulations.engines.worker import Worker
 from simulations.rundir.files.scratch import scratch
@@ -40,6 +42,10 @@ PATIENCE = 10.0
 """Seconds to wait for a cluster that is there already, to answer or to be left."""
 STEP_SECONDS = 0.2
 """Between two looks for a signal while Ray starts."""
+LOOK_SECONDS = 2.0
+"""Between two looks whether Ray is still there, and whether it has grown."""
+LOST_SECONDS = 30.0
+"""How long the control service (GCS) of a cluster may be silent: it may be restarted. Ray ends us after 60."""
 
 
 class Cluster:
@@ -51,6 +57,7 @@ class Cluster:
         self._error: BaseException | None = None
         self._ours = False
         self._idle: list[Any] = []
+        self._looked = self._heard = 0.0
         self._thread = threading.Thread(target=self._keep, name="ray", daemon=True)
         self._thread.start()
 
@@ -102,6 +109,24 @@ class Cluster:
         import ray
 
         return str(ray.get_runtime_context().gcs_address)
+
+    def look(self) -> bool:
+        """Whether it is time, every LOOK_SECONDS, to look at Ray. Raises RayLostError if its control service is gone."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked, self._heard = now, self._heard or now
+        host, _, port = self.address().rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
+        except OSError as error:
+            if self.is_foreign and now - self._heard < LOST_SECONDS:
+                return False
+            raise RayLostError(
+                f"the control service of Ray (GCS) at {host}:{port} is gone ({error}): every finished round is kept"
+            ) from None
+        self._heard = now
+        return True
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported; end them if there is none."""
