@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulations.engines.address import in_use, joins_cluster, reachable_cluster
 from simulations.engines.door import locked
 from simulations.engines.lost import RayLostError
 from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
@@ -39,11 +40,12 @@ AHEAD = 4
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
 PATIENCE = 10.0
-"""Seconds to wait for a cluster that is there already, to answer or to be left."""
+"""Seconds to wait until a cluster that is there already is left."""
 STEP_SECONDS = 0.2
 """Between two looks for a signal while Ray starts."""
 LOOK_SECONDS = 2.0
 """Between two looks whether Ray is still there, and whether it has grown."""
+KEPT = "every finished round is kept"
 LOST_SECONDS = 30.0
 """How long the control service (GCS) of a cluster may be silent: it may be restarted. Ray ends us after 60."""
 
@@ -111,7 +113,11 @@ class Cluster:
         return str(ray.get_runtime_context().gcs_address)
 
     def look(self) -> bool:
-        """Whether it is time, every LOOK_SECONDS, to look at Ray. Raises RayLostError if its control service is gone."""
+        """Whether it is time, every LOOK_SECONDS, to look at Ray.
+
+        Raises RayLostError if its control service is gone, or the raylet of this machine, without which no worker
+        starts.
+        """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return False
@@ -122,10 +128,13 @@ class Cluster:
         except OSError as error:
             if self.is_foreign and now - self._heard < LOST_SECONDS:
                 return False
-            raise RayLostError(
-                f"the control service of Ray (GCS) at {host}:{port} is gone ({error}): every finished round is kept"
-            ) from None
+            raise RayLostError(f"Ray's control service (GCS) at {host}:{port} is gone ({error}); {KEPT}") from None
         self._heard = now
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        if any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes()):
+            raise RayLostError(f"Ray's process of this machine (raylet) is gone; {KEPT}")
         return True
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
@@ -234,50 +243,6 @@ def ready() -> Iterator[Cluster]:
         return
     with starting() as cluster:
         yield cluster
-
-
-def joins_cluster() -> bool:
-    """Whether runs join an existing Ray cluster."""
-    return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
-
-
-def in_use() -> bool:
-    """Whether this process uses Ray already, as a notebook may: runs share it, and leave it as it is."""
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
-
-
-def reachable_cluster() -> str:
-    """The address of the cluster that RAY_ADDRESS names. Raises RuntimeError where nobody listens: Ray tries for long.
-
-    "auto" is the cluster of ``ray start`` on this machine; Ray itself would also take another run's private Ray.
-    """
-    address = os.environ["RAY_ADDRESS"]
-    if address == "auto":
-        note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-        try:
-            address = note.read_text().strip()
-        except OSError:
-            raise RuntimeError(
-                "no cluster of ray start runs on this machine: start one, give --ray-address HOST:PORT, or leave it out"
-            ) from None
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdigit()) or "/" in host:
-        raise RuntimeError(
-            f"expected --ray-address (or RAY_ADDRESS) auto or HOST:PORT of a cluster that this machine is part of, got "
-            f"{address}"
-        )
-    from ray.util import get_node_ip_address
-
-    if host in ("localhost", "127.0.0.1"):
-        host = get_node_ip_address()  # as Ray reads it: machines of a cluster know each other by such addresses
-    try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
-    except OSError as error:
-        raise RuntimeError(
-            f"no Ray cluster listens on {host}:{port} ({error}): start it, or leave out --ray-address and RAY_ADDRESS"
-        ) from None
-    return f"{host}:{port}"
 
 
 def processors() -> int:

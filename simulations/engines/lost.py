@@ -1,6 +1,6 @@
 """When Ray is lost in the middle of a run: its own error, and a last word for a process that can say nothing more.
 
-Ray ends its driver without a word, and without Python, as soon as the raylet of the driver's machine is gone. So a small
+Ray can end its driver without a word, and without Python, when the raylet of the driver's machine is gone. So a small
 process, this module as a script, waits for the end of a pipe that only the driver holds, and prints what it was given.
 """
 
@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SAID = b"\0"
 """Ends what is sent to the small process if it need not be printed."""
@@ -20,7 +22,7 @@ class RayLostError(RuntimeError):
 
 
 @contextmanager
-def last_word(words: str, console: Console) -> Iterator[None]:
+def last_word(words: str, console: "Console") -> Iterator[None]:
     """If this process is killed inside, ``words`` are printed where ``console`` prints."""
     if console.quiet:
         yield
@@ -38,7 +40,7 @@ def last_word(words: str, console: Console) -> Iterator[None]:
                 process.stdin.flush()
 
 
-def _file(console: Console) -> int | None:
+def _file(console: "Console") -> int | None:
     """None, which means our stderr, for a console without a file of the system."""
     with suppress(OSError, ValueError, AttributeError):
         return console.file.fileno()
