@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulations.engines.address import in_use, joins_cluster, reachable_cluster
-from simulations.engines.door import locked
+from simulations.engines.door import locked, say_what_is_open
 from simulations.engines.lost import RayLostError
 from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
 from simulations.engines.worker import Worker
@@ -210,9 +210,11 @@ def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
         switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
         os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
+        address = reachable_cluster() if folder is None and not in_use() else "local"
         if folder is not None:
             stack.enter_context(locked(folder))
-        address = reachable_cluster() if folder is None and not in_use() else "local"
+        else:
+            say_what_is_open()
         cluster = Cluster(folder, address, ahead=ahead, several=several)
         try:
             yield cluster

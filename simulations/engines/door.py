@@ -10,12 +10,13 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 OPEN = (
-    "this Ray cluster asks nobody for a token: whoever reaches its ports, other users of these machines too, can read "
-    "this run and run code as its owner (RAY_AUTH_MODE=token closes it: fedlsg docs scaling)"
+    "this Ray cluster asks nobody for a token: whoever reaches its ports, also other users of its machines, can read "
+    "the run and run code as its owner; start Ray with RAY_AUTH_MODE=token (fedlsg docs scaling)"
 )
 
 
@@ -41,9 +42,10 @@ def locked(folder: Path) -> Iterator[None]:
         _read_again()
 
 
-def warning() -> str | None:
-    """What a run says at its start, on a Ray that it did not start and that asks for no token."""
-    return None if os.environ.get(MODE) == "token" else OPEN
+def say_what_is_open() -> None:
+    """Print one line if Ray, which this process did not start, asks for no token; once for runs of one parent."""
+    if os.environ.get(MODE) != "token" and parent_process() is None:
+        print(f"fedlsg: {OPEN}", file=sys.stderr)
 
 
 def _read_again() -> None:

@@ -1,4 +1,4 @@
-"""Another user of the machine can do nothing with the Ray of a run; where it asks for no token he runs code as its owner.
+"""Another user can do nothing with the Ray of a run; where it asks for no token he runs code as its owner.
 
 Needs root, to become another user.
 """
