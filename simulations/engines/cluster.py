@@ -1,9 +1,9 @@
 """Ray for one run: started while the run is planned, ended with it; or a cluster that is there already.
 
-A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, and ends with this
-process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread lives as long
-as Ray is needed. A cluster that --ray-address or RAY_ADDRESS names is joined and left; its machines need the package,
-no file of the run. A process that uses Ray already, such as a notebook, goes on using it.
+A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, asks for a token, and
+ends with this process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread
+lives as long as Ray is needed. A cluster that --ray-address or RAY_ADDRESS names is joined and left; its machines need
+the package, no file of the run. A process that uses Ray already, such as a notebook, goes on using it.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulations.engines.address import in_use, joins_cluster, reachable_cluster
-from simulations.engines.door import locked, say_what_is_open
+from simulations.engines.door import locked, say_what_is_open, token_hint
 from simulations.engines.lost import RayLostError
 from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
 from simulations.engines.worker import Worker
@@ -33,8 +33,8 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice about it
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a Ray of our own, whose ports run anyone's code: on Linux this switch, named for other systems, keeps them on
-loopback. A driver that joins a cluster must be reachable from its other machines."""
+"""For a Ray of our own, for which a token is asked as well: on Linux this switch, named for other systems, keeps its
+ports on loopback. A driver that joins a cluster must be reachable from its other machines."""
 AHEAD = 4
 """Workers that are started before the run is planned, at most: how many it can use is not known then."""
 PLAIN = (1, 0)
@@ -88,7 +88,7 @@ class Cluster:
         while not self._started.wait(STEP_SECONDS):
             pass
         if self._error is not None:
-            raise RuntimeError(f"Ray did not start: {self._error}") from self._error
+            raise RuntimeError(f"Ray did not start: {self._error}{token_hint(self.is_foreign)}") from self._error
         rearm()  # Ray's own handler of SIGTERM prints a trace
 
     @property
@@ -173,7 +173,9 @@ class Cluster:
             self._ours = not ray.is_initialized()
             if self._ours:
                 self._init(ray)
-            if self._folder is not None:
+            if self._folder is None:
+                say_what_is_open()
+            else:
                 self._idle = [self.worker(*PLAIN) for _ in range(min(processors(), self._ahead))]
         except BaseException as error:  # ``workers`` raises it, in the thread that waits
             self._error = error
@@ -213,8 +215,6 @@ def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
         address = reachable_cluster() if folder is None and not in_use() else "local"
         if folder is not None:
             stack.enter_context(locked(folder))
-        else:
-            say_what_is_open()
         cluster = Cluster(folder, address, ahead=ahead, several=several)
         try:
             yield cluster

@@ -48,6 +48,14 @@ def say_what_is_open() -> None:
         print(f"fedlsg: {OPEN}", file=sys.stderr)
 
 
+def token_hint(foreign: bool) -> str:
+    """What to do where a cluster cannot be joined, perhaps because it asks for a token and we have none."""
+    has_none = foreign and os.environ.get(MODE) != "token"
+    return (
+        f". If it asks for a token, set {MODE}=token, and {PATH} unless it is in ~/.ray/auth_token" if has_none else ""
+    )
+
+
 def _read_again() -> None:
     """Ray, if it is imported, keeps what it has read of the environment."""
     if "ray" in sys.modules:

@@ -19,6 +19,7 @@ import pytest
 from simulations import run
 from simulations.engines import ahead, cluster, engine_of
 from tests.places import REPOSITORY
+from tests.simulations.support.second_user import answered
 
 READY = """
 import sys, time
@@ -148,13 +149,14 @@ def left_in(folder: Path) -> list[str]:
     ],
 )
 def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp):
-    process, mark, _ = started(when, short_tmp)
+    process, mark, address = started(when, short_tmp)
     family = marked(mark)
     assert process.pid in family
     assert len(family) > (6 if when == "ready" else 0)
     if when == "ready":
         (private,) = short_tmp.glob("fedlsg-*")
         assert private.stat().st_mode & 0o777 == 0o700, "Ray opens its own folder, inside, to everybody"
+        assert answered(address.rpartition(":")[2], ["/ray.rpc.InternalKVGcsService/InternalKVKeys"]) == [], "no token"
         assert listening(family) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     process.send_signal(number)
     status = process.wait(timeout=60)
