@@ -126,7 +126,8 @@ class Cluster:
         try:
             socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
         except OSError as error:
-            if self.is_foreign and now - self._heard < LOST_SECONDS:
+            may_be_back = self.is_foreign or not isinstance(error, ConnectionRefusedError)
+            if may_be_back and now - self._heard < LOST_SECONDS:
                 return False
             raise RayLostError(f"Ray's control service (GCS) at {host}:{port} is gone ({error}); {KEPT}") from None
         self._heard = now

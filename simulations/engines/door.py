@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
+from typing import Any
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 OPEN = (
@@ -59,7 +60,8 @@ def token_hint(foreign: bool) -> str:
 def _read_again() -> None:
     """Ray, if it is imported, keeps what it has read of the environment."""
     if "ray" in sys.modules:
-        from ray._raylet import AuthenticationTokenLoader, Config
+        from ray import _raylet
 
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        raylet: Any = _raylet  # of Cython
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
