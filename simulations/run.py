@@ -1,6 +1,7 @@
 """The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their options."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine, limited_memory
+from simulations.engines.lost import RayLostError, last_word
 from simulations.plan.advice import advice, guessing_line
 from simulations.plan.continuity import begin, check_unchanged
 from simulations.plan.noise import rho_line, sum_line
@@ -41,6 +43,8 @@ from simulations.settings.method_choice import method_line
 from simulations.settings.published import resolve
 from simulations.settings.sampling import CLAIM, batches_line
 from simulations.settings.settings import as_config, from_mapping
+
+KILLED = "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was lost"
 
 
 def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
@@ -117,17 +121,21 @@ def execute(
     """
     with exclusive(directory):
         pass  # the serving process takes the lock again; here it is only tested before Ray starts
+    words = again or f"continue with: fedlsg resume {directory.path}"
+    ray = plan.settings.engine != "local"
     try:
         done = directory.last_round()
-        with showing(console, plan.schedule.rounds, done) as display:
+        with (
+            last_word(f"{KILLED}; {words}", console) if ray else nullcontext(),
+            showing(console, plan.schedule.rounds, done) as display,
+        ):
             for row in directory.read_rounds()[:done]:
                 display.count(Row.parse(row))
 
             summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round, callbacks=callbacks)
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, RayLostError):
         if directory.config.exists():
-            text = again or f"continue with: fedlsg resume {directory.path}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(words, markup=False, highlight=False, soft_wrap=True)
         raise
     if summary["diverged"]:
         text = f"the rounds before it are in {directory.path / 'report.html'}"

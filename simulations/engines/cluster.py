@@ -1,9 +1,9 @@
 """Ray for one run: started while the run is planned, ended with it; or a cluster that is there already.
 
-A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, and ends with this
-process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread lives as long
-as Ray is needed. A cluster that --ray-address or RAY_ADDRESS names is joined and left; its machines need the package,
-no file of the run. A process that uses Ray already, such as a notebook, goes on using it.
+A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, asks for a token, and
+ends with this process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread
+lives as long as Ray is needed. A cluster that --ray-address or RAY_ADDRESS names is joined and left; its machines need
+the package, no file of the run. A process that uses Ray already, such as a notebook, goes on using it.
 """
 
 import os
@@ -11,12 +11,16 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulations.engines import limited_memory
+from simulations.engines.address import in_use, joins_cluster, reachable_cluster
+from simulations.engines.door import locked, say_what_is_open, token_hint
+from simulations.engines.lost import RayLostError
 from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
 from simulations.engines.worker import Worker
 from simulations.rundir.files.scratch import scratch
@@ -30,16 +34,21 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice about it
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a Ray of our own, whose ports run anyone's code: on Linux this switch, named for other systems, keeps them on
-loopback. A driver that joins a cluster must be reachable from its other machines."""
+"""For a Ray of our own, for which a token is asked as well: on Linux this switch, named for other systems, keeps its
+ports on loopback. A driver that joins a cluster must be reachable from its other machines."""
 AHEAD = 4
 """Workers that are started before the run is planned, at most: how many it can use is not known then."""
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
 PATIENCE = 10.0
-"""Seconds to wait for a cluster that is there already, to answer or to be left."""
+"""Seconds to wait until a cluster that is there already is left."""
 STEP_SECONDS = 0.2
 """Between two looks for a signal while Ray starts."""
+LOOK_SECONDS = 2.0
+"""Between two looks whether Ray is still there, and whether it has grown."""
+KEPT = "every finished round is kept"
+LOST_SECONDS = 30.0
+"""How long the control service (GCS) of a cluster may be silent: it may be restarted. Ray ends us after 60."""
 
 
 class Cluster:
@@ -51,6 +60,7 @@ class Cluster:
         self._error: BaseException | None = None
         self._ours = False
         self._idle: list[Any] = []
+        self._looked = self._heard = 0.0
         self._thread = threading.Thread(target=self._keep, name="ray", daemon=True)
         self._thread.start()
 
@@ -79,7 +89,7 @@ class Cluster:
         while not self._started.wait(STEP_SECONDS):
             pass
         if self._error is not None:
-            why = "; ".join(filter(None, (str(self._error), limited_memory())))
+            why = "; ".join(filter(None, (f"{self._error}{token_hint(self.is_foreign)}", limited_memory())))
             raise RuntimeError(f"Ray did not start: {why}") from self._error
         rearm()  # Ray's own handler of SIGTERM prints a trace
 
@@ -103,6 +113,32 @@ class Cluster:
         import ray
 
         return str(ray.get_runtime_context().gcs_address)
+
+    def look(self) -> bool:
+        """Whether it is time, every LOOK_SECONDS, to look at Ray.
+
+        Raises RayLostError if its control service is gone, or the raylet of this machine, without which no worker
+        starts.
+        """
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked, self._heard = now, self._heard or now
+        host, _, port = self.address().rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
+        except OSError as error:
+            may_be_back = self.is_foreign or not isinstance(error, ConnectionRefusedError)
+            if may_be_back and now - self._heard < LOST_SECONDS:
+                return False
+            raise RayLostError(f"Ray's control service (GCS) at {host}:{port} is gone ({error}); {KEPT}") from None
+        self._heard = now
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        if any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes()):
+            raise RayLostError(f"Ray's process of this machine (raylet) is gone; {KEPT}")
+        return True
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported; end them if there is none."""
@@ -140,7 +176,9 @@ class Cluster:
             self._ours = not ray.is_initialized()
             if self._ours:
                 self._init(ray)
-            if self._folder is not None:
+            if self._folder is None:
+                say_what_is_open()
+            else:
                 self._idle = [self.worker(*PLAIN) for _ in range(min(processors(), self._ahead))]
         except BaseException as error:  # ``workers`` raises it, in the thread that waits
             self._error = error
@@ -178,6 +216,8 @@ def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
         os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
         address = reachable_cluster() if folder is None and not in_use() else "local"
+        if folder is not None:
+            stack.enter_context(locked(folder))
         cluster = Cluster(folder, address, ahead=ahead, several=several)
         try:
             yield cluster
@@ -208,50 +248,6 @@ def ready() -> Iterator[Cluster]:
         return
     with starting() as cluster:
         yield cluster
-
-
-def joins_cluster() -> bool:
-    """Whether runs join an existing Ray cluster."""
-    return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
-
-
-def in_use() -> bool:
-    """Whether this process uses Ray already, as a notebook may: runs share it, and leave it as it is."""
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
-
-
-def reachable_cluster() -> str:
-    """The address of the cluster that RAY_ADDRESS names. Raises RuntimeError where nobody listens: Ray tries for long.
-
-    "auto" is the cluster of ``ray start`` on this machine; Ray itself would also take another run's private Ray.
-    """
-    address = os.environ["RAY_ADDRESS"]
-    if address == "auto":
-        note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-        try:
-            address = note.read_text().strip()
-        except OSError:
-            raise RuntimeError(
-                "no cluster of ray start runs on this machine: start one, give --ray-address HOST:PORT, or leave it out"
-            ) from None
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdigit()) or "/" in host:
-        raise RuntimeError(
-            f"expected --ray-address (or RAY_ADDRESS) auto or HOST:PORT of a cluster that this machine is part of, got "
-            f"{address}"
-        )
-    from ray.util import get_node_ip_address
-
-    if host in ("localhost", "127.0.0.1"):
-        host = get_node_ip_address()  # as Ray reads it: machines of a cluster know each other by such addresses
-    try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
-    except OSError as error:
-        raise RuntimeError(
-            f"no Ray cluster listens on {host}:{port} ({error}): start it, or leave out --ray-address and RAY_ADDRESS"
-        ) from None
-    return f"{host}:{port}"
 
 
 def processors() -> int:

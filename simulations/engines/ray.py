@@ -16,6 +16,7 @@ from simulations.callbacks.callback import Callback
 from simulations.engines import run_log
 from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready
+from simulations.engines.lost import RayLostError
 from simulations.engines.signals import ignore_interrupts
 from simulations.engines.worker import CLIENT
 from simulations.engines.workers import LostError, Outcome, Workers
@@ -80,7 +81,7 @@ class RayGrid(VirtualGrid, SimulatedGrid):
                 if isinstance(outcome, LostError):
                     lost += [(task.message, str(outcome)) for task in pile]
                 replies += self._settle(pile, outcome)
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, RayLostError):
             with ignore_interrupts():
                 for pile, outcome in self.workers.answer(
                     [], time.monotonic() + GRACE_SECONDS, pace, self.accounts.begin

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Any
 from uuid import uuid4
 
 from flwr.common.logger import log
 
 from simulations.engines import run_log
-from simulations.engines.cluster import Cluster
+from simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
 from simulations.engines.shipping import put, shipment
 from simulations.engines.worker import Job
 from simulations.grids.limits import learn, limit_by, limit_of
@@ -101,7 +101,7 @@ class Workers:
         ``sending`` is called before a pile leaves. A worker stops its clients at their limits; one that takes much
         longer than those of its pile is ended, and the pile is lost. At the deadline (of ``time.monotonic``) a worker
         that still runs is ended, and what waits is not sent. Raises RuntimeError for a worker that cannot run the job
-        at all.
+        at all, RayLostError if Ray is gone.
         """
         import ray
 
@@ -110,11 +110,14 @@ class Workers:
         sent = dict[int, tuple[bytes, Any]]()
         self._allowed.clear()
         waiting = divide(tasks, len(self), pace) if tasks else []
+        heard = time.monotonic()
         while (waiting and len(self)) or self._running:
+            if tasks and self._cluster.look():
+                self._grow()
             while waiting and self._free:
                 sending(waiting[0])
                 self._send(waiting.pop(0), self._free.pop(0), until, sent)
-            wakes = [time.monotonic() + NEWS_SECONDS, *map(self._patience, self._running)]
+            wakes = [time.monotonic() + LOOK_SECONDS, *map(self._patience, self._running)]
             left = max(0.0, min([*wakes, *([] if deadline is None else [deadline])]) - time.monotonic())
             done, _ = ray.wait([*self._running, *self._coming], timeout=left)
             for ref in done:
@@ -123,8 +126,11 @@ class Workers:
                 yield self._end_hanging(ref)
             if deadline is not None and time.monotonic() >= deadline:
                 break
-            if not (done or self._running or self._free):
+            if done or self._running or self._free:
+                heard = time.monotonic()
+            elif time.monotonic() - heard >= NEWS_SECONDS:
                 log(WARNING, "Ray has no free place for a worker yet: each needs %s", self._need)
+                heard = time.monotonic()
         for worker, pile, _ in self._running.values():
             self._replace(worker) if tasks else self._cluster.kill(worker)
             yield pile, None
@@ -208,6 +214,16 @@ class Workers:
 
     def _expect(self, worker: Any) -> None:
         self._coming[worker.__ray_ready__.remote()] = worker
+
+    def _grow(self) -> None:
+        """Start workers on machines that have joined the cluster since, up to as many as the run can use."""
+        if not self._cluster.is_foreign or self._known >= self._most or self._failed_starts >= FAILED_STARTS_ALLOWED:
+            return
+        more = min(self._most, fitting(**self._need)) - self._known
+        for _ in range(more):
+            self._expect(self._cluster.worker(**self._need))
+        if more > 0:
+            log(INFO, "the cluster has grown: %d more workers", more)
 
     def _replace(self, worker: Any) -> None:
         self._cluster.kill(worker)

@@ -20,6 +20,7 @@ import pytest
 from simulations import run
 from simulations.engines import ahead, cluster, engine_of, limited_memory
 from tests.places import REPOSITORY
+from tests.simulations.support.second_user import answered
 
 READY = """
 import sys, time
@@ -100,17 +101,39 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-def listening(pids: set[int]) -> set[str]:
-    """Addresses, as /proc/net/tcp writes them, on which these processes listen."""
-    inodes = set()
+def inodes(pids: set[int]) -> dict[str, int]:
+    """The sockets of these processes, each with one of its processes."""
+    found = {}
     for pid in pids:
         for fd in Path(f"/proc/{pid}/fd").glob("*"):
             try:
-                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+                found[os.readlink(fd).removeprefix("socket:[").removesuffix("]")] = pid
             except OSError:
                 continue
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+    return found
+
+
+def sockets(pids: set[int]) -> dict[str, int]:
+    """ADDRESS:PORT, the address as /proc/net/tcp writes it, where these processes listen, each with its process."""
+    owners, found = inodes(pids), {}
+    for name in ("tcp", "tcp6"):
+        for row in map(str.split, Path(f"/proc/net/{name}").read_text().splitlines()[1:]):
+            if row[3] == "0A" and row[9] in owners:
+                address, port = row[1].split(":")
+                found[f"{address}:{int(port, 16)}"] = owners[row[9]]
+    return found
+
+
+def unix_sockets(pids: set[int]) -> set[str]:
+    """Paths of the Unix sockets that these processes have."""
+    owners = inodes(pids)
+    rows = map(str.split, Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {row[7] for row in rows if row[6] in owners and len(row) == 8}
+
+
+def listening(pids: set[int]) -> set[str]:
+    """Addresses, as /proc/net/tcp writes them, on which these processes listen."""
+    return {name.split(":")[0] for name in sockets(pids)}
 
 
 def left_in(folder: Path) -> list[str]:
@@ -127,13 +150,14 @@ def left_in(folder: Path) -> list[str]:
     ],
 )
 def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp):
-    process, mark, _ = started(when, short_tmp)
+    process, mark, address = started(when, short_tmp)
     family = marked(mark)
     assert process.pid in family
     assert len(family) > (6 if when == "ready" else 0)
     if when == "ready":
         (private,) = short_tmp.glob("fedlsg-*")
         assert private.stat().st_mode & 0o777 == 0o700, "Ray opens its own folder, inside, to everybody"
+        assert answered(address.rpartition(":")[2], ["/ray.rpc.InternalKVGcsService/InternalKVKeys"]) == [], "no token"
         assert listening(family) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     process.send_signal(number)
     status = process.wait(timeout=60)

@@ -23,6 +23,10 @@ class TwoNodes:
     first: Path
     second: Path
 
+    def join(self) -> None:
+        """Start the second node."""
+        _start(self.second, f"--address={self.address}", "--node-ip-address=127.0.0.2")
+
     def kill(self, node: Path) -> int:
         """End every process of a node at once, as a machine that loses its power; returns how many."""
         pids = of_node(node)
@@ -44,15 +48,19 @@ def of_node(node: Path) -> list[int]:
 
 
 @contextmanager
-def two_nodes(folder: Path) -> Iterator[TwoNodes]:
-    """One processor a node. ``folder`` has a short name: Ray's sockets need it. Nothing of the nodes is left."""
+def two_nodes(folder: Path, *, late: bool = False) -> Iterator[TwoNodes]:
+    """One processor a node. ``folder`` has a short name: Ray's sockets need it. Nothing of the nodes is left.
+
+    ``late``: the second one is started by ``join``.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     nodes = TwoNodes(f"127.0.0.1:{port}", folder / "1", folder / "2")
     try:
         _start(nodes.first, "--head", f"--port={port}", "--include-dashboard=false", "--node-ip-address=127.0.0.1")
-        _start(nodes.second, f"--address={nodes.address}", "--node-ip-address=127.0.0.2")
+        if not late:
+            nodes.join()
         yield nodes
     finally:
         while nodes.kill(nodes.first) + nodes.kill(nodes.second):
