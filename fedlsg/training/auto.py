@@ -4,7 +4,7 @@ Symbols: E epochs (expected passes over the data), T server updates, q Poisson r
 
     T = max(40, ceil(E / K))    q = min(1, E / (K T))
     Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1
-    learning rate 0.2 / sqrt(T), of a dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4)
+    learning rate 0.2 / sqrt(T), of a dense layer times (64 / fan_in)^(1/4), or ^(1/2) where fan_in is above 64
     half of it for regression; a tenth of it for pretrained layers, whose new classifier has the whole
     the average of the weights with decay 1 - 5 / T
 
@@ -60,5 +60,8 @@ def auto_server(
 
 
 def fan_in_factor(fan_in: int) -> float:
-    """Learning rate of a layer over that of a layer with 64 inputs a unit: (64 / fan_in)^(1/4)."""
-    return float((FAN_IN / fan_in) ** 0.25)
+    """Learning rate of a layer over that of a layer with 64 inputs a unit: the noise of its outputs stays below that.
+
+    Noise of one size in all weights grows with sqrt(fan_in) in the output of a unit. Above 64 the factor takes that off.
+    """
+    return float((FAN_IN / fan_in) ** (0.5 if fan_in > FAN_IN else 0.25))

@@ -42,8 +42,8 @@ def test_a_layer_has_a_rate_by_its_fan_in_and_its_bias_too():
     server = ServerOptimizer(optimizer="adam", learning_rate=0.1, layer_rates="fan-in")
     optimizer, _ = make_optimizer(dict(model.named_parameters()), server, updates=1)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    for layer, fan_in in ((model[0], 75), (model[2], 64), (model[4], 8)):
-        assert rates[id(layer.weight)] == rates[id(layer.bias)] == pytest.approx(0.1 * (64 / fan_in) ** 0.25)
+    for layer, factor in ((model[0], (64 / 75) ** 0.5), (model[2], 1.0), (model[4], (64 / 8) ** 0.25)):
+        assert rates[id(layer.weight)] == rates[id(layer.bias)] == pytest.approx(0.1 * factor)
     assert rates[id(model[3].weight)] == 0.1  # a norm has no fan-in
     assert fan_in_factor(64) == 1.0
 

@@ -56,6 +56,11 @@ def test_a_workload_with_a_rate_keeps_its_preset():
     assert asked["optimizer"] == "adam"
     assert asked["rounds"] == 100
     assert asked["learning_rate"] == 0.02
+    both = {"workload": "digits", "learning_rate": "auto", "rounds": "auto"}
+    asked = values_of(prepare(from_mapping(both)).settings)
+    assert (asked["rounds"], asked["sample_rate"]) == (40, 0.5)  # the preset's rate is made for its 100 rounds
+    asked = values_of(prepare(from_mapping(both | {"sample_rate": 0.1})).settings)
+    assert (asked["rounds"], asked["sample_rate"]) == (200, 0.1)
 
 
 def test_a_run_that_is_read_again_has_the_same_settings():
