@@ -4,13 +4,16 @@ Symbols: E epochs (expected passes over the data), T server updates, q Poisson r
 
     T = max(40, ceil(E / K))    q = min(1, E / (K T))
     Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1
-    learning rate 0.2 / sqrt(T), of a dense layer times (64 / fan_in)^(1/4), or ^(1/2) where fan_in is above 64
-    half of it for regression; a tenth of it for pretrained layers, whose new classifier has the whole
+    learning rate 0.2 / sqrt(T), of a dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4)
+    of dense updates times sqrt(5000 / d) for d trained numbers, at most 2; not where layers are pretrained
+    half of it for regression, where the factor of d is at most 1
+    a tenth of it for pretrained layers, whose new classifier has the whole
     the average of the weights with decay 1 - 5 / T
 
 Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the
 noise alone moves a coordinate by c; the best c is nearly the same in all tasks that were tried. Adam divides by the
 root mean square of the gradients, which is nu where noise dominates. So its rate needs no sigma, N, q or clients.
+Noise alone moves d numbers by 0.2 sqrt(d) together: the factor of d keeps that length at the one of 5,000 numbers.
 The rule reads noisy gradients and public numbers, so it changes no epsilon. ``benchmarks/defaults.py`` measures it.
 """
 
@@ -28,6 +31,8 @@ REGRESSION = 0.5
 """Of c: a squared error has all of the noise in its outputs, where classes are read off by the largest one."""
 PRETRAINED = 0.1
 """Of c below a new classifier: more destroys what the layers have learnt."""
+VALUES, MOST = 5000, 2.0
+"""Trained numbers of a model whose learning rate is the rule's own, and the largest factor of a smaller model."""
 FAN_IN = 64
 """The fan-in whose layer has the learning rate itself."""
 
@@ -44,10 +49,21 @@ def auto_rounds(epochs: float, sample_rate: float, *, local_steps: int = 1) -> i
 
 
 def auto_server(
-    updates: int, *, dense: bool, regression: bool = False, pretrained: bool = False, new_head: bool = True
+    updates: int,
+    *,
+    dense: bool,
+    values: int = VALUES,
+    regression: bool = False,
+    pretrained: bool = False,
+    new_head: bool = True,
 ) -> Mapping[str, Any]:
-    """Settings of ``ServerOptimizer`` for T = ``updates``; layers differ in rate where all are ``dense``."""
+    """Settings of ``ServerOptimizer`` for T = ``updates`` of d = ``values`` trained numbers.
+
+    Layers differ in rate, and d counts, where all updates are ``dense``: other methods were measured without either.
+    """
     rate = SCALE / math.sqrt(updates) * (REGRESSION if regression else 1.0)
+    if dense and not pretrained:
+        rate *= min(1.0 if regression else MOST, math.sqrt(VALUES / values))
     own = {"classifier_learning_rate": float(f"{rate:.4g}")} if pretrained and new_head else {}
     return {
         "optimizer": "adam",
@@ -60,8 +76,5 @@ def auto_server(
 
 
 def fan_in_factor(fan_in: int) -> float:
-    """Learning rate of a layer over that of a layer with 64 inputs a unit: the noise of its outputs stays below that.
-
-    Noise of one size in all weights grows with sqrt(fan_in) in the output of a unit. Above 64 the factor takes that off.
-    """
-    return float((FAN_IN / fan_in) ** (0.5 if fan_in > FAN_IN else 0.25))
+    """Learning rate of a layer over that of a layer with 64 inputs a unit: (64 / fan_in)^(1/4)."""
+    return float((FAN_IN / fan_in) ** 0.25)

@@ -63,7 +63,7 @@ class ServerOptimizer:
     ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule`` ("step": in three equal drops,
     at ``STEPS`` of the run); ``norms_learning_rate`` and ``classifier_learning_rate`` replace it for their groups
     and follow the same schedule. ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by
-    (64 / fan_in)^(1/4), or ^(1/2) above 64, where fan_in is the number of weights of one of its units.
+    (64 / fan_in)^(1/4), where fan_in is the number of weights of one of its units.
     ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
     sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
@@ -82,7 +82,7 @@ class ServerOptimizer:
     norms_learning_rate: NormsRate | None = None
     classifier_learning_rate: ClassifierRate | None = None
     layer_rates: Annotated[
-        LayerRates, Setting("Rates of layers: equal, or fan-in: smaller the more inputs a unit has.")
+        LayerRates, Setting("Rates of layers: equal, or fan-in: times (64 / inputs of a unit)^(1/4).")
     ] = "equal"
     sparsify_update: Dropped = 0.0
     ema: Ema = 0.0

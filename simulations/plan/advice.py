@@ -57,8 +57,8 @@ def _swamped(plan: Plan) -> str | None:
         return None
     bound = f"{50 * found:.0f} points more than" if found < 1 else "little more than"
     return (
-        f"noise is likely to hide these rows: over the run all of them together move a weight at most {found:.2g} times "
-        f"as far as noise does. Expect {bound} a run on noise alone, which guesses: give a larger epsilon, more rows, "
+        f"noise is likely to hide these rows: over the run all of them move a weight {found:.2g} times as far as "
+        f"noise does, at most. Expect {bound} a run on noise alone, which guesses: give a larger epsilon, more rows, "
         "fewer clients or trust=secure"
     )
 

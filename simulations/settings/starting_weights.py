@@ -12,10 +12,11 @@ from simulations.workloads.base.workload import build_model
 
 
 class Loaded(NamedTuple):
-    """Whether most trainable numbers below the classifier were loaded, and whether the classifier was."""
+    """Whether most trainable numbers below the classifier were loaded, whether it was; how many there are in all."""
 
     body: bool
     classifier: bool
+    values: int
 
 
 def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
@@ -31,4 +32,5 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
             continue  # a bias or scale that begins as a constant says nothing
         part = "classifier" if path.startswith(f"{head}.") else "body"
         count[part, other is not None and other.shape == value.shape and bool((other == value).all())] += value.numel()
-    return Loaded(*(count[part, True] > count[part, False] for part in ("body", "classifier")))
+    body, classifier = (count[part, True] > count[part, False] for part in ("body", "classifier"))
+    return Loaded(body, classifier, sum(value.numel() for value in first.parameters() if value.requires_grad))

@@ -32,7 +32,11 @@ def test_rates_and_average_follow_from_the_number_of_updates():
     assert ServerOptimizer(**found).options == {"betas": (0.5, 0.99)}
     assert auto_server(3, dense=False)["ema"] == 0.0
     assert auto_server(100, dense=True, regression=True)["learning_rate"] == 0.01
-    loaded = auto_server(100, dense=True, pretrained=True)
+    sizes = {5_000: 0.02, 500_000: 0.002, 1_000: 0.04, 10: 0.04}
+    assert {d: auto_server(100, dense=True, values=d)["learning_rate"] for d in sizes} == sizes
+    assert auto_server(100, dense=True, values=10, regression=True)["learning_rate"] == 0.01
+    assert auto_server(100, dense=False, values=10)["learning_rate"] == 0.02
+    loaded = auto_server(100, dense=True, values=10, pretrained=True)
     assert (loaded["learning_rate"], loaded["classifier_learning_rate"]) == (0.002, 0.02)
     assert "classifier_learning_rate" not in auto_server(100, dense=True, pretrained=True, new_head=False)
 
@@ -42,8 +46,8 @@ def test_a_layer_has_a_rate_by_its_fan_in_and_its_bias_too():
     server = ServerOptimizer(optimizer="adam", learning_rate=0.1, layer_rates="fan-in")
     optimizer, _ = make_optimizer(dict(model.named_parameters()), server, updates=1)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    for layer, factor in ((model[0], (64 / 75) ** 0.5), (model[2], 1.0), (model[4], (64 / 8) ** 0.25)):
-        assert rates[id(layer.weight)] == rates[id(layer.bias)] == pytest.approx(0.1 * factor)
+    for layer, fan_in in ((model[0], 75), (model[2], 64), (model[4], 8)):
+        assert rates[id(layer.weight)] == rates[id(layer.bias)] == pytest.approx(0.1 * (64 / fan_in) ** 0.25)
     assert rates[id(model[3].weight)] == 0.1  # a norm has no fan-in
     assert fan_in_factor(64) == 1.0
 
