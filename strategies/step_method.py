@@ -12,7 +12,7 @@ from fedlsg.method import Method
 from fedlsg.own_loop import Optimizers
 from fedlsg.setting import declared
 from fedlsg.training import ServerOptimizer
-from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server
+from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
 from strategies import common_settings, give, own_settings, recipe
 
 AUTO = "auto"
@@ -75,8 +75,8 @@ def method_of(
         return method
     name = _name(method, settings)
     if optimizer is None or isinstance(optimizer, str):
-        values = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        settings = _with_rule(name, settings, learning_rate, steps, values, regression)
+        size = size_factor(p for p in model.parameters() if p.requires_grad)
+        settings = _with_rule(name, settings, learning_rate, steps, size, regression)
     return recipe(name, **settings)
 
 
@@ -92,7 +92,7 @@ def _name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
 
 
 def _with_rule(
-    name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int, values: int, regression: bool
+    name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int, size: float, regression: bool
 ) -> dict[str, Any]:
     """The settings with a learning rate: the given one, or the rule's with its optimizer and average."""
     if learning_rate not in (None, AUTO):
@@ -102,7 +102,7 @@ def _with_rule(
         return settings
     own = {key: value for key, value in settings.items() if key in own_settings(name)}
     dense = recipe(name, **own).carrier.kind == "dense"
-    rule = dict(auto_server(max(steps, 1), dense=dense, values=max(values, 1), regression=regression))
+    rule = dict(auto_server(max(steps, 1), dense=dense, size=size, regression=regression))
     if optimizer != "adam":
         del rule["optimizer_options"]
     return rule | settings

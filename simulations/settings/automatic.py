@@ -60,7 +60,7 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
         found |= auto_server(
             int({**values, **found}["rounds"]),
             dense=carrier == "dense",
-            values=loaded.values,
+            size=loaded.size,
             regression=_regression(workload),
             pretrained=loaded.body and carrier not in SMALL_AT_START,
             new_head=not loaded.classifier,

@@ -6,17 +6,18 @@ A model is built under two public seeds. What is equal in both and not constant 
 from typing import NamedTuple
 
 from fedlsg.carriers import find_classifier
+from fedlsg.training.auto import size_factor
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload
 from simulations.workloads.base.workload import build_model
 
 
 class Loaded(NamedTuple):
-    """Whether most trainable numbers below the classifier were loaded, whether it was; how many there are in all."""
+    """Whether most trainable numbers below the classifier were loaded, whether it was, and the ``size_factor``."""
 
     body: bool
     classifier: bool
-    values: int
+    size: float
 
 
 def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
@@ -33,4 +34,4 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
         part = "classifier" if path.startswith(f"{head}.") else "body"
         count[part, other is not None and other.shape == value.shape and bool((other == value).all())] += value.numel()
     body, classifier = (count[part, True] > count[part, False] for part in ("body", "classifier"))
-    return Loaded(body, classifier, sum(value.numel() for value in first.parameters() if value.requires_grad))
+    return Loaded(body, classifier, size_factor(value for value in first.parameters() if value.requires_grad))

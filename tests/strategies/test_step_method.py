@@ -44,7 +44,7 @@ def test_the_rule_is_the_default_and_each_part_can_be_given():
     assert plain.server.layer_rates == "fan-in"
     assert (named(rank=8).name, named(rank=8).server.layer_rates) == ("lsg", "equal")
     assert named(ema=0.0).server.ema == 0.0
-    assert method_of("auto", {}, None, None, model=nn.Linear(9999, 50), steps=100).server.learning_rate == 0.002
+    assert method_of("auto", {}, None, None, model=nn.Linear(1599, 50), steps=100).server.learning_rate == 0.01
     assert named(learning_rate="auto") == plain
     assert method_of("auto", {}, None, None, model=MODEL, steps=100, regression=True).server.learning_rate == 0.01
     assert is_regression(per_example_loss(nn.MSELoss()))
