@@ -131,7 +131,7 @@ class PrivateStep:
         rate, planned = planned_steps(sample_rate, steps, epochs)
         self.model, self._loss = model, per_example_loss(loss, model)
         self.method = method_of(
-            method, settings, learning_rate, optimizer, steps=planned, regression=is_regression(self._loss)
+            method, settings, learning_rate, optimizer, model=model, steps=planned, regression=is_regression(self._loss)
         )
         if self.method.personal:
             raise ValueError(f"personal={self.method.personal!r} needs clients: one loop has one model, leave it out")

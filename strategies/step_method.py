@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from fedlsg import user_code
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
@@ -10,7 +12,7 @@ from fedlsg.method import Method
 from fedlsg.own_loop import Optimizers
 from fedlsg.setting import declared
 from fedlsg.training import ServerOptimizer
-from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server
+from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
 from strategies import common_settings, give, own_settings, recipe
 
 AUTO = "auto"
@@ -50,6 +52,7 @@ def method_of(
     learning_rate: float | str | None,
     optimizer: Optimizers | str | None,
     *,
+    model: nn.Module,
     steps: int,
     regression: bool = False,
 ) -> Method:
@@ -72,7 +75,8 @@ def method_of(
         return method
     name = _name(method, settings)
     if optimizer is None or isinstance(optimizer, str):
-        settings = _with_rule(name, settings, learning_rate, steps, regression)
+        size = size_factor(p for p in model.parameters() if p.requires_grad)
+        settings = _with_rule(name, settings, learning_rate, steps, size, regression)
     return recipe(name, **settings)
 
 
@@ -88,7 +92,7 @@ def _name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
 
 
 def _with_rule(
-    name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int, regression: bool
+    name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int, size: float, regression: bool
 ) -> dict[str, Any]:
     """The settings with a learning rate: the given one, or the rule's with its optimizer and average."""
     if learning_rate not in (None, AUTO):
@@ -98,7 +102,7 @@ def _with_rule(
         return settings
     own = {key: value for key, value in settings.items() if key in own_settings(name)}
     dense = recipe(name, **own).carrier.dense
-    rule = dict(auto_server(max(steps, 1), dense=dense, regression=regression))
+    rule = dict(auto_server(max(steps, 1), dense=dense, size=size, regression=regression))
     if optimizer != "adam":
         del rule["optimizer_options"]
     return rule | settings

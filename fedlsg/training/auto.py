@@ -5,18 +5,25 @@ Symbols: E epochs (expected passes over the data), T server updates, q Poisson r
     T = max(40, ceil(E / K))    q = min(1, E / (K T))
     Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1
     learning rate 0.2 / sqrt(T), of a dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4)
-    half of it for regression; a tenth of it for pretrained layers, whose new classifier has the whole
+    of dense updates times sqrt(5000 / d) for d trained numbers, at most 2; above 5,000 numbers (5000 / d)^(1/4)
+    where no layer is a convolution; no such factor where layers are pretrained
+    half of it for regression, where the factor of d is at most 1
+    a tenth of it for pretrained layers, whose new classifier has the whole
     the average of the weights with decay 1 - 5 / T
 
 Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the
 noise alone moves a coordinate by c; the best c is nearly the same in all tasks that were tried. Adam divides by the
 root mean square of the gradients, which is nu where noise dominates. So its rate needs no sigma, N, q or clients.
+Noise alone moves d numbers by 0.2 sqrt(d) together: sqrt(5000 / d) keeps that length at the one of 5,000 numbers.
+That was too much for wide dense layers, so they have half of the power.
 The rule reads noisy gradients and public numbers, so it changes no epsilon. ``benchmarks/defaults.py`` measures it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 EPOCHS = 20.0
 """Passes over the data where nobody gives a number."""
@@ -28,6 +35,8 @@ REGRESSION = 0.5
 """Of c: a squared error has all of the noise in its outputs, where classes are read off by the largest one."""
 PRETRAINED = 0.1
 """Of c below a new classifier: more destroys what the layers have learnt."""
+VALUES, MOST = 5000, 2.0
+"""Trained numbers of a model whose learning rate is the rule's own, and the largest factor of a smaller model."""
 FAN_IN = 64
 """The fan-in whose layer has the learning rate itself."""
 
@@ -44,10 +53,21 @@ def auto_rounds(epochs: float, sample_rate: float, *, local_steps: int = 1) -> i
 
 
 def auto_server(
-    updates: int, *, dense: bool, regression: bool = False, pretrained: bool = False, new_head: bool = True
+    updates: int,
+    *,
+    dense: bool,
+    size: float = 1.0,
+    regression: bool = False,
+    pretrained: bool = False,
+    new_head: bool = True,
 ) -> Mapping[str, Any]:
-    """Settings of ``ServerOptimizer`` for T = ``updates``; layers differ in rate where all are ``dense``."""
+    """Settings of ``ServerOptimizer`` for T = ``updates``; ``size``: the model's ``size_factor``.
+
+    Layers differ in rate, and size counts, where all updates are ``dense``: other methods were measured without either.
+    """
     rate = SCALE / math.sqrt(updates) * (REGRESSION if regression else 1.0)
+    if dense and not pretrained:
+        rate *= min(1.0, size) if regression else size
     own = {"classifier_learning_rate": float(f"{rate:.4g}")} if pretrained and new_head else {}
     return {
         "optimizer": "adam",
@@ -57,6 +77,14 @@ def auto_server(
         "layer_rates": "fan-in" if dense else "equal",
         "ema": float(f"{max(0.0, 1 - 5 / updates):.4g}"),
     }
+
+
+def size_factor(trained: Iterable[Tensor]) -> float:
+    """Learning rate of a model with these parameters over that of a model of 5,000 numbers."""
+    parameters = list(trained)
+    values = max(1, sum(p.numel() for p in parameters))
+    dense = values > VALUES and all(p.ndim < 3 for p in parameters)
+    return min(MOST, float((VALUES / values) ** (0.25 if dense else 0.5)))
 
 
 def fan_in_factor(fan_in: int) -> float:

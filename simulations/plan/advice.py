@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedlsg.training.auto import FEWEST_UPDATES
+from simulations.plan.noise import pull
 from simulations.plan.plan import Plan
 from simulations.workloads.chance import Chance, beats_chance
 
@@ -19,11 +20,13 @@ ROWS = 256
 USUAL_RMS = (0.1, 10.0)
 """Root mean squares of the inputs between which the rule was measured to lose under a point."""
 EMPTY = 0.5
+SWAMPED = 10.0
+"""Pulls below which runs were measured at the accuracy of guessing, or near it."""
 
 
 def advice(plan: Plan) -> list[str]:
     """Sentences for a reader, each with what to change; empty where nothing is known to be wrong."""
-    return [line for line in (_updates(plan), _batches(plan), _inputs(plan)) if line]
+    return [line for line in (_updates(plan), _batches(plan), _swamped(plan), _inputs(plan)) if line]
 
 
 def _updates(plan: Plan) -> str | None:
@@ -44,6 +47,19 @@ def _batches(plan: Plan) -> str | None:
     return (
         f"the smallest client has an empty batch in {empty:.0%} of its steps, and adds the whole noise in each: give a "
         "larger sample_rate, or fewer clients"
+    )
+
+
+def _swamped(plan: Plan) -> str | None:
+    """A run on noise alone guesses. One on data differs from it by KL = pull^2 / 2, thus by pull / 2 in accuracy."""
+    found = pull(plan)
+    if found is None or found >= SWAMPED:
+        return None
+    bound = f"{50 * found:.0f} points more than" if found < 1 else "little more than"
+    return (
+        f"noise is likely to hide these rows: over the run all of them move a weight {found:.2g} times as far as "
+        f"noise does, at most. Expect {bound} a run on noise alone, which guesses: give a larger epsilon, more rows, "
+        "fewer clients or trust=secure"
     )
 
 

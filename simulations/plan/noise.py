@@ -16,12 +16,29 @@ RHO_MEANING = (
 def rho_of(plan: Plan, public: PublicState) -> float | None:
     """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None for noise without a clip."""
     frame = mean_frame(public)
+    return _rho(plan, values=frame.wire.kept if frame.personal else frame.kept, blocks=len(frame.blocks))
+
+
+def pull(plan: Plan) -> float | None:
+    """How far data move a weight at most over the run, next to noise: sqrt(T (B^2 + B)) / (sigma sqrt(K)).
+
+    All T updates, each with a Poisson batch of B expected examples of gradients of the clip norm in one direction.
+    None without noise, at client level, and for a clip of each block, whose number is not known here. It reads no
+    training row.
+    """
+    whole = plan.client_unit is None and plan.method.mechanism.clip != "per-block"
+    of_one = _rho(plan, values=1, blocks=1) if whole else None
+    steps = plan.schedule.rounds * plan.settings.local_steps
+    return math.sqrt(steps * (1 + 1 / plan.divisor)) / of_one if of_one else None
+
+
+def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
     return rho(
         plan.method.mechanism,
         [terms.noise_multiplier * terms.weight for terms in plan.terms],
         clients_per_round=1 if plan.draws_in_secret else plan.settings.clients_per_round,
-        values=frame.wire.kept if frame.personal else frame.kept,
-        blocks=len(frame.blocks),
+        values=values,
+        blocks=blocks,
         expected_batch=plan.divisor,
     )
 

@@ -41,6 +41,8 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
         "rounds" in asked or settings.epochs is not None or (steps and "rounds" not in tuned)
     )
     values = {**tuned, **given, "clients": clients}
+    if rounds and "rounds" in tuned and "sample_rate" not in given:
+        values.pop("sample_rate", None)  # a preset's rate is made for its number of rounds
     rated = any(name in values for name in ("sample_rate", "batch_size"))
     found: dict[str, Any] = {}
     if rounds:
@@ -58,6 +60,7 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
         found |= auto_server(
             int({**values, **found}["rounds"]),
             dense=carrier == "dense",
+            size=loaded.size,
             regression=_regression(workload),
             pretrained=loaded.body and carrier not in SMALL_AT_START,
             new_head=not loaded.classifier,

@@ -6,16 +6,18 @@ A model is built under two public seeds. What is equal in both and not constant 
 from typing import NamedTuple
 
 from fedlsg.carriers import find_classifier
+from fedlsg.training.auto import size_factor
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload
 from simulations.workloads.base.workload import build_model
 
 
 class Loaded(NamedTuple):
-    """Whether most trainable numbers below the classifier were loaded, and whether the classifier was."""
+    """Whether most trainable numbers below the classifier were loaded, whether it was, and the ``size_factor``."""
 
     body: bool
     classifier: bool
+    size: float
 
 
 def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
@@ -31,4 +33,5 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
             continue  # a bias or scale that begins as a constant says nothing
         part = "classifier" if path.startswith(f"{head}.") else "body"
         count[part, other is not None and other.shape == value.shape and bool((other == value).all())] += value.numel()
-    return Loaded(*(count[part, True] > count[part, False] for part in ("body", "classifier")))
+    body, classifier = (count[part, True] > count[part, False] for part in ("body", "classifier"))
+    return Loaded(body, classifier, size_factor(value for value in first.parameters() if value.requires_grad))

@@ -31,7 +31,11 @@ def test_epochs_that_do_not_fit_are_refused(given):
 
 
 def named(method="auto", learning_rate=None, optimizer=None, **settings):
-    return method_of(method, settings, learning_rate, optimizer, steps=100)
+    return method_of(method, settings, learning_rate, optimizer, model=MODEL, steps=100)
+
+
+MODEL = nn.Linear(99, 50)
+"""Of 5,000 numbers."""
 
 
 def test_the_rule_is_the_default_and_each_part_can_be_given():
@@ -40,8 +44,9 @@ def test_the_rule_is_the_default_and_each_part_can_be_given():
     assert plain.server.layer_rates == "fan-in"
     assert (named(rank=8).name, named(rank=8).server.layer_rates) == ("lsg", "equal")
     assert named(ema=0.0).server.ema == 0.0
+    assert method_of("auto", {}, None, None, model=nn.Linear(1599, 50), steps=100).server.learning_rate == 0.01
     assert named(learning_rate="auto") == plain
-    assert method_of("auto", {}, None, None, steps=100, regression=True).server.learning_rate == 0.01
+    assert method_of("auto", {}, None, None, model=MODEL, steps=100, regression=True).server.learning_rate == 0.01
     assert is_regression(per_example_loss(nn.MSELoss()))
     assert not is_regression(per_example_loss(nn.CrossEntropyLoss()))
     assert named(optimizer="AdamW").server.learning_rate == 0.02

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedlsg.training import ServerOptimizer, make_optimizer
-from fedlsg.training.auto import auto_rounds, auto_schedule, auto_server, fan_in_factor
+from fedlsg.training.auto import auto_rounds, auto_schedule, auto_server, fan_in_factor, size_factor
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,21 @@ def test_rates_and_average_follow_from_the_number_of_updates():
     assert ServerOptimizer(**found).options == {"betas": (0.5, 0.99)}
     assert auto_server(3, dense=False)["ema"] == 0.0
     assert auto_server(100, dense=True, regression=True)["learning_rate"] == 0.01
-    loaded = auto_server(100, dense=True, pretrained=True)
+    assert auto_server(100, dense=True, size=2.0)["learning_rate"] == 0.04
+    assert auto_server(100, dense=True, size=2.0, regression=True)["learning_rate"] == 0.01
+    assert auto_server(100, dense=True, size=0.5, regression=True)["learning_rate"] == 0.005
+    assert auto_server(100, dense=False, size=2.0)["learning_rate"] == 0.02
+    loaded = auto_server(100, dense=True, size=2.0, pretrained=True)
     assert (loaded["learning_rate"], loaded["classifier_learning_rate"]) == (0.002, 0.02)
     assert "classifier_learning_rate" not in auto_server(100, dense=True, pretrained=True, new_head=False)
+
+
+def test_the_size_of_a_model_counts_by_its_root_and_less_in_dense_nets():
+    assert size_factor([torch.zeros(50, 100)]) == 1.0
+    assert size_factor([torch.zeros(800, 100)]) == 0.5
+    assert size_factor([torch.zeros(800, 100 - 1), torch.zeros(8, 10, 10)]) == 0.25
+    assert size_factor([torch.zeros(25, 100)]) == pytest.approx(2**0.5)
+    assert size_factor([torch.zeros(2)]) == 2.0
 
 
 def test_a_layer_has_a_rate_by_its_fan_in_and_its_bias_too():

@@ -22,16 +22,16 @@ def filled(given=(), **made):
 
 
 PARTIAL = {
-    "nothing": ({}, {"rounds": 40, "sample_rate": 0.5, "learning_rate": 0.03162, "ema": 0.875, **RULE}),
-    "epochs": ({"epochs": 5}, {"rounds": 40, "sample_rate": 0.125, "learning_rate": 0.03162, **RULE}),
-    "rounds": ({"rounds": 80}, {"rounds": 80, "sample_rate": 0.25, "learning_rate": 0.02236, "ema": 0.9375, **RULE}),
-    "sample rate": ({"sample_rate": 0.1}, {"rounds": 200, "sample_rate": 0.1, "learning_rate": 0.01414, **RULE}),
-    "batch size": ({"batch_size": 3}, {"rounds": 200, "batch_size": 3, "learning_rate": 0.01414, **RULE}),
-    "both": ({"rounds": 4, "sample_rate": 0.1}, {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.1, **RULE}),
+    "nothing": ({}, {"rounds": 40, "sample_rate": 0.5, "learning_rate": 0.06325, "ema": 0.875, **RULE}),
+    "epochs": ({"epochs": 5}, {"rounds": 40, "sample_rate": 0.125, "learning_rate": 0.06325, **RULE}),
+    "rounds": ({"rounds": 80}, {"rounds": 80, "sample_rate": 0.25, "learning_rate": 0.04472, "ema": 0.9375, **RULE}),
+    "sample rate": ({"sample_rate": 0.1}, {"rounds": 200, "sample_rate": 0.1, "learning_rate": 0.02828, **RULE}),
+    "batch size": ({"batch_size": 3}, {"rounds": 200, "batch_size": 3, "learning_rate": 0.02828, **RULE}),
+    "both": ({"rounds": 4, "sample_rate": 0.1}, {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.2, **RULE}),
     "some clients a round": ({"clients": 8, "clients_per_round": 2}, {"rounds": 80, "sample_rate": 1.0, **RULE}),
     "local steps": ({"local_steps": 4}, {"rounds": 40, "sample_rate": 0.125, **RULE}),
-    "another average": ({"ema": 0.0}, {"rounds": 40, "learning_rate": 0.03162, **RULE, "ema": 0.0}),
-    "another optimizer": ({"optimizer": "AdamW"}, {"rounds": 40, "learning_rate": 0.03162, "optimizer": "AdamW"}),
+    "another average": ({"ema": 0.0}, {"rounds": 40, "learning_rate": 0.06325, **RULE, "ema": 0.0}),
+    "another optimizer": ({"optimizer": "AdamW"}, {"rounds": 40, "learning_rate": 0.06325, "optimizer": "AdamW"}),
     "a learning rate": ({"learning_rate": 0.1}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
     "SGD": ({"optimizer": "sgd"}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
     "momentum": ({"momentum": 0.9}, {"rounds": 10, "sample_rate": 0.1, "momentum": 0.9, **OLD}),
@@ -56,6 +56,11 @@ def test_a_workload_with_a_rate_keeps_its_preset():
     assert asked["optimizer"] == "adam"
     assert asked["rounds"] == 100
     assert asked["learning_rate"] == 0.02
+    both = {"workload": "digits", "learning_rate": "auto", "rounds": "auto"}
+    asked = values_of(prepare(from_mapping(both)).settings)
+    assert (asked["rounds"], asked["sample_rate"]) == (40, 0.5)  # the preset's rate is made for its 100 rounds
+    asked = values_of(prepare(from_mapping(both | {"sample_rate": 0.1})).settings)
+    assert (asked["rounds"], asked["sample_rate"]) == (200, 0.1)
 
 
 def test_a_run_that_is_read_again_has_the_same_settings():
@@ -94,7 +99,7 @@ def test_what_was_chosen_is_said():
     workloads.give(NAME, workload())
     plain = prepare(from_mapping({"workload": NAME})).settings
     assert "dense updates are the most accurate" in method_line(plain)
-    assert "learning_rate=0.03162" in rule_line(plain)
+    assert "learning_rate=0.06325" in rule_line(plain)
     assert rule_line(prepare(from_mapping({"workload": "digits"})).settings) is None
     assert method_line(prepare(from_mapping({"workload": "digits"})).settings) is None
 
@@ -114,7 +119,7 @@ def test_regression_takes_half_of_the_rate():
     one = {"loss": nn.MSELoss(), "model": lambda: nn.Linear(8, 1)}
     assert filled(train=numbers[0], test=numbers[1], **one)["learning_rate"] == 0.01581
     many = {"loss": nn.BCEWithLogitsLoss(), "model": lambda: nn.Linear(8, 3)}
-    assert filled(train=labels[0], test=labels[1], **many)["learning_rate"] == 0.03162
+    assert filled(train=labels[0], test=labels[1], **many)["learning_rate"] == 0.06325
 
 
 def test_loaded_layers_take_a_tenth_and_a_new_classifier_the_whole():
