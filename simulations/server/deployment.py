@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedlsg.discrete.release import MOST_EXAMPLES
 from simulations.grids.limits import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import Settings
+from simulations.settings.settings import RUN, Settings
 from strategies.federation.bounds import EXAMPLES, reason_of
 from strategies.federation.ledgers import LedgerCopies, News, check_news
 from strategies.federation.nodes import Identity, Roster, wait_for_nodes
@@ -114,5 +114,5 @@ def most_examples(settings: Settings) -> int:
     A node that declares more is left out. In the plan, the whole run would be refused.
     """
     most = MOST_EXAMPLES if settings.trust == "secure" else EXAMPLES
-    delta = DELTA if settings.delta is None else settings.delta
+    delta = float(RUN["delta"].setting.fallback or 0) if settings.delta is None else settings.delta
     return most if settings.unit != "example" else min(most, max(math.ceil(1 / delta) - 1, 1))

@@ -56,11 +56,12 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes) else 8
 
 
-def shortened(text: str) -> str:
+def shortened(text: str | None) -> str:
     """A text of a node as one printable line of bounded length; nothing of it is copied that is not in the line.
 
     A long text loses its middle: texts of Ray begin with the kind of error and end with its message.
     """
+    text = text or ""
     if len(text) > 8 * REASON_LENGTH:
         text = f"{text[: 4 * REASON_LENGTH]} ... {text[-4 * REASON_LENGTH :]}"
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
