@@ -106,7 +106,7 @@ def attack_command(
     shown = None if figure is None else drawing(figure, caption(points))
     report.write(folder, findings, threat, lead=lead, curves=shown)
     if figure is not None:
-        write_atomically(folder / "attack-curves.png", png(figure))
+        write_atomically(folder / "attack-curves.png", png(figure), private=True)
     show(findings, console)
     files = "attack.html, attack.json" + ("" if figure is None else ", attack-curves.png")
     console.print(f"[bold]written[/bold]  {folder}/{files}", highlight=False, soft_wrap=True)

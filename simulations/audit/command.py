@@ -96,11 +96,11 @@ def audit_command(
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
     report["seconds"] = round(time.monotonic() - began, 1)
     data = json_text(report, indent=2, not_finite=str)
-    write_atomically(path, data)
+    write_atomically(path, data, private=True)
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
     made = page(verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings)))
-    write_atomically(html, made.encode())
+    write_atomically(html, made.encode(), private=True)
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
     console.print(f"[bold]written[/bold]  {path}, {html.name}", highlight=False, soft_wrap=True)
     return FALSIFIED if verdict.falsified else 0

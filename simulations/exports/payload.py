@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
+from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.rundir import RunDir
@@ -45,7 +46,7 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
     arrays = read_payload(run, round, client, path)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    write_atomically(file, buffer.getvalue())
+    write_atomically(file, buffer.getvalue(), private=is_closed(path.parent))
     names = [name.removeprefix("dW/") for name in arrays if name.startswith("dW/")]
     console.print(
         f"{file}: {len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} parameters\n"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedlsg.owner_only import make_parents
 from simulations.inspection import sparsified_figures
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.energy import meanings, summary_table
@@ -99,7 +100,7 @@ def folder(subject: Subject, out: str | None) -> Path:
 
 def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]) -> list[str]:
     """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
-    path.mkdir(parents=True, exist_ok=True)
+    make_parents(path, private=True)  # of gradients without noise
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
     images = {name: png(figure) for name, figure in made.items()}
@@ -112,7 +113,7 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
     for name, content in files.items():
-        write_atomically(path / name, content)
+        write_atomically(path / name, content, private=True)
     return list(files)
 
 

@@ -22,7 +22,7 @@ quote its data.
 
 import csv
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,10 +34,11 @@ import tomli_w
 from torch import Tensor
 
 import strategies
+from fedlsg.owner_only import make_folder
 from fedlsg.privacy import SERVER, ChargeJournal, Ledger, ledger_path, merge
 from fedlsg.user_code import is_reference, short
 from simulations.rundir.files import sealed
-from simulations.rundir.files.atomic import make_folder, write_atomically
+from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.rundir.steps import FAR, StepFiles
 from simulations.rundir.updates import round_folder, sum_file
@@ -80,6 +81,14 @@ class RunDir:
             why = "it is a file" if folder.exists() else "it does not exist"
             raise ValueError(f"{path} is no run directory: {why}")
         return cls(folder)
+
+    def protect(self, closed: Iterable[str]) -> None:
+        """Make these folders for their owner only, before anything is in them; and close what an older version left."""
+        for folder in closed:
+            make_folder(self.path / folder)
+        for folder in (self.data_digest.parent, self.path / "updates-truth"):
+            if folder.exists():
+                make_folder(folder)
 
     @property
     def has_checkpoint(self) -> bool:

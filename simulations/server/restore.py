@@ -11,9 +11,10 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from fedlsg.owner_only import make_file
 from fedlsg.privacy import read_entries, verify_extends
 from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.files.atomic import make_file, write_atomically
+from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import load_bytes
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir

@@ -52,6 +52,7 @@ def serve(
     or a callback stops the run; and, back at the last finished round, when the weights or the loss are not finite.
     Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
     """
+    run.protect(plan.closed)
     torch.set_num_threads(plan.settings.threads)
     freed_memory.keep()
     calls = CallbackList(callbacks)

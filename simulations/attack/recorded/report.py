@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.attacks.observation import Observation, ThreatModel
+from fedlsg.owner_only import make_parents
 from simulations.attack.recorded.best import Best, sigma_of
 from simulations.attack.recorded.names import shown_name, split_name
 from simulations.attack.recorded.observations import Record
@@ -110,7 +111,7 @@ def write(
     folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str, curves: Drawing | None = None
 ) -> None:
     """attack.json and attack.html, each replaced whole."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_parents(folder, private=True)  # reconstructions of training rows
     assumed = granted(threat, runs)
     numbers = {
         "warning": WARNING,
@@ -128,8 +129,8 @@ def write(
         ],
     }
     data = json_text(numbers)
-    write_atomically(folder / "attack.json", data)
-    write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode())
+    write_atomically(folder / "attack.json", data, private=True)
+    write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode(), private=True)
 
 
 def page(

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedlsg import user_code
+from fedlsg.owner_only import make_file
 from simulations.engines import ahead
-from simulations.rundir.files.atomic import make_file
 
 PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten
 CONTEXT = get_context("spawn")
