@@ -12,6 +12,7 @@ from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_
 from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
+from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import BYTES, SUMS, Row, Tables
 from simulations.rundir.updates import round_folder, write_frame
@@ -58,6 +59,7 @@ class Recorder:
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
         self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released)
+        self.manifest = Manifest(run, plan.closed)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -75,6 +77,8 @@ class Recorder:
         """
         saved = restore(self.run).state
         check_unchanged(saved["plan"], self.plan, self.run)
+        accept(self.run, ["config.toml"], closed=False)  # what may change midway was compared
+        self.manifest.load()
         self._seconds_before = saved["seconds"]
         self._load(saved)
         self.tables.cut_events()
@@ -103,7 +107,7 @@ class Recorder:
         )
         self.tables.append(report, row)
         self.totals.add(report)
-        self.checkpoint()
+        self.checkpoint(report.asked)
         self.record_public()
         if self._show is not None:  # last: a callback may end the run here
             self._show(row)
@@ -117,7 +121,7 @@ class Recorder:
         self._receive(report)
         self.totals.add_pruning(report, noise_multiplier=max(t.prune_noise_multiplier for t in self.plan.terms))
         self.tables.append_messages(report)
-        self.checkpoint()
+        self.checkpoint(report.asked)
         self.record_public()
 
     def record_public(self) -> None:
@@ -159,8 +163,8 @@ class Recorder:
         wanted = self.plan.settings.evaluate_clients or self.plan.method.personal
         return self._clients.spread() if wanted else None
 
-    def checkpoint(self) -> None:
-        """Save everything that ``resume`` needs."""
+    def checkpoint(self, asked: Iterable[int] = ()) -> None:
+        """Save everything that ``resume`` needs, then the manifest; ``asked``: the clients of the round."""
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
@@ -175,6 +179,7 @@ class Recorder:
                 "score": self.evaluation.state_dict(),
             }
         )
+        self.manifest.checkpoint(self.state.round, self.tables.marks(), self.spent.heads, asked)
 
     def _load(self, saved: dict[str, Any]) -> None:
         self.state.load_state_dict(saved["server"])
