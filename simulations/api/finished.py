@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from torch import nn
 
@@ -19,6 +20,7 @@ from simulations.report.figure import png
 from simulations.report.page import Picture, cell, facts_of
 from simulations.report.run_page import course
 from simulations.report.words import outcome
+from simulations.rundir.examined import MODEL, RESULTS, open_run
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, read_lines
@@ -119,7 +121,8 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """The run in a directory. Raises ValueError for a folder that is no run directory."""
+    """The run in a directory. Raises ValueError for a folder that is none, or whose files changed since the run."""
     user_code.allow()
-    read_run(RunDir.open(str(path)).path)
-    return Run(RunDir.open(str(path)).path)
+    run = open_run(path, (*RESULTS, *MODEL), warn)
+    read_run(run.path)
+    return Run(run.path)

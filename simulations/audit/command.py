@@ -19,7 +19,8 @@ from simulations.audit.training import audit_training
 from simulations.inspection.subject import refuse_settings
 from simulations.report.page import Row, Table, json_text
 from simulations.report.progress import count_bar
-from simulations.report.terminal import print_line, print_table
+from simulations.report.terminal import checked, print_line, print_table
+from simulations.rundir.examined import STATE
 from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.run import Device
 
@@ -84,6 +85,8 @@ def audit_command(
     check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
     path = place(run, out)
     began = time.monotonic()
+    if run is not None:
+        checked(run, STATE, console)
     with console.status("loading data") as status:
         if run is None:
             audited = audited_settings({**given, "device": device}, progress=status.update)

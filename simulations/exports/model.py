@@ -11,9 +11,12 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.carriers import merge
+from fedlsg.owner_only import make_parents
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.models.transformers_form import save_pretrained
 from simulations.plan.plan import prepare
+from simulations.report.terminal import checked
+from simulations.rundir.examined import MODEL
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import seal
 from simulations.rundir.model_files import WEIGHTS, read_model, write_model
@@ -31,7 +34,7 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
     Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA that cannot be
     merged, or has to be.
     """
-    run = RunDir.open(directory)
+    run = checked(directory, MODEL, console)
     settings = run.read_config()
     if not run.summary.exists():
         raise ValueError(f"{directory} has not finished: continue it with fedlsg resume {directory}, then export it")
@@ -49,7 +52,7 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
         )
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        partial.mkdir(parents=True)
+        make_parents(partial)
         if said:
             write_transformers(partial, final, settings)
         else:

@@ -18,6 +18,8 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
+from simulations.report.terminal import checked
+from simulations.rundir.examined import LISTS, SETTINGS
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, read_frame
@@ -39,9 +41,11 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
     Raises ValueError for a run without recorded updates, a round or client that is not there (it lists those that
     are), an existing file, and a damaged payload.
     """
-    run, file = RunDir.open(directory), Path(out).expanduser().resolve()
+    file = Path(out).expanduser().resolve()
     if file.exists():
         raise ValueError(f"{out} exists: nothing is overwritten, choose another --out")
+    here = f"updates/round-{round:06d}/"
+    run = checked(directory, (SETTINGS, *LISTS, f"{here}frame.*", f"{here}client-{client:06d}.bin"), console)
     path = find(run, round, client)
     arrays = read_payload(run, round, client, path)
     buffer = io.BytesIO()

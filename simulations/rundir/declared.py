@@ -21,7 +21,7 @@ from typing import Literal
 Class = Literal["public", "private", "secret"]
 Damage = Literal["digest", "grows", "own", "none"]
 """How damage is found: the manifest has a digest of the file; or its length and the digest up to there; or the file has
-a digest of its own until the run ends, because it changes between two checkpoints. "none": no command uses its content."""
+a digest of its own until the run ends, because it changes between two checkpoints. "none": nobody uses its content."""
 
 
 @dataclass(frozen=True, kw_only=True)

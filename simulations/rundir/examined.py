@@ -29,11 +29,10 @@ RESULTS = (SETTINGS, "rounds.csv", "bytes.csv", "summary.json", "ledger/*")
 MODEL = (SETTINGS, "summary.json", "model.safetensors", "config.json")
 STATE = (*RESULTS, "checkpoint/latest.pt")
 """What commands read that compute with the model of a run."""
-RECORD = (*STATE, "updates/*", "updates-truth/*", "downlink/*", "manifest.jsonl", "clients/manifest.jsonl")
-RESUMED = (
-    "ledger/*", "rounds.csv", "bytes.csv", "clients/training-data.json", "clients/client-*", "manifest.jsonl",
-    "clients/manifest.jsonl",
-)  # fmt: skip
+LISTS = ("manifest.jsonl", "clients/manifest.jsonl")
+RECORD = (*STATE, *LISTS, "updates/*", "updates-truth/*", "downlink/*")
+"""What commands read that look at recorded payloads."""
+RESUMED = (*LISTS, "ledger/*", "rounds.csv", "bytes.csv", "clients/training-data.json", "clients/client-*")
 """What ``fedlsg resume`` cannot go on without. It makes others again, or compares them with the checkpoint."""
 MAY_GROW = ("run.log", "ledger/")
 """A longer one is no sign of anything."""
@@ -52,7 +51,11 @@ class Examined:
         if wrong:
             raise DamagedError(
                 f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it again"
-                + (f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" if SETTINGS in wrong else "")
+                + (
+                    f"; after a change of your own in {SETTINGS}, fedlsg resume compares it"
+                    if SETTINGS in wrong
+                    else ""
+                )
             )
 
     def left(self, run: RunDir, *, use: str) -> list[str]:
@@ -91,7 +94,9 @@ def examine(run: RunDir) -> Examined:
     public, secret = parts_of(run)
     found = Examined()
     if not public.path.exists():
-        there = "is missing" if secret.path.exists() else "is not there: the run is of an older version, or a part of one"
+        there = (
+            "is missing" if secret.path.exists() else "is not there: the run is of an older version, or a part of one"
+        )
         found.notes.append(f"{public.path} {there}; whether its files changed since the run was not checked")
         return found
     for part in (public, secret):

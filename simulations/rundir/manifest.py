@@ -160,7 +160,7 @@ class Manifest:
 
 
 class Tail:
-    """Length and digest of a file that other code appends to: each byte is read once. One that is shorter began anew."""
+    """Length and digest of a file that other code appends to: each byte is read once. A shorter one began anew."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._size, self._sha = path, 0, hashlib.sha256()

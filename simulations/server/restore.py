@@ -1,7 +1,7 @@
 """Before a run continues: check every file that it will read, and put its directory back to the checkpoint.
 
-A damaged file is refused by name, or made again; the checkpoint before replaces a damaged one. A note says so. Of a file
-that is not in ``READ`` only the digest is compared with the manifest: run.log, TensorBoard's events, report.html,
+A damaged file is refused by name, or made again; the checkpoint before replaces a damaged one. A note says so. Of files
+that are not in ``READ`` only the digest is compared with the manifest: run.log, TensorBoard's events, report.html,
 ledger.jsonl, updates/ and updates-truth/.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from fedlsg.owner_only import make_file
 from fedlsg.privacy import read_entries, verify_extends
-from simulations.rundir.examined import RESUMED, examine
+from simulations.rundir.examined import RESUMED, SETTINGS, examine
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import DamagedError, load_bytes
@@ -77,6 +77,8 @@ def restore(run: RunDir) -> Restored:
     for box in boxes:
         box.check()
     found.refuse(run, RESUMED)
+    if found.changed.pop(SETTINGS, None):
+        notes.append(f"{run.config} changed since the run: its settings are compared with those of the checkpoint")
     notes += [*_damaged_files(run), *found.left(run, use="as it is")]
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))

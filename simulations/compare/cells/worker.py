@@ -152,6 +152,8 @@ def _run(job: Job, log: IO[str]) -> None:
     from rich.console import Console
 
     from simulations.run import resume_command, run_command
+    from simulations.rundir.examined import SETTINGS, open_run
+    from simulations.rundir.manifest import accept
     from simulations.rundir.rundir import RunDir
 
     console = Console(file=log, width=120, force_terminal=False, color_system=None)
@@ -159,7 +161,9 @@ def _run(job: Job, log: IO[str]) -> None:
     if not directory.config.exists():
         run_command(job.given, job.path, console)
         return
+    open_run(directory.path, (SETTINGS,), console.print)  # before it is written anew
     directory.write_config(replace(directory.read_config(), **_movable(job.given)))
+    accept(directory, [SETTINGS], closed=False)
     resume_command(job.path, console)
 
 

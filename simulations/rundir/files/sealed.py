@@ -146,7 +146,9 @@ def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
     if not is_whole(content):
         raise damaged
     try:
-        state: dict[str, Any] = torch.load(io.BytesIO(memoryview(content)[BEGIN:]), map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(
+            io.BytesIO(memoryview(content)[BEGIN:]), map_location="cpu", weights_only=True
+        )
     except Exception:  # another program wrote it: the digest is right, and torch cannot read it
         raise damaged from None
     return state
