@@ -117,7 +117,7 @@ def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:
     if declared.secret:
         return "secret"
     inside = any(folder == "." or name.startswith(f"{folder}/") for folder in closed)
-    return "private" if inside and name != "config.toml" else "public"
+    return "private" if inside else "public"
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -15,9 +15,9 @@ downlink/        updates as they were sent (sparse)     replicas/        the pub
 events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own folder)
 .lock            the process that uses the directory
 
-``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads; each of those has a digest. Only their
-owner can read SECRET files, whatever the umask is. run.log is SECRET because the traceback of a client that failed may
-quote its data.
+``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed since the run.
+``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads. run.log is SECRET because the traceback
+of a client that failed may quote its data.
 """
 
 import csv
@@ -34,7 +34,7 @@ import tomli_w
 from torch import Tensor
 
 import strategies
-from fedlsg.owner_only import make_folder
+from fedlsg.owner_only import FOLDER, make_folder, make_parents
 from fedlsg.privacy import SERVER, ChargeJournal, Ledger, ledger_path, merge
 from fedlsg.user_code import is_reference, short
 from simulations.rundir.files import sealed
@@ -85,6 +85,7 @@ class RunDir:
     def protect(self, closed: Iterable[str]) -> None:
         """Make these folders for their owner only, before anything is in them; and close what an older version left."""
         for folder in closed:
+            make_parents((self.path / folder).parent)
             make_folder(self.path / folder)
         for folder in (self.data_digest.parent, self.path / "updates-truth"):
             if folder.exists():
@@ -308,15 +309,15 @@ class RunDir:
         return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0
 
 
-def create(out: str | None, settings: Settings) -> RunDir:
+def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
     """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
 
-    Raises ValueError if it exists and is not empty (nothing is overwritten), or cannot be written.
+    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and is not empty (nothing is overwritten), or cannot be written.
     """
     try:
         if out is not None:
             path = Path(out).expanduser().resolve()
-            path.mkdir(parents=True, exist_ok=True)
+            _make(path, private=private, there=True)
             if any(path.iterdir()):
                 raise ValueError(
                     f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out} (from Python: "
@@ -326,18 +327,25 @@ def create(out: str | None, settings: Settings) -> RunDir:
             probe.touch()
             probe.unlink()
             return RunDir(path)
-        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"))
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"
+        return RunDir(_fresh(name, private=private))
     except OSError as error:
         where = out or "runs/ in the working directory"
         raise ValueError(f"cannot write to {where}: {error.strerror or error}; choose another --out") from None
 
 
-def _fresh(name: str) -> Path:
+def _make(path: Path, *, private: bool, there: bool) -> None:
+    """Make a folder with its mode; its parents are not closed: other runs will be in them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=FOLDER if private else 0o777, exist_ok=there)
+
+
+def _fresh(name: str, *, private: bool) -> Path:
     parent = Path.cwd() / "runs"
     for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
         path = parent / f"{name}{suffix}"
         try:
-            path.mkdir(parents=True)
+            _make(path, private=private, there=False)
             return path
         except FileExistsError:
             continue

@@ -64,7 +64,8 @@ def run_on(
         deployment, grid = Deployment(timeout=settings.round_timeout), announce(WatchedGrid(grid))
         sizes = deployment.gather(grid, settings.clients)
         plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
-    run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
+    made = None if settings.run_dir else create(None, settings, private=not plan.covered)
+    run = made or RunDir(Path(str(settings.run_dir)).resolve())
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
