@@ -123,10 +123,12 @@ def _compare(run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], 
     for name, said in claims.items():
         if why := _digest_differs(run.path / name, said) if is_mark(said) else _own_differs(run, name, said):
             found.changed[name] = why
-    for name, said in claims.items():
-        path = run.path / name
-        if isinstance(said, list) and name not in found.changed and not path.read_bytes().endswith(b"\n"):
-            found.notes.append(f"{path} has an incomplete last line, as a crash leaves it: it is no charge")
+    for name in (name for name, said in claims.items() if isinstance(said, list) and name not in found.changed):
+        lines = [line for line in (run.path / name).read_bytes().split(b"\n") if line]
+        if len(lines) > 1 + len(read_entries(run.path / name)):
+            found.notes.append(
+                f"{run.path / name} has a line that is no charge, as a crash leaves one: it does not count"
+            )
     for name, mark in record["grows"].items():
         path = run.path / name
         if path == run.journal.path and not path.exists():

@@ -85,7 +85,7 @@ class Manifest:
         ``clients``: those that were asked in this round.
         """
         before = self._parts[0].record["round"]
-        names, own = list(self._left_in(range(min(before + 1, round), round + 1))), list[str]()
+        names, own = list(self._left_in(range(min(before + 1, round), round + 2))), list[str]()
         for client in clients:
             names += self._there([self._run.own(client) / "batches.key"])
             own += self._there([self._run.outbox(client)])

@@ -46,10 +46,10 @@ AT_SERVER = Released(
         "precision", "activation_storage", "chance", "hardware", "versions", "own_code", "stopped", "diverged",
     }),
     files=frozenset({
-        "config.toml", "rounds.csv", "summary.json", "report.html", "model.safetensors", "config.json", "manifest.json*",
-        "events.out.tfevents.fedlsg", "ledger/server.jsonl", "ledger.jsonl", "downlink/step-*.bin", "best/*", "*-run-id",
-        "updates/round-*/sum.npy*", "updates/round-*/frame.*", "updates/round-*/weights.npy*",
-        "updates/round-*/kept.npy*",
+        "config.toml", "rounds.csv", "summary.json", "report.html", "model.safetensors", "config.json",
+        "manifest.json*", "events.out.tfevents.fedlsg", "ledger/server.jsonl", "ledger.jsonl", "best/*", "*-run-id",
+        "downlink/step-*.bin", "downlink/basis-*.bin", "updates/round-*/sum.npy*", "updates/round-*/frame.*",
+        "updates/round-*/weights.npy*", "updates/round-*/kept.npy*",
     }),
 )  # fmt: skip
 RELEASED: Mapping[str, Released] = MappingProxyType(

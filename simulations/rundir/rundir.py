@@ -312,7 +312,8 @@ class RunDir:
 def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
     """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
 
-    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and is not empty (nothing is overwritten), or cannot be written.
+    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and is not empty
+    (nothing is overwritten), or cannot be written.
     """
     try:
         if out is not None:

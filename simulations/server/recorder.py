@@ -108,7 +108,6 @@ class Recorder:
         self.tables.append(report, row)
         self.totals.add(report)
         self.checkpoint(report.asked)
-        self.record_public()
         if self._show is not None:  # last: a callback may end the run here
             self._show(row)
 
@@ -122,7 +121,6 @@ class Recorder:
         self.totals.add_pruning(report, noise_multiplier=max(t.prune_noise_multiplier for t in self.plan.terms))
         self.tables.append_messages(report)
         self.checkpoint(report.asked)
-        self.record_public()
 
     def record_public(self) -> None:
         """With ``record_updates``: save the public weights and positions that the next round's payloads refer to."""
@@ -164,7 +162,7 @@ class Recorder:
         return self._clients.spread() if wanted else None
 
     def checkpoint(self, asked: Iterable[int] = ()) -> None:
-        """Save everything that ``resume`` needs, then the manifest; ``asked``: the clients of the round."""
+        """Save everything that ``resume`` needs, what is recorded, and the manifest; ``asked``: in this round."""
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
@@ -179,6 +177,7 @@ class Recorder:
                 "score": self.evaluation.state_dict(),
             }
         )
+        self.record_public()
         self.manifest.checkpoint(self.state.round, self.tables.marks(), self.spent.heads, asked)
 
     def _load(self, saved: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""restore.READ is the list of what ``fedlsg resume`` opens of an old run directory, no more and no less."""
+"""restore.READ is the list of what ``fedlsg resume`` reads of an old run directory, no more and no less.
+
+Next to it, the digest of every file is compared with the manifest (``examine``), which nothing else depends on.
+"""
 
 import os
 import sys
@@ -7,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from simulations.rundir.examined import Examined
+from simulations.server import restore
 from simulations.server.restore import READ
 from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, resumed
 from tests.simulations.support.runs import pages
@@ -46,7 +51,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
     seen = watch(folder, there)
-    with pages(written=True):
+    with pages(written=True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restore, "examine", lambda run: Examined())
         for run in runs:
             resumed(run)
     there.clear()  # an audit hook stays for the life of the process
