@@ -122,14 +122,11 @@ class Manifest:
     def close(self, marks: Mapping[str, Any]) -> None:
         """The run has ended: digests of all its files but those that the list has. Reads them once."""
         self.checkpoint(self._parts[0].record["round"], marks, self._heads)
-        listed = {n for part in self._parts for n, mark in listed_files(part.list.path).items() if is_mark(mark)}
+        known = {n for part in self._parts for n, mark in listed_files(part.list.path).items() if is_mark(mark)}
+        known |= {name for part in self._parts for kind in ("files", "grows") for name in part.record[kind]}
+        left = [name for name in all_files(self._run.path) if name not in known and is_checked(name)]
         for part in self._parts:
-            final = {
-                name: digest(self._run.path / name)
-                for name in all_files(self._run.path)
-                if name not in listed | part.record["files"].keys() | part.record["grows"].keys()
-                and (declared := find(name)) is not None and declared.damage != "none" and self._is_in(name, part)
-            }  # fmt: skip
+            final = {name: digest(self._run.path / name) for name in left if self._is_in(name, part)}
             part.record |= {"closed": True, "final": final}
             part.write()
 
@@ -194,6 +191,12 @@ def listed_files(path: Path, size: int | None = None) -> dict[str, Any]:
             record = json.loads(line)
             found |= record["files"] | record["ledgers"] | dict.fromkeys(record["own"])
     return found
+
+
+def is_checked(name: str) -> bool:
+    """Whether a file is a run's, and a manifest has its digest at the end."""
+    declared = find(name)
+    return declared is not None and declared.damage != "none"
 
 
 def is_mark(said: object) -> bool:
