@@ -37,6 +37,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "edited": lambda path: path.write_bytes(_edited(path.read_bytes())),
 }
 """Cut in half; emptied; one byte in the middle changed; removed; a digit changed in a text, or a line added."""
+SAYS = ("changed since the run", "damaged", "missing", "not checked", "more than the last checkpoint", "no charge")
 GROWS = ("run.log",)
 OF_INTERRUPTED = ("report", "payload", "audit", "resume")
 """Commands that are tried on a run that did not end, too. The others read it in the same way, or refuse it."""
@@ -94,6 +95,9 @@ def call(arguments):
                 app.main()
         except SystemExit as end:
             status = end.code or 0
+        except (ValueError, OSError) as error:
+            print(error)
+            status = 1
         except Exception:
             traceback.print_exc()
             status = 1
@@ -163,7 +167,7 @@ def judge(file: str, damage: str, status: int, text: str) -> str:
     named = Path(file).name in flat or (file.startswith("updates") and f"{Path(file).parent}: " in flat)
     if status:
         return "refused" if named and "Traceback" not in text else "unnamed"
-    if any(f"{word}" in flat for word in ("changed since the run", "damaged", "missing", "not checked")) and named:
+    if named and any(words in flat for words in SAYS):
         return "said"
     return "no damage" if file in GROWS and damage == "edited" else "silent"
 
