@@ -246,11 +246,10 @@ class Base:
         Under trust=aggregate a payload has a share of the noise. Under trust=server the bytes that an interrupted round
         sent down tell how many clients were drawn.
         """
-        if not self.covered:
-            return (".",)
+        whole = () if self.covered else (".",)
         if self.draws_in_secret:
-            return ("checkpoint",)
-        return ("checkpoint/outbox", "updates") if self.settings.trust == "aggregate" else ()
+            return (*whole, "checkpoint")
+        return (*whole, "checkpoint/outbox", "updates") if self.settings.trust == "aggregate" else whole
 
     @property
     def steps_a_round(self) -> int:

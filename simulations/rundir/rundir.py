@@ -21,6 +21,7 @@ of a client that failed may quote its data.
 """
 
 import csv
+import errno
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -87,9 +88,9 @@ class RunDir:
         for folder in closed:
             make_parents((self.path / folder).parent)
             make_folder(self.path / folder)
-        for folder in (self.data_digest.parent, self.path / "updates-truth"):
-            if folder.exists():
-                make_folder(folder)
+        for secret in (self.data_digest.parent, self.path / "updates-truth"):
+            if secret.exists():
+                make_folder(secret)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -343,6 +344,8 @@ def _make(path: Path, *, private: bool, there: bool) -> None:
 
 def _fresh(name: str, *, private: bool) -> Path:
     parent = Path.cwd() / "runs"
+    if parent.exists() and not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "runs is a file", str(parent))
     for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
         path = parent / f"{name}{suffix}"
         try:

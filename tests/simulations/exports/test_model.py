@@ -84,7 +84,7 @@ def test_lora_as_it_was_trained(lora):
 def test_a_run_of_an_older_version_is_read_from_its_checkpoint(method, lora, small, tmp_path):
     run = {"lora": lora, "lsg": small}[method]
     old = tmp_path / "old"
-    shutil.copytree(run.path, old, ignore=shutil.ignore_patterns("model.safetensors", "config.json", "export"))
+    shutil.copytree(run.path, old, ignore=shutil.ignore_patterns("model.safetensors", "config.json", "export", "manifest.*"))
     exported = export(old, tmp_path / "out") / "model.safetensors"
     assert exported.read_bytes() == (run.path / "model.safetensors").read_bytes()
 
@@ -180,7 +180,7 @@ def test_lora_that_transformers_cannot_hold(texts, tmp_path):
 
 
 def test_neither_a_model_nor_a_checkpoint(small, tmp_path):
-    shutil.copytree(small.path, tmp_path / "run", ignore=shutil.ignore_patterns("model.safetensors", "checkpoint"))
+    shutil.copytree(small.path, tmp_path / "run", ignore=shutil.ignore_patterns("model.safetensors", "checkpoint", "manifest.*"))
     with pytest.raises(ValueError, match=r"holds no model.safetensors and no checkpoint: restore one"):
         export(tmp_path / "run")
 
