@@ -93,6 +93,8 @@ def examine(run: RunDir) -> Examined:
     """
     public, secret = parts_of(run)
     found = Examined()
+    if not public.path.exists() and not run.config.exists():
+        return found  # no run: its reader says so
     if not public.path.exists():
         there = (
             "is missing" if secret.path.exists() else "is not there: the run is of an older version, or a part of one"
