@@ -55,7 +55,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with console.status("loading data, calibrating noise") as status:
         plan = ready_plan(settings, progress=status.update)
-    directory = create(out, plan.settings)
+    directory = create(out, plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     begin(plan, directory)
     announce(plan, console)

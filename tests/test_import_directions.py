@@ -15,7 +15,7 @@ from tests.places import REPOSITORY
 LAYERS = (
     "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.failure", "fedlsg.written",
     "fedlsg.setting",
-    "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn",
+    "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn", "fedlsg.owner_only",
     "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.row_checks",
     "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",

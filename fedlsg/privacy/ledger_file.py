@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlsg.owner_only import make_parents, open_file
 from fedlsg.privacy.ledger_entry import SERVER, Entry, LedgerError, Parsed, State, encode_entry, parse_on
 
 try:
@@ -81,10 +81,10 @@ def appendable(path: Path) -> Iterator[int]:
     """A descriptor that appends to a file; missing file and folders are created."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = open_file(path, flags)
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, flags, 0o666)
+        make_parents(path.parent)
+        descriptor = open_file(path, flags)
     try:
         yield descriptor
     finally:
@@ -146,18 +146,15 @@ def merge(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) 
     text = "".join(json.dumps({**encode_entry(entry), "adjacency": entry.adjacency}) + "\n" for entry in entries)
     out = Path(out)
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=out.parent, prefix=out.name, suffix=".tmp", delete=False
-        ) as file:
-            try:
+        temporary = out.with_name(f".{out.name}.{os.getpid()}")
+        try:
+            with open(temporary, "w", encoding="utf-8", opener=open_file) as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)  # temporary files are private, but readers need this one
-                os.replace(file.name, out)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
         sync_directory(out.parent)
     except OSError as error:
         if error.errno is not None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from torch import nn
 
@@ -22,6 +23,7 @@ from simulations.report.figure import png
 from simulations.report.page import Picture, cell, facts_of
 from simulations.report.run_page import course
 from simulations.report.words import outcome
+from simulations.rundir.examined import MODEL, RESULTS, open_run
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, read_lines
@@ -159,8 +161,8 @@ def load_run(
 
     workload, method: the run's own, as in ``fedlsg.simulate``. trust_code: run the code that the directory names, after
         file and digest are printed. Other code than the run's record is refused in every case.
-    Raises ValueError for a folder that is no run directory.
+    Raises ValueError for a folder that is no run directory, or whose files changed since the run.
     """
-    run = RunDir.open(str(path))
+    run = open_run(path, (*RESULTS, *MODEL), warn)
     read_run(run.path)
     return Run(run.path, code=Code(workload=workload, method=method, trust=trust_code))

@@ -121,7 +121,7 @@ def _run(
         settings = from_mapping(from_root(resolve(given)))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
         plan = ready_plan(settings)
-        directory = create(None if out is None else str(out), plan.settings)
+        directory = create(None if out is None else str(out), plan.settings, private=not plan.covered)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
         begin(plan, directory)
         announce(plan, console)

@@ -24,9 +24,9 @@ from simulations.attack.texts.page import text_findings
 from simulations.compare.cells.grid_file import numbers, words
 from simulations.report.figure import drawing, png
 from simulations.report.progress import Tick, bar
-from simulations.report.terminal import facts_shown, print_line, print_note, print_table
+from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table
+from simulations.rundir.examined import RECORD, RESULTS
 from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.rundir import RunDir
 from simulations.settings.device import device_of
 from simulations.settings.run import Device
 from simulations.workloads.base.workload import LoadedWorkload
@@ -78,7 +78,7 @@ def attack_command(
         raise ValueError("--sparsities and --sigmas are of runs that --compare records: add that, or leave them out")
     folder = output_folder(runs, out)
     for path in runs:
-        refuse_features(RunDir.open(path).read_config().features)
+        refuse_features(checked(path, RESULTS if record else RECORD, console).read_config().features)
     if compare is not None:
         paths = record_all(list(words(compare)), given, folder, console, device, **axes)
     elif record:
@@ -106,7 +106,7 @@ def attack_command(
     shown = None if figure is None else drawing(figure, caption(points))
     report.write(folder, findings, threat, lead=lead, curves=shown)
     if figure is not None:
-        write_atomically(folder / "attack-curves.png", png(figure))
+        write_atomically(folder / "attack-curves.png", png(figure), private=True)
     show(findings, console)
     files = "attack.html, attack.json" + ("" if figure is None else ", attack-curves.png")
     console.print(f"[bold]written[/bold]  {folder}/{files}", highlight=False, soft_wrap=True)

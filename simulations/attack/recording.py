@@ -134,7 +134,7 @@ def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, devic
     print_line(f"recording {wanted['rounds']} rounds of {wanted['method']} in {directory}", console)
     with console.status("loading data") as status:
         plan = ready_plan(from_mapping(resolve({**wanted, "device": device})), progress=status.update)
-    run = create(str(directory), plan.settings)
+    run = create(str(directory), plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(run.path)))
     begin(plan, run)
     finish(plan, run, console)

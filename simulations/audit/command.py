@@ -19,7 +19,8 @@ from simulations.audit.training import audit_training
 from simulations.inspection.subject import refuse_settings
 from simulations.report.page import Row, Table, json_text
 from simulations.report.progress import count_bar
-from simulations.report.terminal import print_line, print_table
+from simulations.report.terminal import checked, print_line, print_table
+from simulations.rundir.examined import STATE
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.settings.run import Device
 
@@ -84,6 +85,8 @@ def audit_command(
     check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
     path = place(run, out)
     began = time.monotonic()
+    if run is not None:
+        checked(run, STATE, console)
     with console.status("loading data") as status:
         if run is None:
             audited = audited_settings({**given, "device": device}, progress=status.update)
@@ -100,8 +103,8 @@ def audit_command(
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
     made = page(verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings)))
     with writing_to(path.parent):
-        write_atomically(path, data)
-        write_atomically(html, made.encode())
+        write_atomically(path, data, private=True)
+        write_atomically(html, made.encode(), private=True)
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
     console.print(f"[bold]written[/bold]  {path}, {html.name}", highlight=False, soft_wrap=True)
     return FALSIFIED if verdict.falsified else 0

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fedlsg.setting import Setting
 from simulations.callbacks.callback import Callback, Columns, Watched
 from simulations.callbacks.logged import extra, metrics_of, names_of, results_of
+from simulations.rundir.files.atomic import write_atomically
 
 RUN_ID = "mlflow-run-id"
 """File of the run directory: a resumed run continues the same run of MLflow."""
@@ -27,7 +28,7 @@ class MLflow(Callback):
             self._mlflow.start_run(run_id=file.read_text().strip())
             return
         started = self._mlflow.start_run(run_name=run.path.name)
-        file.write_text(started.info.run_id + "\n")
+        write_atomically(file, f"{started.info.run_id}\n".encode())
         self._mlflow.log_params(names_of(run.settings))
 
     def on_round(self, row: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fedlsg.setting import Setting
 from simulations.callbacks.callback import Callback, Columns, Watched
 from simulations.callbacks.logged import extra, metrics_of, names_of, results_of
+from simulations.rundir.files.atomic import write_atomically
 
 RUN_ID = "wandb-run-id"
 """File of the run directory: a resumed run continues the same run of Weights & Biases."""
@@ -24,7 +25,7 @@ class WeightsAndBiases(Callback):
     def on_begin(self, run: Watched) -> None:
         file = run.path / RUN_ID
         if not file.exists():
-            file.write_text(secrets.token_hex(4) + "\n")
+            write_atomically(file, f"{secrets.token_hex(4)}\n".encode())
         try:
             self._run = self._wandb.init(
                 project=self.project, name=run.path.name, id=file.read_text().strip(), resume="allow",

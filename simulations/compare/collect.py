@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from simulations.compare.cells.grid import Cell, word
 from simulations.compare.cells.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
+from simulations.rundir.examined import RESULTS, Say, open_run
 from simulations.rundir.links import Link
 from simulations.rundir.results import Result, read_run
 
@@ -27,6 +29,8 @@ def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: L
     status, reason = state.status, state.reason
     if folder.run(cell).config.exists():
         try:
+            if status == "done":
+                open_run(folder.run(cell).path, RESULTS, warn)
             found = read_run(folder.run(cell).path, label=cell.label, status=status, reason=reason, link=link)
             return replace(found, group=group, varied=cell.varied)
         except ValueError as error:
@@ -37,7 +41,7 @@ def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: L
     )  # fmt: skip
 
 
-def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
+def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) -> list[Result]:
     """Run directories; the folder of a comparison means all of its runs.
 
     Runs that differ in their seed only form a group. If a method comes with several settings, its groups keep the
@@ -50,7 +54,7 @@ def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
         cells = path / CELLS
         inside = sorted(cell for cell in cells.iterdir() if (cell / "config.toml").exists()) if cells.is_dir() else []
         for run in inside or [path]:
-            result = read_run(run.expanduser().resolve(), link=link)
+            result = read_run(open_run(run, RESULTS, say).path, link=link)
             found[run.expanduser().resolve()] = replace(result, varied=_varied(run, result) if inside else ())
     if not found:
         raise ValueError("expected at least one run directory")

@@ -33,6 +33,7 @@ from simulations.report.run_page import run_page
 from simulations.report.terminal import print_line, print_note, print_table
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.rundir.lock import exclusive
+from simulations.rundir.manifest import accept
 from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir
 from simulations.settings.refusals import all_refused, left_out, refusal
@@ -216,13 +217,14 @@ def report_command(runs: Sequence[str], out: str | None, console: Console, view:
 
     Raises ValueError for a folder that is neither a run nor a comparison, and where nothing can be written.
     """
-    results = read_runs([Path(run) for run in runs], view.link)
+    results = read_runs([Path(run) for run in runs], view.link, lambda line: print_line(line, console, "yellow"))
     single = len(results) == 1
     place = out or (runs[0] if single else f"runs/{datetime.now():%Y%m%d-%H%M%S}-report")
     folder = Path(place).expanduser().resolve()
     with writing_to(folder):
         if single:
             write_atomically(folder / "report.html", run_page(results[0]).encode())
+            accept(RunDir(folder), ["report.html"])
         else:
             write_tables(folder, results, view)
             write_page(folder, f"{len(results)} runs compared", results, command=_command(), view=view)

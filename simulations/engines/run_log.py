@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from simulations.rundir.files.atomic import make_file
+from fedlsg.owner_only import make_file
 
 LOGGER = "flwr"
 

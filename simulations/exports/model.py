@@ -11,10 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.carriers import merge
+from fedlsg.owner_only import make_parents
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.models.transformers_form import save_pretrained
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import prepare
+from simulations.report.terminal import checked
+from simulations.rundir.examined import MODEL
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.rundir.files.sealed import seal
 from simulations.rundir.model_files import WEIGHTS, read_model, write_model
@@ -34,7 +37,7 @@ def export_command(
     Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA that cannot be
     merged, or has to be.
     """
-    run = RunDir.open(directory)
+    run = checked(directory, MODEL, console)
     settings = run.read_config()
     if not run.summary.exists():
         raise ValueError(f"{directory} has not finished: continue it with fedlsg resume {directory}, then export it")
@@ -54,7 +57,7 @@ def export_command(
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         with writing_to(folder):
-            partial.mkdir(parents=True)
+            make_parents(partial)
             if said:
                 write_transformers(partial, final, settings)
             else:

@@ -16,7 +16,10 @@ from rich.console import Console
 
 from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
+from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
+from simulations.report.terminal import checked
+from simulations.rundir.examined import LISTS, SETTINGS
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, read_frame
@@ -40,16 +43,18 @@ def payload_command(
     Raises ValueError for a run without recorded updates, a round or client that is not there (it lists those that
     are), an existing file, and a damaged payload.
     """
-    run, file = RunDir.open(directory), Path(out).expanduser().resolve()
+    file = Path(out).expanduser().resolve()
     if file.exists():
         raise ValueError(f"{out} exists: nothing is overwritten, choose another --out")
+    here = f"updates/round-{round:06d}/"
+    run = checked(directory, (SETTINGS, *LISTS, f"{here}frame.*", f"{here}client-{client:06d}.bin"), console)
     path = find(run, round, client)
     check_writable(file.parent)
     arrays = read_payload(run, round, client, path, let_run)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     with writing_to(file.parent):
-        write_atomically(file, buffer.getvalue())
+        write_atomically(file, buffer.getvalue(), private=is_closed(path.parent))
     names = [name.removeprefix("dW/") for name in arrays if name.startswith("dW/")]
     console.print(
         f"{file}: {len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} parameters\n"

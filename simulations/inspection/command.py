@@ -21,7 +21,8 @@ from simulations.inspection.retrain import diagnosis, finished, measure_costs
 from simulations.inspection.sparsified_figures import page_tables
 from simulations.inspection.subject import Subject, refuse_settings, subject_of_run, subject_of_settings
 from simulations.report.page import Row, RowKind, Table
-from simulations.report.terminal import print_line, print_table
+from simulations.report.terminal import checked, print_line, print_table
+from simulations.rundir.examined import RECORD, STATE
 from simulations.settings.run import Device
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -57,6 +58,8 @@ def inspect_command(
     wanted = SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
     several = None if ranks is None else sorted(set(numbers("--ranks", ranks, int)))
     print_line(WARNING, console, "bold red")
+    if run is not None:
+        checked(run, STATE if energy is None else RECORD, console)
     with console.status("loading data") as status:
         if run is not None:
             subject = subject_of_run(run, device=device, progress=status.update)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedlsg.owner_only import make_parents
 from simulations.inspection import sparsified_figures
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.energy import meanings, summary_table
@@ -110,10 +111,11 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
     with writing_to(path):
+        make_parents(path, private=True)  # of gradients without noise
         for stale in (*path.glob("intensity-*.png"), *(file for name in shown for file in path.glob(f"{name}.*"))):
             stale.unlink()
         for name, content in files.items():
-            write_atomically(path / name, content)
+            write_atomically(path / name, content, private=True)
     return list(files)
 
 

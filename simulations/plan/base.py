@@ -233,6 +233,25 @@ class Base:
         return RELEASED[self.settings.trust] if self.draws_in_secret else EVERYTHING
 
     @property
+    def covered(self) -> bool:
+        """Whether an epsilon covers all that the run computes from training rows: secret noise, no held-out rows."""
+        s = self.settings
+        noisy = self.method.mechanism.private and not s.reproducible and s.holdout is None
+        return noisy or s.public_rows is not None
+
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """Folders of the run directory with numbers that no epsilon covers as they are; "." is all of it.
+
+        Under trust=aggregate a payload has a share of the noise. Under trust=server the bytes that an interrupted round
+        sent down tell how many clients were drawn.
+        """
+        whole = () if self.covered else (".",)
+        if self.draws_in_secret:
+            return (*whole, "checkpoint")
+        return (*whole, "checkpoint/outbox", "updates") if self.settings.trust == "aggregate" else whole
+
+    @property
     def steps_a_round(self) -> int:
         """Noisy steps of a client in a round, which its ledger is charged with."""
         return self.local.steps if self.client_unit is None else 1

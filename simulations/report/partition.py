@@ -4,6 +4,7 @@ For simulations only: in a federation nobody sees these counts.
 """
 
 import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from simulations.report.figure import drawing, new_figure, png, use_style, whole
 from simulations.report.page import Page, Row, Section, Table, Text, TextKind, data_section, download, render
 from simulations.report.page.colours import BLACK, BLUE
 from simulations.report.terminal import fits, print_table
-from simulations.rundir.files.atomic import writing_to
+from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.settings.settings import from_mapping
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
         console.print("add --out DIR for partition.html, .csv and .png", style="dim", highlight=False)
         return
     directory = Path(out).expanduser()
+    data = csv_of(balance)
+    made = {"csv": data, "html": page(balance, data).encode(), "png": png(figure(balance))}
     with writing_to(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        write_csv(balance, directory / "partition.csv")
-        (directory / "partition.html").write_bytes(page(balance, (directory / "partition.csv").read_bytes()).encode())
-        (directory / "partition.png").write_bytes(png(figure(balance)))
+        for kind, content in made.items():  # counted from the clients' labels without noise
+            write_atomically(directory / f"partition.{kind}", content, private=True)
     console.print(f"[bold]written[/bold]  {escape(str(directory))}/partition.html, .csv, .png", highlight=False)
 
 
@@ -184,25 +185,25 @@ def _about_delta(balance: Balance) -> tuple[str, str | None]:
     )
 
 
-def write_csv(balance: Balance, path: Path) -> None:
+def csv_of(balance: Balance) -> bytes:
     """A line for each client: examples, rate, expected batch, distance, delta, and the examples of each class."""
-    classes = balance.counts.shape[1]
-    with path.open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        names = ["client", "examples", "sample_rate", "expected_batch", "class_distance", "delta_below_1_over_n"]
-        writer.writerow([*names, *(f"class_{label}" for label in range(classes))])
-        for client, counts in enumerate(balance.counts):
-            writer.writerow(
-                [
-                    client,
-                    balance.sizes[client],
-                    f"{balance.rates[client]:.6g}",
-                    f"{balance.batches[client]:.6g}",
-                    f"{balance.distances[client]:.6g}",
-                    "" if balance.delta is None else str(bool(balance.delta_holds[client])).lower(),
-                    *counts,
-                ]
-            )
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    names = ["client", "examples", "sample_rate", "expected_batch", "class_distance", "delta_below_1_over_n"]
+    writer.writerow([*names, *(f"class_{label}" for label in range(balance.counts.shape[1]))])
+    for client, counts in enumerate(balance.counts):
+        writer.writerow(
+            [
+                client,
+                balance.sizes[client],
+                f"{balance.rates[client]:.6g}",
+                f"{balance.batches[client]:.6g}",
+                f"{balance.distances[client]:.6g}",
+                "" if balance.delta is None else str(bool(balance.delta_holds[client])).lower(),
+                *counts,
+            ]
+        )
+    return text.getvalue().encode()
 
 
 @use_style

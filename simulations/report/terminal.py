@@ -12,6 +12,8 @@ from rich.text import Text
 from fedlsg.carriers import LayerRow, group_layers, totals
 from simulations.report.page import Table
 from simulations.report.words import outcome
+from simulations.rundir.examined import open_run
+from simulations.rundir.rundir import RunDir
 
 STYLES = {"": "", "reference": "", "own": "bold", "no-epsilon": "yellow", "dim": "dim", "alert": "bold red"}
 WIDE, NARROW = 2, 1
@@ -46,6 +48,11 @@ def print_note(words: str, console: Console, style: str = "dim") -> None:
 def print_line(words: str, console: Console, style: str = "") -> None:
     """Text as it is, broken between words on a terminal; one line in a log or a pipe, for programs that read it."""
     console.print(words, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def checked(path: str, reads: Sequence[str], console: Console) -> RunDir:
+    """The run directory that a command reads: see ``open_run``. What changed and does not matter is printed."""
+    return open_run(path, reads, lambda line: print_line(line, console, "yellow"))
 
 
 def _narrowest(table: Table) -> View:

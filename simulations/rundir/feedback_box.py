@@ -27,7 +27,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from simulations.rundir.files.atomic import make_folder, write_atomically
+from fedlsg.owner_only import make_folder
+from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.lock import locked_folder
 
 KEPT = 2

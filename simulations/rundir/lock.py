@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from fedlsg.owner_only import open_file
 from simulations.rundir.rundir import RunDir
 
 try:
@@ -51,7 +52,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 def _lock_file(directory: RunDir) -> IO[str]:
     try:
-        return (directory.path / ".lock").open("a+")
+        return open(directory.path / ".lock", "a+", opener=open_file)
     except OSError as error:
         if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
             raise

@@ -16,10 +16,14 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of summary.json."""
+    """``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of summary.json.
+
+    ``files``: patterns of a run directory's public files; the manifest of public files lists no other.
+    """
 
     rows: frozenset[str] | None = None
     summary: frozenset[str] | None = None
+    files: frozenset[str] | None = None
 
     @property
     def counted(self) -> bool:
@@ -40,6 +44,12 @@ AT_SERVER = Released(
         "private", "epsilon_max", "epsilon_median", "epsilon_by_reader", "delta", "accountant", "noise_multiplier",
         "rho", "pruning", "unit", "adjacency", "trust", "secure_sum", "reproducible", "codec", "engine", "device",
         "precision", "activation_storage", "chance", "hardware", "versions", "own_code", "stopped", "diverged",
+    }),
+    files=frozenset({
+        "config.toml", "rounds.csv", "summary.json", "report.html", "model.safetensors", "config.json",
+        "manifest.json*", "events.out.tfevents.fedlsg", "ledger/server.jsonl", "ledger.jsonl", "best/*", "*-run-id",
+        "downlink/step-*.bin", "downlink/basis-*.bin", "updates/round-*/sum.npy*", "updates/round-*/frame.*",
+        "updates/round-*/weights.npy*", "updates/round-*/kept.npy*",
     }),
 )  # fmt: skip
 RELEASED: Mapping[str, Released] = MappingProxyType(

@@ -15,14 +15,15 @@ downlink/        updates as they were sent (sparse)     replicas/        the pub
 events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own folder)
 .lock            the process that uses the directory
 
-``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads; each of those has a digest. Only their
-owner can read SECRET files, whatever the umask is. run.log is SECRET because the traceback of a client that failed may
-quote its data.
+``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed since the run.
+``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads. run.log is SECRET because the traceback
+of a client that failed may quote its data.
 """
 
 import csv
+import errno
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,10 +34,11 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
+from fedlsg.owner_only import FOLDER, make_folder, make_parents
 from fedlsg.privacy import SERVER, ChargeJournal, Ledger, ledger_path, merge
 from fedlsg.user_code import short
 from simulations.rundir.files import sealed
-from simulations.rundir.files.atomic import make_folder, write_atomically, writing_to
+from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.rundir.files.inside import check_inside
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.rundir.steps import FAR, StepFiles
@@ -81,6 +83,15 @@ class RunDir:
             raise ValueError(f"{path} is no run directory: {why}")
         check_inside(folder)
         return cls(folder)
+
+    def protect(self, closed: Iterable[str]) -> None:
+        """Make these folders for their owner only, before anything is in them; and close what an older version left."""
+        for folder in closed:
+            make_parents((self.path / folder).parent)
+            make_folder(self.path / folder)
+        for secret in (self.data_digest.parent, self.path / "updates-truth"):
+            if secret.exists():
+                make_folder(secret)
 
     @property
     def has_checkpoint(self) -> bool:
@@ -288,15 +299,16 @@ class RunDir:
         return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0
 
 
-def create(out: str | None, settings: Settings) -> RunDir:
+def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
     """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
 
-    Raises ValueError if it exists and is not empty (nothing is overwritten), or cannot be written.
+    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and is not empty
+    (nothing is overwritten), or cannot be written.
     """
     with writing_to(out or "runs/ in the working directory"):
         if out is not None:
             path = Path(out).expanduser().resolve()
-            path.mkdir(parents=True, exist_ok=True)
+            _make(path, private=private, there=True)
             if any(path.iterdir()):
                 raise ValueError(
                     f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out} (from Python: "
@@ -306,15 +318,24 @@ def create(out: str | None, settings: Settings) -> RunDir:
             probe.touch()
             probe.unlink()
             return RunDir(path)
-        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"))
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"
+        return RunDir(_fresh(name, private=private))
 
 
-def _fresh(name: str) -> Path:
+def _make(path: Path, *, private: bool, there: bool) -> None:
+    """Make a folder with its mode; its parents are not closed: other runs will be in them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=FOLDER if private else 0o777, exist_ok=there)
+
+
+def _fresh(name: str, *, private: bool) -> Path:
     parent = Path.cwd() / "runs"
+    if parent.exists() and not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "runs is a file", str(parent))
     for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
         path = parent / f"{name}{suffix}"
         try:
-            path.mkdir(parents=True)
+            _make(path, private=private, there=False)
             return path
         except FileExistsError:
             continue

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
+from fedlsg.owner_only import open_file
 from simulations.rundir import tensorboard
 from simulations.rundir.files.atomic import naming
 from simulations.rundir.files.sealed import DamagedError
@@ -217,7 +218,7 @@ class Journal:
     def append(self, text: str) -> None:
         """Add text in one write; the first text after the header."""
         data = (text if self.size else self.header + text).encode()
-        with naming(self.path), self.path.open("ab" if self.size else "wb") as file:
+        with naming(self.path), open(self.path, "ab" if self.size else "wb", opener=open_file) as file:
             file.write(data)
         self._sha.update(data)
         self.size += len(data)

@@ -12,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from fedlsg.owner_only import open_file
 from simulations.rundir.files.atomic import naming, write_atomically
 
 FILE = "events.out.tfevents.fedlsg"
@@ -27,7 +28,7 @@ def append(folder: Path, round: int, values: Values, *, timed: bool = True) -> i
     Not ``timed``: the number of the round is in the place of the time, which would tell how many clients took part.
     """
     new = not (folder / FILE).exists()
-    with naming(folder / FILE), (folder / FILE).open("ab") as file:
+    with naming(folder / FILE), open(folder / FILE, "ab", opener=open_file) as file:
         file.write(_encode([(round, values)], header=new, timed=timed))
         return file.tell()
 

@@ -75,7 +75,8 @@ def run_on(
         sizes = deployment.gather(grid, settings.clients)
         plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
         watched.largest = reply_bytes(plan.dense_parameters)
-    run = RunDir.open(settings.run_dir) if settings.run_dir else create(None, settings)
+    made = None if settings.run_dir else create(None, settings, private=not plan.covered)
+    run = made or RunDir.open(str(settings.run_dir))
     if not run.config.exists():  # that of a deployment is its run config as well, when it is continued
         begin(plan, run, named=deployment is not None)
     log(INFO, "run directory: %s", run.path)

@@ -12,6 +12,7 @@ from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_
 from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
+from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import BYTES, SUMS, Row, Tables
 from simulations.rundir.updates import round_folder, write_frame
@@ -58,6 +59,7 @@ class Recorder:
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
         self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released)
+        self.manifest = Manifest(run, plan.closed)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -77,6 +79,8 @@ class Recorder:
         """
         saved = restore(self.run).state
         check_unchanged(saved["plan"], self.plan, self.run)
+        accept(self.run, ["config.toml"], closed=False)  # what may change midway was compared
+        self.manifest.load()
         self._seconds_before = saved["seconds"]
         self._load(saved)
         self.tables.cut_events()
@@ -106,8 +110,7 @@ class Recorder:
         self.last = row
         self.tables.append(report, row)
         self.totals.add(report)
-        self.checkpoint()
-        self.record_public()
+        self.checkpoint(report.asked)
         if self._show is not None:  # last: a callback may end the run here
             self._show(row)
 
@@ -132,8 +135,7 @@ class Recorder:
         self._receive(report)
         self.totals.add_pruning(report, noise_multiplier=max(t.prune_noise_multiplier for t in self.plan.terms))
         self.tables.append_messages(report)
-        self.checkpoint()
-        self.record_public()
+        self.checkpoint(report.asked)
 
     def record_public(self) -> None:
         """With ``record_updates``: save the public weights and positions that the next round's payloads refer to."""
@@ -174,8 +176,8 @@ class Recorder:
         wanted = self.plan.settings.evaluate_clients or self.plan.method.personal
         return self._clients.spread() if wanted else None
 
-    def checkpoint(self) -> None:
-        """Save everything that ``resume`` needs."""
+    def checkpoint(self, asked: Iterable[int] = ()) -> None:
+        """Save everything that ``resume`` needs, what is recorded, and the manifest; ``asked``: in this round."""
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
@@ -191,6 +193,8 @@ class Recorder:
                 "score": self.evaluation.state_dict(),
             }
         )
+        self.record_public()
+        self.manifest.checkpoint(self.state.round, self.tables.marks(), self.spent.heads, asked)
 
     def _load(self, saved: dict[str, Any]) -> None:
         self.state.load_state_dict(saved["server"])

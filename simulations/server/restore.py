@@ -1,20 +1,24 @@
 """Before a run continues: check every file that it will read, and put its directory back to the checkpoint.
 
-A damaged file is refused by name, or made again; the checkpoint before replaces a damaged one. A note says so. A file
-that is not in ``READ`` is never opened for reading: run.log, TensorBoard's events, report.html, ledger.jsonl, updates/
-and updates-truth/.
+A damaged file is refused by name, or made again; the checkpoint before replaces a damaged one. A note says so. Of files
+that are not in ``READ`` only the digest is compared with the manifest: run.log, TensorBoard's events, report.html,
+ledger.jsonl, updates/ and updates-truth/.
 """
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 
+from fedlsg.owner_only import make_file
 from fedlsg.privacy import read_entries, verify_extends
+from simulations.rundir.examined import RESUMED, SETTINGS, examine
 from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.files.atomic import make_file, write_atomically
-from simulations.rundir.files.sealed import load_bytes
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.sealed import DamagedError, load_bytes
+from simulations.rundir.manifest import reopen
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Journal, verify
@@ -56,8 +60,10 @@ def restore(run: RunDir) -> Restored:
 
     Raises ValueError, naming the file, if a damaged file cannot be replaced; no file is changed then.
     """
+    found = examine(run)
     state, note = run.resume_point()
-    notes = [] if note is None else [note]
+    _check_complete(run, state["plan"]["settings"])
+    notes = [*found.notes, *([] if note is None else [note])]
     run.settle_charges()
     verify_extends(state["ledgers"], run.ledgers)
     for path in run.ledger_files:
@@ -70,16 +76,39 @@ def restore(run: RunDir) -> Restored:
     boxes = [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
     for box in boxes:
         box.check()
-    notes += _damaged_files(run)
+    found.refuse(run, RESUMED)
+    if found.changed.pop(SETTINGS, None):
+        notes.append(f"{run.config} changed since the run: its settings are compared with those of the checkpoint")
+    notes += [*_damaged_files(run), *found.left(run, use="as it is")]
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
-    for path, mark in tables:  # before the engine starts: its display shows new rows
-        Journal(path, "").cut(mark)
     if _is_damaged(run.read_summary):
         run.summary.unlink()
+    round = int(state["server"]["round"])
+    if round < state["plan"]["settings"]["rounds"] or not run.summary.exists():
+        reopen(run, round, state)
+    for path, mark in tables:  # before the engine starts: its display shows new rows
+        Journal(path, "").cut(mark)
     for text in notes:
         _log(run, text)
     return Restored(state=state, notes=tuple(notes))
+
+
+def _check_complete(run: RunDir, settings: Mapping[str, Any]) -> None:
+    """Raise DamagedError for a config.toml that lacks settings of the run: what is missing would become a default.
+
+    What it has is compared with the checkpoint in ``check_unchanged``: some settings may change midway.
+    """
+    try:
+        given = tomllib.loads(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        given = {}
+    lost = sorted(name for name in settings if name not in given and name != "run-dir")
+    if lost and run.config.exists():
+        raise DamagedError(
+            f"{run.config} lacks {len(lost)} settings that the run began with ({', '.join(lost[:3])}, ...): it was cut "
+            "or edited; restore it from a copy. The checkpoint has the settings, and compares those that are there"
+        )
 
 
 def _damaged_files(run: RunDir) -> list[str]:

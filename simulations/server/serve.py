@@ -58,11 +58,13 @@ def serve(
     run; and, back at the last finished round, when the weights or the loss are not finite.
     Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
     """
+    run.protect(plan.closed)
     torch.set_num_threads(plan.settings.threads)
     freed_memory.keep()
     calls = CallbackList(callbacks)
     with resumable(run.path), exclusive(run), calls.told_of_failure(), ExitStack() as stack:
-        run.settle_charges()
+        if not run.has_checkpoint:  # else ``restore`` does it
+            run.settle_charges()
         if isinstance(grid, SimulatedGrid):
             stack.callback(grid.end)
         state = plan.server_state()
@@ -82,6 +84,7 @@ def serve(
             recorder.go_back()
         final = final_model(plan, state)
         summary = _finish(run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
+        recorder.manifest.close(recorder.tables.marks())
         calls.on_end(summary)
         return summary
 

@@ -5,12 +5,15 @@ interrupted goes on as one that ran through. Optuna itself is imported here alon
 """
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedlsg.owner_only import open_file
+from simulations.rundir.files.atomic import write_atomically
 from simulations.study.space import Choices, Dimension
 
 if TYPE_CHECKING:
@@ -58,7 +61,9 @@ def open_storage(folder: Path) -> "BaseStorage":
         content = file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
-            file.write_bytes(whole)
+            write_atomically(file, whole)
+    else:
+        os.close(open_file(file, os.O_WRONLY | os.O_CREAT))  # Optuna would make it for everybody
     try:
         return optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     except (ValueError, KeyError) as error:

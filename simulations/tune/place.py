@@ -1,10 +1,11 @@
 """Where a search runs: its folder, locked, one Ray for all trials, and the processes that run them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlsg.owner_only import make_parents
 from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.places import Ray, one_ray
 from simulations.compare.cells.worker import Worker
@@ -27,6 +28,8 @@ class Place(NamedTuple):
 def searching(path: Path, cells: Sequence[Cell], *, jobs: int | None, budget_minutes: float | None) -> Iterator[Place]:
     """Inside, the folder of a search is there and locked, Ray runs if one of the ``cells`` uses it, and SIGTERM raises.
 
+    A new folder of trials on held-out rows is its owner's alone: no epsilon covers their accuracies.
+
     Raises ValueError, naming the option, for ``jobs`` or a budget out of range, and for a folder that cannot be written
     to or that another process searches in.
     """
@@ -37,8 +40,12 @@ def searching(path: Path, cells: Sequence[Cell], *, jobs: int | None, budget_min
     with ExitStack() as stack:
         ray = stack.enter_context(one_ray(cells))
         with writing_to(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_parents(path, private=any(_is_held_out(cell.given) for cell in cells))
         stack.enter_context(exclusive(RunDir(path)))
         stack.enter_context(sigterm_raises())
         new_worker = Worker if ray is not None else stack.enter_context(kept_process())
         yield Place(ray, new_worker, None if budget_minutes is None else 60 * budget_minutes)
+
+
+def _is_held_out(given: Mapping[str, Any]) -> bool:
+    return given.get("holdout") is not None and given.get("public_rows") is None

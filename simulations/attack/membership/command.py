@@ -21,8 +21,9 @@ from simulations.inspection.subject import refuse_settings
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan
 from simulations.report.progress import bar
-from simulations.report.terminal import facts_shown, print_line, print_note, print_table
+from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table
 from simulations.report.words import duration
+from simulations.rundir.examined import STATE
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.settings.published import resolve
@@ -57,7 +58,7 @@ def membership_command(
     check_shadows(shadows)
     folder = output_folder([] if run is None else [run], out)
     began = time.monotonic()
-    wanted = from_mapping(resolve(given)) if run is None else RunDir.open(run).read_config()
+    wanted = from_mapping(resolve(given)) if run is None else checked(run, STATE, console).read_config()
     refuse_shuffled(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:
         plan = ready_plan(as_shadow(wanted, device), progress=status.update)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlsg.attacks.membership.roc import LOW_RATES, Roc
+from fedlsg.owner_only import make_parents
 from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID
 from simulations.report.figure import GUESSING, drawing, legend_outside, new_figure, use_style, wrap
@@ -31,8 +32,9 @@ def write(folder: Path, report: Report, lead: str) -> None:
     """membership.json and membership.html, each replaced whole."""
     data = json_text(numbers(report))
     with writing_to(folder):
-        write_atomically(folder / "membership.json", data)
-        write_atomically(folder / "membership.html", page(report, lead, data).encode())
+        make_parents(folder, private=True)
+        write_atomically(folder / "membership.json", data, private=True)
+        write_atomically(folder / "membership.html", page(report, lead, data).encode(), private=True)
 
 
 def page(report: Report, lead: str, data: bytes) -> str:

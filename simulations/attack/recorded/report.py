@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.attacks.observation import Observation, ThreatModel
+from fedlsg.owner_only import make_parents
 from simulations.attack.recorded.best import Best, sigma_of
 from simulations.attack.recorded.names import shown_name, split_name
 from simulations.attack.recorded.observations import Record
@@ -129,8 +130,9 @@ def write(
     }
     data = json_text(numbers)
     with writing_to(folder):
-        write_atomically(folder / "attack.json", data)
-        write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode())
+        make_parents(folder, private=True)  # reconstructions of training rows
+        write_atomically(folder / "attack.json", data, private=True)
+        write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode(), private=True)
 
 
 def page(

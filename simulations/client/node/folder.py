@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlsg.owner_only import FOLDER, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import OverBudgetError, TermsError
-from simulations.rundir.files.atomic import make_file, write_atomically
+from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.lock import locked_folder
 from simulations.rundir.rundir import RunDir
 from strategies.federation.ledgers import News
@@ -195,10 +196,9 @@ def _make_private(folder: Path) -> None:
     """A folder that only its owner can read. Raises TermsError if it cannot be made, or is open to others."""
     try:
         if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
+            make_parents(folder, private=True)
         elif folder.is_dir() and not any(folder.iterdir()):
-            folder.chmod(0o700)
+            folder.chmod(FOLDER)
         if not folder.is_dir():
             raise TermsError(f"ledger-dir={folder} is not a folder: name a folder of this client's own")
         mode = folder.stat().st_mode & 0o777

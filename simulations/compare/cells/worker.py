@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedlsg.failure import without_exit
+from fedlsg.owner_only import make_file
 from simulations.engines import ahead
-from simulations.rundir.files.atomic import make_file
 
 PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten
 CONTEXT = get_context("spawn")
@@ -152,6 +152,8 @@ def _run(job: Job, log: IO[str]) -> None:
     from rich.console import Console
 
     from simulations.run import resume_command, run_command
+    from simulations.rundir.examined import SETTINGS, open_run
+    from simulations.rundir.manifest import accept
     from simulations.rundir.rundir import RunDir
     from simulations.settings.settings import permit_code
 
@@ -161,7 +163,9 @@ def _run(job: Job, log: IO[str]) -> None:
     if not directory.config.exists():
         run_command(job.given, job.path, console)
         return
+    open_run(directory.path, (SETTINGS,), console.print)  # before it is written anew
     directory.write_config(replace(directory.read_config(), **_movable(job.given)))
+    accept(directory, [SETTINGS], closed=False)
     resume_command(job.path, console, job.given)
 
 

@@ -130,6 +130,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return parse_checkpoint(path.read_bytes(), path)
 
 
+def is_whole(content: bytes) -> bool:
+    """Whether a checkpoint's bytes have their digest; nothing in them is loaded."""
+    return content[:BEGIN] == FORMAT + hashlib.sha256(memoryview(content)[BEGIN:]).digest()
+
+
 def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
     """The state in a checkpoint's bytes. Raises as ``load_checkpoint``; errors name ``path``."""
     if content.startswith(FIRST_FORMAT):
@@ -138,11 +143,12 @@ def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
             "start a new run"
         )
     damaged = DamagedError(f"{path} is damaged: restore it from a copy, or start a new run")
-    body = memoryview(content)[BEGIN:]
-    if content[:BEGIN] != FORMAT + hashlib.sha256(body).digest():
+    if not is_whole(content):
         raise damaged
     try:
-        state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(
+            io.BytesIO(memoryview(content)[BEGIN:]), map_location="cpu", weights_only=True
+        )
     except Exception:  # another program wrote it: the digest is right, and torch cannot read it
         raise damaged from None
     return state

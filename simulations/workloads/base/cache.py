@@ -4,7 +4,8 @@ An entry is a folder of ``.npy`` files with a manifest of their SHA-256 digests.
 next to its place and renamed into it: an interrupted build leaves nothing under the entry's name. If several processes
 need one entry at once, the first builds it and the others wait. Where a file system has no locks all build it, and the
 first to finish wins. An entry that fails its check (cut
-short, or a flipped bit, which would silently change the training data) is moved away and built again.
+short, or a flipped bit, which would silently change the training data) is moved away and built again. A cache folder
+that is made here is its owner's alone; entries in one that others share follow the umask.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlsg.owner_only import FOLDER, is_closed, make_parents, open_file
 from simulations.workloads.base.workload import Progress
 
 _MANIFEST = "manifest.json"
@@ -52,7 +54,7 @@ def load_or_build(
         progress(f"the cache entry {key} is damaged: building it again")
     with ExitStack() as stack:
         with _explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_parents(folder, private=True)  # rows of a user's own may be in it
             stack.enter_context(_one_builder(folder / f".{key}.lock", progress))
             cached = _open(entry)
             if cached is not None:  # another process has built it meanwhile
@@ -62,7 +64,7 @@ def load_or_build(
             built = Path(stack.enter_context(scratch)) / "entry"
         arrays = build()
         with _explained(folder):
-            _write(built, arrays)
+            _write(built, arrays, private=is_closed(folder))
             # A folder cannot be renamed onto one that holds files: then another process was first.
             with suppress(OSError):
                 built.rename(entry)
@@ -80,7 +82,7 @@ def _one_builder(file: Path, progress: Progress) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    with file.open("a") as stream:
+    with open(file, "a", opener=open_file) as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -105,13 +107,18 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _write(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays and manifest and push them to the disk, so that the rename never outruns the data."""
-    directory.mkdir()
+def _write(directory: Path, arrays: Mapping[str, np.ndarray], *, private: bool) -> None:
+    """Write arrays and manifest and push them to the disk, so that the rename never outruns the data.
+
+    ``private``: for their owner only, as the cache is; the temporary folder around ``directory`` always is.
+    """
+    directory.mkdir(mode=FOLDER if private else 0o777)
     for name, array in arrays.items():
-        np.save(directory / f"{name}.npy", array)
+        with open(directory / f"{name}.npy", "wb", opener=open_file) as stream:
+            np.save(stream, array)
     manifest = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
-    (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+    with open(directory / _MANIFEST, "w", opener=open_file) as stream:
+        json.dump(manifest, stream, indent=1)
     for file in directory.iterdir():
         with file.open("rb+") as stream:
             os.fsync(stream.fileno())

@@ -5,6 +5,7 @@ that the weights are equal; then every byte that others may see must be equal, t
 """
 
 import io
+import json
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ SETTINGS = CLIENT_LEVEL | {
     "rounds": 3, "record_updates": True, "downlink": "sparse", "example_seconds": 0.01, "uplink_mbps": 1.0,
     "downlink_mbps": 1.0, "speed": "lognormal 0.5",
 }  # fmt: skip
-OWN = ("run.log", "checkpoint", ".lock", FILE)
+OWN = ("run.log", "checkpoint", "clients", ".lock", FILE)
 """Of the server alone, see docs/client-level.md; and the events, which are compared as TensorBoard reads them."""
 
 
@@ -105,6 +106,9 @@ def seen_of(folder: Path, clients: tuple[int, ...]) -> Seen:
         for path in directory.path.rglob("*")
         if path.is_file() and path.relative_to(directory.path).parts[0] not in OWN
     }
+    record = json.loads(files["manifest.json"])
+    del record["sha256"], record["files"]["config.toml"], record["grows"][FILE]  # where the run is, and its seal
+    files["manifest.json"] = json.dumps(record).encode()
     events = [
         (event.step, event.wall_time, [(value.tag, list(value.tensor.float_val)) for value in event.summary.value])
         for event in EventFileLoader(str(directory.path / FILE)).Load()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,16 @@ def test_lora_as_it_was_trained(lora):
     assert (folder / "model.safetensors").read_bytes() == (lora.path / "model.safetensors").read_bytes()
 
 
+def older(*names: str) -> Callable[..., set[str]]:
+    """What a version without these files, a model file and a manifest did not leave."""
+    return shutil.ignore_patterns("model.safetensors", "manifest.*", *names)
+
+
 @pytest.mark.parametrize("method", ["lora", "lsg"])
 def test_a_run_of_an_older_version_is_read_from_its_checkpoint(method, lora, small, tmp_path):
     run = {"lora": lora, "lsg": small}[method]
     old = tmp_path / "old"
-    shutil.copytree(run.path, old, ignore=shutil.ignore_patterns("model.safetensors", "config.json", "export"))
+    shutil.copytree(run.path, old, ignore=older("config.json", "export"))
     exported = export(old, tmp_path / "out") / "model.safetensors"
     assert exported.read_bytes() == (run.path / "model.safetensors").read_bytes()
 
@@ -181,7 +187,7 @@ def test_lora_that_transformers_cannot_hold(texts, tmp_path):
 
 
 def test_neither_a_model_nor_a_checkpoint(small, tmp_path):
-    shutil.copytree(small.path, tmp_path / "run", ignore=shutil.ignore_patterns("model.safetensors", "checkpoint"))
+    shutil.copytree(small.path, tmp_path / "run", ignore=older("checkpoint"))
     with pytest.raises(ValueError, match=r"holds no model.safetensors and no checkpoint: restore one"):
         export(tmp_path / "run")
 

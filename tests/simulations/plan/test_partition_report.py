@@ -12,7 +12,7 @@ from rich.console import Console
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
 from simulations.report.figure import png
-from simulations.report.partition import conclusions, figure, table, write_csv
+from simulations.report.partition import conclusions, csv_of, figure, table
 from simulations.report.terminal import terminal_table
 from simulations.settings.settings import from_mapping
 
@@ -110,7 +110,7 @@ def test_clients_with_less_than_one_example_a_step_are_counted():
 
 def test_the_csv_holds_everything(tmp_path):
     balance = balance_of([[4, 0, 0], [1, 2, 0]], delta=0.3)
-    write_csv(balance, tmp_path / "p.csv")
+    (tmp_path / "p.csv").write_bytes(csv_of(balance))
     with (tmp_path / "p.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [[int(row[f"class_{c}"]) for c in range(3)] for row in rows] == balance.counts.tolist()

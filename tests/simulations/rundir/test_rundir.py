@@ -17,7 +17,15 @@ SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, para
 def test_a_run_leaves_what_the_design_lists(small):
     names = {path.name for path in small.path.iterdir()}
     listed = {"config.toml", "rounds.csv", "ledger", "ledger.jsonl", "checkpoint", "summary.json", "run.log"}
-    listed |= {"bytes.csv", "events.out.tfevents.fedlsg", "report.html", "model.safetensors", "config.json"}
+    listed |= {
+        "bytes.csv",
+        "events.out.tfevents.fedlsg",
+        "report.html",
+        "model.safetensors",
+        "config.json",
+        "manifest.json",
+    }
+    listed.add("manifest.jsonl")
     assert names == listed | {"updates", "updates-truth", "clients", ".lock"}
     assert {p.name for p in small.directory.ledgers.iterdir()} == {"client-000000.jsonl", "client-000001.jsonl"}
     assert (small.path / "ledger" / "client-000001.jsonl") == small.directory.ledger(1)

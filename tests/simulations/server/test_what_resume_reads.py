@@ -1,4 +1,7 @@
-"""restore.READ is the list of what ``fedlsg resume`` opens of an old run directory, no more and no less."""
+"""restore.READ is the list of what ``fedlsg resume`` reads of an old run directory, no more and no less.
+
+Next to it, the manifest has, and compares, the digest of every file: it is left out here.
+"""
 
 import os
 import sys
@@ -7,9 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from simulations.rundir.examined import Examined
+from simulations.rundir.manifest import Manifest
+from simulations.server import recorder, restore
 from simulations.server.restore import READ
 from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, resumed
 from tests.simulations.support.runs import pages
+
+
+class NoManifest(Manifest):
+    """Notes nothing, and reads nothing."""
+
+    def load(self) -> None: ...
+
+    def checkpoint(self, *_: object) -> None: ...
+
+    def close(self, *_: object) -> None: ...
+
 
 AT_CLIENT_LEVEL = "ledger/server.jsonl"
 """Read in ``tests/simulations/client_level``: a run is refused without it."""
@@ -46,7 +63,11 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
     seen = watch(folder, there)
-    with pages(written=True):
+    with pages(written=True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restore, "examine", lambda run: Examined())
+        patch.setattr(restore, "reopen", lambda *_: None)
+        patch.setattr(recorder, "accept", lambda *_, **__: None)
+        patch.setattr(recorder, "Manifest", NoManifest)
         for run in runs:
             resumed(run)
     there.clear()  # an audit hook stays for the life of the process

@@ -95,7 +95,7 @@ class Run:
 def plan_at(out: Path, **settings: Any) -> tuple[Plan, RunDir]:
     """A plan of the small settings with changes, and its new run directory, as ``fedlsg run`` makes them."""
     plan = make_plan(from_mapping(SMALL | settings))
-    directory = create(str(out), plan.settings)
+    directory = create(str(out), plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
     return plan, directory

@@ -1,0 +1,127 @@
+"""Every file that fedlsg leaves, declared once: what it is, who writes it, who may read it, how damage is found.
+
+A test makes every kind of run and fails for a file that is not declared, or has another mode. docs/files.md is made
+from this (``files_page``), and the manifest follows it.
+
+Classes:
+
+public    settings, released values, and results that an epsilon covers; the umask decides
+private   computed from training data, and no epsilon covers it as it is: for the owner only
+secret    what a client never sends: rows, batches, memories without noise, keys, logs; for the owner only, and never to
+          be published. In a shared or published copy of a run, leave it out
+
+A file is public or secret in every run. In some runs public files are private: see ``Base.closed``.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+Class = Literal["public", "private", "secret"]
+Damage = Literal["digest", "grows", "own", "none"]
+"""How damage is found: the manifest has a digest of the file; or its length and the digest up to there; or the file has
+a digest of its own until the run ends, because it changes between two checkpoints. "none": nobody uses its content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """``pattern``: of paths in the folder; "*" stands for a part of a name, "/**" for everything in a folder."""
+
+    pattern: str
+    what: str
+    writer: str
+    secret: bool = False
+    damage: Damage = "digest"
+
+
+def _file(pattern: str, what: str, writer: str, *, secret: bool = False, damage: Damage = "digest") -> Declared:
+    return Declared(pattern=pattern, what=what, writer=writer, secret=secret, damage=damage)
+
+
+SERVER, CLIENT, DRIVER = "server", "client", "driver"
+RUN = (
+    _file("config.toml", "all settings, resolved", DRIVER),
+    _file("code.json", "digests of code of the user's own, if the settings name any", DRIVER),
+    _file("rounds.csv", "a row for every round", SERVER, damage="grows"),
+    _file("bytes.csv", "a row for every message; none under `trust=server`", SERVER, damage="grows"),
+    _file("summary.json", "the results, written at the end", SERVER),
+    _file("report.html", "plots and settings", "server, `fedlsg report`"),
+    _file("model.safetensors", "the evaluated model (with `ema`: the average), for plain torch", SERVER),
+    _file("config.json", "what the model is, and its digest", SERVER),
+    _file("events.out.tfevents.fedlsg", "the numbers of `rounds.csv` for TensorBoard", SERVER, damage="grows"),
+    _file("ledger/client-*.jsonl", "an append-only, chained ledger of each client; in a deployment copies of the "
+          "clients' own", "client's account, server", damage="own"),
+    _file("ledger/server.jsonl", "the one ledger under `trust=server`", SERVER, damage="own"),
+    _file("ledger/journal.jsonl", "charges of clients at work (engine `ray`)", DRIVER, damage="own"),
+    _file("ledger.jsonl", "a merged copy of the ledgers, for readers", SERVER),
+    _file("checkpoint/latest.pt", "what `fedlsg resume` continues from", SERVER, damage="own"),
+    _file("checkpoint/previous.pt", "the checkpoint of the round before", SERVER, damage="own"),
+    _file("checkpoint/damaged.pt", "a damaged checkpoint, after a repair", "`fedlsg resume`", damage="none"),
+    _file("checkpoint/sent.json", "bytes sent down in the current round", SERVER, damage="own"),
+    _file("checkpoint/outbox/client-*.bin", "each client's last payload, to send it again", CLIENT, damage="own"),
+    _file("downlink/step-*.bin", "server updates as they were sent, with `downlink=sparse`", SERVER),
+    _file("downlink/basis-*.bin", "carriers that the server probed", SERVER),
+    _file("updates/round-*/client-*.bin", "a payload as it was sent, with `record-updates`", SERVER),
+    _file("updates/round-*/sum.npy*", "what a secure sum, or a trusted server, revealed", SERVER),
+    _file("updates/round-*/frame.json", "parameters, blocks, divisor of the payloads", SERVER),
+    _file("updates/round-*/frame.npz*", "L, R and kept positions", SERVER),
+    _file("updates/round-*/weights.npy*", "public weights at the start of the round", SERVER),
+    _file("updates/round-*/kept.npy*", "kept positions, if the server chose them", SERVER),
+    _file("updates-truth/round-*/client-*.npy*", "the clients' batches, to evaluate attacks", CLIENT, secret=True),
+    _file("clients/training-data.json", "a digest of all training rows: detects changed data", SERVER, secret=True),
+    _file("clients/client-*/feedback-*.bin", "a client's memory without noise, or its personal part, with its payload",
+          CLIENT, secret=True, damage="own"),
+    _file("clients/client-*/batches.key", "key of a client's shuffled batches", CLIENT, secret=True),
+    _file("clients/manifest.json*", "the manifest of files that are not public", SERVER, secret=True, damage="none"),
+    _file("manifest.json*", "digests of the public files, to find damage", SERVER, damage="none"),
+    _file("run.log", "the log; a traceback may quote data", "all processes", secret=True, damage="grows"),
+    _file(".lock", "number of the process that uses the folder", DRIVER, damage="none"),
+    _file("best/model.safetensors", "the best model, with `callbacks=best-model`", "callback", damage="own"),
+    _file("best/config.json", "what it is, and its digest", "callback", damage="own"),
+    _file("*-run-id", "name of the run at MLflow, or Weights & Biases", "callback"),
+    _file("wandb/**", "what Weights & Biases keeps", "its library", damage="none"),
+    _file("export/**", "the model for other programs", "`fedlsg export`", damage="none"),
+)  # fmt: skip
+"""A run directory, on every engine."""
+NODE = (
+    _file("ledger.jsonl", "the privacy ledger over all runs and servers", CLIENT, secret=True),
+    _file("secret.key", "32 random bytes; key of the digest of the data", CLIENT, secret=True),
+    _file("data.json", "N_k, keyed digest of the rows, end of the ledger", CLIENT, secret=True),
+    _file("runs/*/checkpoint/outbox/client-*.bin", "the last payload in a run", CLIENT, secret=True),
+    _file("runs/*/replicas/client-*.bin", "the public state as the client last had it", CLIENT, secret=True),
+    _file("runs/*/replicas/basis-*.bin", "carriers that the server probed", CLIENT, secret=True),
+    _file("runs/*/clients/client-*/feedback-*.bin", "personal parameters, with the payload", CLIENT, secret=True),
+    _file("runs/*/clients/client-*/batches.key", "key of shuffled batches", CLIENT, secret=True),
+    _file("cache/**", "decoded or tokenized rows of `.parquet` data", CLIENT, secret=True),
+)  # fmt: skip
+"""``ledger-dir`` of a deployed client. All of it is for its owner only."""
+COMMANDS = (
+    _file("attack.json", "results of attacks, with rows", "`fedlsg attack`", secret=True, damage="none"),
+    _file("attack.html", "reconstructed training examples", "`fedlsg attack`", secret=True, damage="none"),
+    _file("attack-curves.png", "curves of attacks", "`fedlsg attack`", secret=True, damage="none"),
+    _file("membership.*", "scores of membership attacks", "`fedlsg attack`", secret=True, damage="none"),
+    _file("audit.*", "what an audit found, over training rows", "`fedlsg audit`", secret=True, damage="none"),
+    _file("inspection/**", "statistics of gradients without noise", "`fedlsg inspect`", secret=True, damage="none"),
+    _file("partition.*", "what each client holds", "`fedlsg partition`", secret=True, damage="none"),
+)  # fmt: skip
+"""What commands write next to a run, or into ``--out``: computed from training rows without noise."""
+
+
+def find(name: str, among: Iterable[Declared] = (*RUN, *COMMANDS)) -> Declared | None:
+    """The declaration of a file by its path in the folder; None for one that is not fedlsg's."""
+    return next((one for one in among if _matches(name, one.pattern)), None)
+
+
+def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:
+    """Of a file in a run; ``closed``: the run's folders that no epsilon covers, see ``Base.closed``."""
+    if declared.secret:
+        return "secret"
+    inside = any(folder == "." or name.startswith(f"{folder}/") for folder in closed)
+    return "private" if inside else "public"
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if pattern.endswith("/**"):
+        return name.startswith(pattern.removesuffix("**"))
+    return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)

@@ -1,0 +1,201 @@
+"""What changed since a run is found, by name, in every file of it; what a crash leaves is no damage."""
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+import fedlsg
+from simulations.rundir import manifest
+from simulations.rundir.declared import find
+from simulations.rundir.examined import RESULTS, examine, open_run
+from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.manifest import all_files
+from simulations.rundir.rundir import RunDir
+from tests.simulations.support.broken_runs import KINDS, copy_run, resumed
+from tests.simulations.support.runs import Run, reconfigure, run_local, stopped_after
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "flipped": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "removed": lambda path: path.unlink(),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"one more line\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished and an interrupted run that keep most kinds of files."""
+    folder, steps = tmp_path_factory.mktemp("runs"), {**KINDS["steps"], "rounds": 3}
+    return {
+        "finished": run_local(folder / "finished", **steps).path,
+        "interrupted": stopped_after(2, folder / "interrupted", **steps).path,
+        "memory": stopped_after(2, folder / "memory", **{**KINDS["memory"], "rounds": 3}).path,
+    }
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Callable[[Path], Run]:
+    return lambda original: copy_run(original, tmp_path / "run")
+
+
+def is_said(run: Path, name: str) -> bool:
+    """Whether an examination names the file, as changed or in a note, or refuses to go on because of it."""
+    try:
+        found = examine(RunDir(run))
+    except DamagedError as error:
+        return name in str(error)
+    return name in found.changed or any(name in note for note in found.notes) or _by_pattern(name, found.changed)
+
+
+def _by_pattern(name: str, changed: dict[str, str]) -> bool:
+    return any(fnmatchcase(name, one) for one in changed)
+
+
+@pytest.mark.parametrize("state", ["finished", "interrupted", "memory"])
+def test_untouched_runs_are_whole(state, runs, copies):
+    found = examine(copies(runs[state]).directory)
+    assert (found.changed, found.notes) == ({}, [])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("state", ["finished", "interrupted", "memory"])
+def test_every_damage_of_every_file_is_said(state, damage, runs, copies):
+    silent = []
+    kinds = {re.sub(r"-\d{6}", "", name): name for name in all_files(runs[state])}  # the last of each kind
+    for name in kinds.values():
+        run = copies(runs[state])
+        declared = find(name)
+        assert declared is not None
+        tail = damage == "longer" and (name == "run.log" or name.endswith("manifest.jsonl"))
+        removed_memory = damage == "removed" and "feedback-" in name  # the other one is there
+        if name == ".lock" or tail or removed_memory:
+            continue
+        DAMAGES[damage](run.path / name)
+        if not is_said(run.path, name):
+            silent.append(name)
+    assert silent == []
+
+
+def test_a_lost_memory_is_said(runs, copies):
+    run = copies(runs["memory"])
+    for path in (run.path / "clients/client-000001").glob("feedback-*.bin"):
+        path.unlink()
+    assert is_said(run.path, "clients/client-000001/feedback-*.bin")
+    with pytest.raises(ValueError, match=r"feedback-\*\.bin \(missing\)"):
+        resumed(run)
+
+
+def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
+    run, said = copies(runs["finished"]), list[str]()
+    reconfigure(run, rank=3)
+    with pytest.raises(DamagedError, match=r"changed since the run: .*config\.toml .*fedlsg resume compares it"):
+        open_run(run.path, RESULTS, said.append)
+    run = copies(runs["finished"])
+    (run.path / "updates/round-000001/client-000000.bin").unlink()
+    open_run(run.path, RESULTS, said.append)
+    assert [line for line in said if "round-000001/client-000000.bin (missing)" in line and "not used here" in line]
+
+
+def test_load_run_refuses_an_edited_accuracy_and_warns_of_the_rest(runs, copies):
+    run = copies(runs["finished"])
+    run.directory.rounds.write_text(run.directory.rounds.read_text().replace("0.", "0.9", 1))
+    with pytest.raises(ValueError, match=r"rounds\.csv"):
+        fedlsg.load_run(run.path)
+    run = copies(runs["finished"])
+    (run.path / "run.log").unlink()
+    with pytest.warns(UserWarning, match=r"run\.log \(missing\)"):
+        assert fedlsg.load_run(run.path).summary["rounds"] == 3
+
+
+def test_a_run_of_an_older_version_is_read_with_one_line(runs, copies):
+    run = copies(runs["finished"])
+    for path in run.path.rglob("manifest.json*"):
+        path.unlink()
+    with pytest.warns(UserWarning, match="older version.*not checked") as caught:
+        fedlsg.load_run(run.path)
+    assert len(caught) == 1
+    run = copies(runs["interrupted"])
+    for path in run.path.rglob("manifest.json*"):
+        path.unlink()
+    assert "not checked" in resumed(run)
+    assert examine(run.directory).changed == {}, "it has a manifest from here on"
+    assert (run.path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("state", ["finished", "interrupted"])
+def test_half_a_config_is_no_other_engine(state, runs, copies):
+    run = copies(runs[state])
+    lines = run.directory.config.read_text().splitlines(keepends=True)
+    run.directory.config.write_text("".join(lines[: len(lines) // 2]))
+    before = {name: (run.path / name).read_bytes() for name in ("rounds.csv", "checkpoint/latest.pt")}
+    with pytest.raises(ValueError, match=r"config\.toml lacks .* settings .*restore it from a copy"):
+        resumed(run)
+    assert before == {name: (run.path / name).read_bytes() for name in before}
+
+
+def test_a_change_that_resume_accepts_is_accepted_from_then_on(runs, copies):
+    run = copies(runs["interrupted"])
+    reconfigure(run, threads=2)
+    assert "config.toml" in examine(run.directory).changed
+    printed = resumed(run)
+    assert "threads = 2 (was 1)" in printed
+    assert "config.toml changed since the run: its settings are compared" in printed
+    assert examine(run.directory).changed == {}
+
+
+def test_what_a_crash_leaves_is_no_damage(runs, copies):
+    run = copies(runs["interrupted"])
+    rows = run.directory.rounds.read_text()
+    with run.directory.rounds.open("a") as file:
+        file.write(rows.splitlines(keepends=True)[-1])
+    with run.directory.ledger(0).open("a") as file:
+        file.write('{"half a li')
+    found = examine(run.directory)
+    assert found.changed == {}
+    assert len([note for note in found.notes if "rounds.csv" in note or "no charge" in note]) == 2
+    resumed(run)
+    assert examine(run.directory).changed == {}
+
+
+def test_a_manifest_behind_its_checkpoint_is_no_damage(runs, copies, monkeypatch):
+    """The process ended between the two."""
+    run = copies(runs["interrupted"])
+    before = {path: path.read_bytes() for path in run.path.rglob("manifest.json*")}
+    monkeypatch.setattr(manifest.Manifest, "close", lambda self, marks: None)
+    resumed(run)
+    for path, content in before.items():
+        path.write_bytes(content)
+    shutil.copy(run.directory.checkpoint, run.directory.previous)
+    assert examine(run.directory).changed == {}
+    monkeypatch.undo()
+    resumed(run)
+    assert examine(run.directory).changed == {}
+
+
+def test_the_price_of_a_round_does_not_grow(runs):
+    """What a checkpoint replaces has the same size in every round; the rest is appended."""
+    record = json.loads((runs["interrupted"] / "manifest.json").read_text())
+    assert record["files"].keys() == {"config.toml"}
+    assert not any("round-" in name for name in (*record["own"], *record["grows"], *record["final"]))
+
+
+def test_without_the_digests_damage_is_silent(runs, copies, monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr("simulations.rundir.examined.digest", lambda path: {})
+    monkeypatch.setattr("simulations.rundir.examined._digest_differs", lambda path, mark: None)
+    run = copies(runs["finished"])
+    DAMAGES["flipped"](run.path / "updates/round-000001/client-000000.bin")
+    assert not is_said(run.path, "updates/round-000001/client-000000.bin")
+
+
+def test_reading_a_whole_run_warns_of_nothing(runs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedlsg.load_run(runs["finished"])
