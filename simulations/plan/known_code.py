@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from simulations.rundir.files.atomic import make_folder, write_atomically
+from fedlsg.owner_only import make_folder
+from simulations.rundir.files.atomic import write_atomically
 
 KEPT = 1000
 """Entries; the oldest are forgotten."""
