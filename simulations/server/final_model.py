@@ -40,7 +40,7 @@ def final_model(base: Base, state: ServerState) -> FinalModel:
 def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
     """What a reader needs to build the module again, and to know what was trained."""
     s, model = base.settings, state.model
-    options = {f.name: getattr(s, f.name) for f in fields(Options) if f.name != "model"}
+    options = {f.name: getattr(s, f.name) for f in fields(Options) if f.name not in ("model", "data_root")}
     return {
         "format": FORMAT,
         "fedlsg": version(),
@@ -52,6 +52,7 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
         "averaged": state.average is not None,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "options": {name: value for name, value in options.items() if value is not None},
+        "data": dict(base.workload.data),
         "public_data": public_data_of(base),
         "rows_behind": sorted(set().union(*map(rows_behind, starts_of(s).values()))),  # should those be moved later
         "trained": list(trainable(model)),

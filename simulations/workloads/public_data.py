@@ -21,8 +21,8 @@ from simulations.workloads import LoadedWorkload, Options, Progress, Split, own_
 from simulations.workloads.base.cache import cache_folder
 from simulations.workloads.base.synthetic import Pixels, find_pixels
 from simulations.workloads.base.workload import NoRows
-from simulations.workloads.own.read import read_rows
-from simulations.workloads.own.rows import Columns
+from simulations.workloads.rows.form import Columns
+from simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
 ANYWHERE = ("hf-image", "hf-text")

@@ -22,7 +22,7 @@ from simulations.workloads.base.mirror import data_root
 from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.base.workload import LoadedWorkload, NoRows, Request, Split, refuse_unused, rescale
 from simulations.workloads.images.augment import flip_crop
-from simulations.workloads.own.image_folder import SUFFIXES
+from simulations.workloads.rows.images import SUFFIXES
 
 NAME, SIDE, SHORTER = "imagenet", 224, 256
 """Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the middle is used."""

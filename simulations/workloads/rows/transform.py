@@ -99,7 +99,12 @@ def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:
     try:
         return transform(*stored)
     except Exception as error:
-        raise ValueError(f"transform fails: {type(error).__name__}: {error}") from error
+        numbers = isinstance(error, AttributeError | TypeError) and not isinstance(stored[0], list)
+        hint = (
+            "; it gets a tensor: what looks like numbers in a file is read as numbers (for texts give a table, such as "
+            "pandas.read_csv(path, dtype=str))"
+        )
+        raise ValueError(f"transform fails: {type(error).__name__}: {error}{hint if numbers else ''}") from error
 
 
 def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedlsg
-from simulations.workloads.own import checks, transform
+from simulations.workloads.rows import checks, transform
 from tests.fedlsg.support.batch_zoo import HONEST_TRANSFORMS, MIXING_TRANSFORMS, X, Y
-from tests.simulations.support.own import build, load, refused
+from tests.simulations.support.own import build, load, refused, workload
 
 REFUSED = "for a row alone than in a batch, which mixes examples: make each row from itself alone"
 
@@ -133,3 +133,55 @@ def test_random_changes_of_an_item_depend_on_no_other(draw):
 def late(self, place):
     """The first item draws nothing."""
     return (X[0], Y[0]) if place == 0 else Items.__getitem__(self, place)
+
+
+TEXTS = [["a", "banana", "cc"][place % 3] for place in range(len(Y))]
+
+
+def test_a_transform_that_pads_to_the_longest_is_refused():
+    def pad(texts):
+        longest = max(map(len, texts))
+        return torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
+
+    with refused('padding="max_length"'):
+        loaded(TEXTS, pad)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda x: x[1:], "give one row an example"),
+    (lambda x: x.undefined, "transform fails: AttributeError"),
+    (lambda x: [1] * len(x), "transform gave inputs as list: expected a tensor, or a dict of tensors by name"),
+])  # fmt: skip
+def test_a_transform_that_fails_is_refused(change, words):
+    with refused(words):
+        loaded(X, change)
+
+
+def test_an_empty_batch_calls_no_transform():
+    """Its failure would tell that a Poisson batch was empty."""
+    train = loaded(X, lambda x: torch.stack([row * 2 for row in x])).train
+    inputs, targets = train.batch(torch.zeros(0, dtype=torch.int64))
+    assert (len(inputs), len(targets)) == (0, 0)
+
+
+def test_a_transform_of_texts_that_fails_is_refused():
+    with refused("transform fails: ValueError: too long"):
+        loaded(TEXTS, _fail)
+
+
+def _fail(texts):
+    raise ValueError("too long")
+
+
+def test_numbers_where_texts_were_meant_are_said(tmp_path):
+    """A column of short answers such as 12 in a file is read as numbers."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"{place % 20},{place % 3}\n" for place in range(30)))
+    with refused(
+        "transform fails: AttributeError", "what looks like numbers in a file is read as numbers", "dtype=str"
+    ):
+        load(
+            workload(
+                train=path, test=path, inputs="text", transform=lambda part: torch.ones(len(part), part[0].strip())
+            )
+        )
