@@ -134,12 +134,13 @@ def _channels(like: Rows | None) -> int:
     return stored.shape[1] if isinstance(stored, np.ndarray) and stored.ndim == 4 else 0
 
 
-def open_image(source: Any, name: str) -> Any:
+def open_image(source: Any, name: str, fix: str = "replace or remove it", draft: tuple[int, int] | None = None) -> Any:
     """An image of Pillow from a path, encoded bytes, the ``datasets`` library's dict, or one; turned upright.
 
+    ``draft``: a JPEG may be decoded at the least scale that has so many pixels.
     Raises ValueError, naming it, for one that is missing or does not decode.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(source, dict):
         source = source.get("bytes") or (Path(source["path"]) if source.get("path") else None)
@@ -149,10 +150,13 @@ def open_image(source: Any, name: str) -> Any:
         source = io.BytesIO(source)
     try:
         with source if isinstance(source, Image.Image) else Image.open(source) as image:
+            if draft is not None:
+                image.draft("RGB", draft)
             image.load()
             return ImageOps.exif_transpose(image)
     except Exception as error:  # decoders raise OSError, SyntaxError, EOFError, ...
-        raise ValueError(f"cannot decode {name}: {error}; replace or remove it") from None
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)  # which names an object
+        raise ValueError(f"cannot decode {name}: {reason}; {fix}") from None
 
 
 def pixels_of(image: Any, size: int | None) -> np.ndarray:

@@ -177,7 +177,7 @@ def text_of(values: np.ndarray) -> np.ndarray:
 
 def published_of(schema: Any) -> dict[str, tuple[str, ...]]:
     """Names of classes by column that the ``datasets`` library left in a schema of pyarrow."""
-    features = _features(schema)
+    features = features_of(schema)
     return {
         name: tuple(map(str, feature["names"]))
         for name, feature in features.items()
@@ -185,7 +185,8 @@ def published_of(schema: Any) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _features(schema: Any) -> dict[str, Any]:
+def features_of(schema: Any) -> dict[str, Any]:
+    """The description of each column that the ``datasets`` library left in a schema of pyarrow."""
     info = _metadata(schema, b"huggingface").get("info")
     found = info.get("features") if isinstance(info, dict) else None
     return found if isinstance(found, dict) else {}

@@ -52,7 +52,7 @@ def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
     assert len(base(made).parts) == 5  # iid
     with refused("partition=writer has 3 clients, and clients=2: leave clients out"):
         base(made, partition="writer", clients=2)
-    with refused("unknown partition of own 'writr', expected one of iid, dirichlet, shards, writer", "did you mean"):
+    with refused("unknown partition of own 'writr', expected one of iid, dirichlet, shards, label, writer, ", "did you mean"):
         base(made, partition="writr")
 
 
