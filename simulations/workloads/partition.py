@@ -135,7 +135,8 @@ def _check_complete(values: np.ndarray, name: str) -> None:
     for row, value in enumerate(values.tolist()):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise ValueError(
-                f"partition={name}: row {row} has a missing value ({value!r}): give each row its client, or leave it out"
+                f"partition={name}: row {row} has a missing value ({value!r}): give each row its client, or leave the "
+                "row out"
             )
         if not isinstance(value, str | int | float):
             raise ValueError(f"partition={name}: row {row} has {type(value).__name__}: expected a text or a number")

@@ -8,7 +8,7 @@ which publishes the number of classes: it is never counted in the examples, whic
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from simulations.workloads.base.workload import LoadedWorkload, Options, Request
 from simulations.workloads.images.augment import PAD, flip_crop
 from simulations.workloads.images.image_sets import CIFAR10, ImageSet, image_workload
 from simulations.workloads.rows.decode import Shape, decode
+from simulations.workloads.rows.form import describe_data
 from simulations.workloads.rows.hub import find_set
 
 USED = ("dataset", "subset", "input_columns", "label_column", "test_split")
@@ -57,10 +58,10 @@ def load(request: Request) -> LoadedWorkload:
     found = find_set(options, request.data_dir, splits)
     columns = choose_columns(found.first.features, options, found.place)
     read = (columns.image, columns.label)
-    key = hashlib.sha256(f"uint8 nchw, version 2: {columns}, {test_split} {found.digest(read)}".encode()).hexdigest()[:32]
-    build = partial(
-        decode, options.dataset, found.splits, read, num_classes=columns.num_classes, progress=progress
-    )
+    key = hashlib.sha256(f"uint8 nchw, version 2: {columns}, {test_split} {found.digest(read)}".encode()).hexdigest()[
+        :32
+    ]
+    build = partial(decode, options.dataset, found.splits, read, num_classes=columns.num_classes, progress=progress)
     arrays = load_or_build(cache_folder(request.cache_dir), f"hf-image-{key}", build, progress=progress)
     _, channels, side, _ = arrays["test_images"].shape
     images = ImageSet(
@@ -76,7 +77,10 @@ def load(request: Request) -> LoadedWorkload:
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
     )
-    return image_workload(images, arrays)
+    names = found.first.features[columns.label].get("names") or ()
+    data = {"inputs": [columns.image], "targets": [columns.label], "classes": list(map(str, names))}
+    sizes = {split: sum(part.size for part in parts) for split, parts in found.splits.items()}
+    return replace(image_workload(images, arrays), data=data, said=describe_data(sizes, data))
 
 
 def choose_columns(features: Features, options: Options, place: str) -> Columns:

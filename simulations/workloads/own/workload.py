@@ -33,7 +33,7 @@ from simulations.workloads.base.workload import (
 )
 from simulations.workloads.own.probe import CheckedDraw
 from simulations.workloads.rows.checks import check_alike, check_targets, check_transform
-from simulations.workloads.rows.form import Columns, Rows
+from simulations.workloads.rows.form import Columns, Rows, describe_data
 from simulations.workloads.rows.read import read_rows, read_splits
 from simulations.workloads.rows.transform import AT_ONCE
 
@@ -51,8 +51,8 @@ class Workload:
         argument of the model); a torch ``Dataset`` of such pairs with a length; a ``datasets.Dataset`` or a pandas
         table with columns; a pair of such a table and its targets; the path of a .csv (.tsv, .jsonl) or .parquet file,
         or of a folder with a folder of images for each class (and ``metadata.csv`` for more columns, one of them
-        ``file_name``). Columns are matched by name. A torch ``Dataset`` is read once, whole. Relative paths begin at the
-        setting ``data_root``, by default the folder in which the run begins.
+        ``file_name``). Columns are matched by name. A torch ``Dataset`` is read once, whole. Relative paths begin at
+        the setting ``data_root``, by default the folder in which the run begins.
         Nobody trains on ``test``: it is public, and every reported number is measured on it.
     loss: ``loss(outputs, targets)``, one value an example, shape (B,). Losses of torch in their usual form
         (``nn.CrossEntropyLoss()``, ``F.mse_loss``) are called with reduction "none".
@@ -67,8 +67,8 @@ class Workload:
         (one client for each of its values; that of the targets, too), or a list of index arrays, one a client.
     num_classes: of integer targets, one an example; default: one more than the largest target of ``test``. Other
         targets, and those of torch's losses that are for no classes (mse_loss), have no accuracy.
-    classes: names of all classes, in the order of their numbers, for targets that are texts. Default: those of ``test``,
-        which is public, in order: training rows, which are private, say nothing of the classes.
+    classes: names of all classes, in the order of their numbers, for targets that are texts. Default: those of
+        ``test``, which is public, in order: training rows, which are private, say nothing of the classes.
     classifier: path of the head in the model, whose last Linear stays dense; default: the last Linear of the model.
     image_size: pixels on a side to which images of a folder are scaled; default: they have one size.
     probe: ``probe(count, generator)``: public inputs as the model takes them, (count, ...), or (inputs, targets): what
@@ -228,8 +228,6 @@ class Workload:
         return self.num_classes or (len(test.classes) if test.classes else int(test.targets.max()) + 1)
 
 
-SHOWN = 12
-"""Most names of columns or classes that are printed."""
 RESERVED = (
     "round", "accuracy", "loss", "epsilon_max", "epsilon_median", "uplink_bytes", "downlink_bytes",
     "uplink_bytes_wire", "downlink_bytes_wire", "uplink_messages", "downlink_messages", "seconds", "asked", "answered",
@@ -249,22 +247,11 @@ def _located(data: Any, root: str | None) -> Any:
 
 def _said(splits: Mapping[str, Rows], given: Mapping[str, Any]) -> str:
     """What of the data a run uses, in one line."""
-    parts, last = [], splits["test"]
+    more = {}
     for name, data in given.items():
-        rows = splits[name]
-        where = f" of {data.name}" if isinstance(data, Path) else ""
-        left = f", without {', '.join(rows.left_out)}" if rows.left_out else ""
-        parts.append(f"{name}: {len(rows.targets):,} rows{where}{left}")
-    names = list(last.names)
-    if names:
-        shown = ", ".join(names if len(names) <= SHOWN else [*names[: SHOWN - 1], "...", names[-1]])
-        parts.append(f"inputs: {shown}{f' ({len(names)} columns)' if len(names) > SHOWN else ''}")
-    if last.classes:
-        shown = ", ".join(f"{number} {name}" for number, name in enumerate(last.classes[:SHOWN]))
-        parts.append(f"classes: {shown}{', ...' if len(last.classes) > SHOWN else ''}")
-    if last.white is not None:
-        parts.append(f"pixels divided by {last.white:g}")
-    return "; ".join(parts)
+        where, left = f" of {data.name}" if isinstance(data, Path) else "", splits[name].left_out
+        more[name] = f"{where}, without {', '.join(left)}" if left else where
+    return describe_data({name: len(splits[name].targets) for name in given}, splits["test"].facts, more)
 
 
 def _split(rows: Rows, classes: int | None) -> Split:

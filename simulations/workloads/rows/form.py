@@ -14,8 +14,9 @@ from simulations.workloads.rows.transform import transformed
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """How data are read: see ``Workload``. ``more``: columns that form clients. ``classes``: a declared list. ``texts``: columns
-    that are texts in every file, whatever those of one look like.
+    """How data are read: see ``Workload``. ``more``: columns that form clients. ``classes``: a declared list.
+
+    ``texts``: columns that are texts in every file, whatever those of one look like.
 
     ``like``: the public rows, whose classes and scale of pixels are taken; None while these are read themselves.
     """
@@ -36,8 +37,8 @@ class Rows:
     """``inputs``: N stored examples; ``targets``: (N, ...); ``prepare``: from stored rows to the model's inputs.
 
     ``columns``: other values of the rows, by name (N,). ``classes``: names of the classes, if the data say them.
-    ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's pixels that is 1, for images of more than 8 bits.
-    ``left_out``: what of the data is no input and no target.
+    ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's pixels that is 1,
+    for images of more than 8 bits. ``left_out``: what of the data is no input and no target.
     """
 
     inputs: Stored
@@ -122,7 +123,8 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
     known = columns.classes or (columns.like.classes if columns.like is not None else tuple(sorted(set(things))))
     if not known:
         raise ValueError(
-            f"{what} targets are texts, those of test are numbers: give numbers of classes, 0 to K - 1, or texts in both"
+            f"{what} targets are texts, those of test are numbers: give numbers of classes, 0 to K - 1, or texts in "
+            "both"
         )
     number = {name: place for place, name in enumerate(known)}
     if unknown := next(((row, one) for row, one in enumerate(things) if one not in number), None):
@@ -189,3 +191,18 @@ def white_of(images: np.ndarray) -> float:
 def pixels(images: Tensor) -> Tensor:
     """From uint8 to [0, 1], float32."""
     return images / 255
+
+
+SHOWN = 12
+"""Most names of columns or classes that are printed."""
+
+
+def describe_data(sizes: Mapping[str, int], data: Mapping[str, Any], more: Mapping[str, str] | None = None) -> str:
+    """What of the data a run uses, in one line. ``data``: as ``Rows.facts``. ``more``: what to say of a split."""
+    parts = [f"{name}: {size:,} rows{(more or {}).get(name, '')}" for name, size in sizes.items()]
+    for name in ("inputs", "targets", "classes"):
+        if names := list(data.get(name, ())):
+            words = [f"{number} {one}" for number, one in enumerate(names)] if name == "classes" else names
+            shown = words if len(names) <= SHOWN else [*words[: SHOWN - 1], "...", words[-1]]
+            parts.append(f"{name}: {', '.join(shown)}{f' ({len(names)})' if len(names) > SHOWN else ''}")
+    return "; ".join([*parts, *([f"pixels divided by {data['white']:g}"] if data.get("white") else [])])

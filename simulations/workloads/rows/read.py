@@ -105,9 +105,10 @@ def _table(table: Table, columns: Columns) -> Rows:
     if lists := [name for name in columns.more if name in table.columns and name not in groups]:
         raise ValueError(f"{what}: column {lists[0]!r} holds lists: give each row its client, a text or a number")
     left = tuple(name for name in table.columns if name not in (*inputs, *wanted, *columns.more))
+    shown = tuple(f"{name!r} (an index)" if name in table.indexes else repr(name) for name in left)
     return of_stored(
         stored, targets, replace(columns, inputs=inputs), what, columns=groups, classes=classes, names=inputs,
-        target_names=wanted, white=white, left_out=tuple(repr(name) + (" (an index)" if name in table.indexes else "") for name in left),
+        target_names=wanted, white=white, left_out=shown,
     )  # fmt: skip
 
 
@@ -211,12 +212,13 @@ def _array(part: Any, what: str) -> Any:
 
 def _check_same_order(inputs: Any, targets: Any, what: str) -> None:
     """Raise ValueError for inputs and targets of pandas whose indexes have the same labels in another order."""
-    if hasattr(targets, "iloc") and len(inputs) == len(targets) and not inputs.index.equals(targets.index):
-        if inputs.index.is_unique and set(inputs.index) == set(targets.index):
-            raise ValueError(
-                f"{what}: inputs and targets have the same index in another order, so rows would get the targets of "
-                "others: give targets.loc[inputs.index]"
-            )
+    if not hasattr(targets, "iloc") or len(inputs) != len(targets) or inputs.index.equals(targets.index):
+        return
+    if inputs.index.is_unique and set(inputs.index) == set(targets.index):
+        raise ValueError(
+            f"{what}: inputs and targets have the same index in another order, so rows would get the targets of "
+            "others: give targets.loc[inputs.index]"
+        )
 
 
 def _dataset(data: Any, columns: Columns, what: str) -> Rows:

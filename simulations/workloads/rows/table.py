@@ -228,7 +228,7 @@ class _Things:
 
 
 def _of_pandas(column: Any) -> Any:
-    """A column of pyarrow, with NaN as missing; a list where pyarrow does not take its things, or takes arrays apart."""
+    """A column of pyarrow, with NaN as missing; a list where pyarrow does not take its things."""
     import pyarrow as pa
 
     things = (

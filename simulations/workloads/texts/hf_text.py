@@ -6,9 +6,12 @@ one through ``datasets.load_dataset``.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused
+from simulations.workloads.rows.form import describe_data
 from simulations.workloads.rows.hub import find_set
+from simulations.workloads.rows.table import published_of
 from simulations.workloads.rows.texts import Columns, check_columns
 from simulations.workloads.texts.glue import DEFAULTS, METHOD_DEFAULTS
 from simulations.workloads.texts.text_workload import USED, text_workload
@@ -36,7 +39,7 @@ def load(request: Request) -> LoadedWorkload:
     schema = source.first.schema
     texts = [field.name for field in schema if str(field.type) in STRINGS]
     columns = choose_columns(schema.names, texts, options, place=source.place)
-    return text_workload(
+    loaded = text_workload(
         "hf-text",
         source,
         request,
@@ -46,6 +49,13 @@ def load(request: Request) -> LoadedWorkload:
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
     )
+    data = {
+        "inputs": list(columns.inputs),
+        "targets": [columns.label],
+        "classes": list(published_of(schema).get(columns.label, ())),
+    }
+    sizes = {split: sum(part.size for part in parts) for split, parts in source.splits.items()}
+    return replace(loaded, data=data, said=describe_data(sizes, data))
 
 
 def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options, *, place: str) -> Columns:

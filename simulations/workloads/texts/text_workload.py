@@ -54,7 +54,15 @@ def text_workload(
         encoder = text_source(options.features)
     form = _form(encoder, columns, options.max_length, data_root(request.data_dir))
     names = tests if request.public_only else ("train", *tests)
-    parts = (tokens.FORMAT, source.digest(columns.names), form.digest, form.max_length, columns.names, tests, num_classes)
+    parts = (
+        tokens.FORMAT,
+        source.digest(columns.names),
+        form.digest,
+        form.max_length,
+        columns.names,
+        tests,
+        num_classes,
+    )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def build() -> dict[str, np.ndarray]:
@@ -123,7 +131,9 @@ def _own_rows(name: str, columns: Columns, num_classes: int, form: _Form, paths:
     """A client's own texts of parquet files, tokenised for one model."""
 
     def build() -> dict[str, np.ndarray]:
-        return form.tokenise({"train": read_texts(of_shards({"": paths}).splits[""], columns)}, num_classes, name, silent)
+        return form.tokenise(
+            {"train": read_texts(of_shards({"": paths}).splits[""], columns)}, num_classes, name, silent
+        )
 
     key = digest_files(paths, salt=f"own {tokens.FORMAT} {form.digest} {form.max_length} {columns.names}")
     return form.split("train", load_or_build(cache, f"own-{key}", build, progress=silent))

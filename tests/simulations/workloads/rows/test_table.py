@@ -28,7 +28,8 @@ def rows(split) -> torch.Tensor:
 VALUES = rows(loaded((FRAME[["c", "a", "b"]].to_numpy(), FRAME.label.to_numpy())).train)
 TABLES = {
     "pandas": REORDERED, "datasets": datasets.Dataset.from_pandas(REORDERED),
-    "a pair": (REORDERED[["a", "b", "c"]], REORDERED.label), "a list as target": (REORDERED[["b", "c", "a"]], [0, 1, 2] * 4),
+    "a pair": (REORDERED[["a", "b", "c"]], REORDERED.label),
+    "a list as target": (REORDERED[["b", "c", "a"]], [0, 1, 2] * 4),
     "a frame as target": (REORDERED[["b", "c", "a"]], REORDERED[["label"]]),
 }  # fmt: skip
 
@@ -232,9 +233,8 @@ def test_a_run_says_and_keeps_what_it_uses_and_continues_elsewhere(tmp_path, mon
     with pytest.raises(RuntimeError, match="stop"):
         quick(tmp_path / "run", **{**given, **QUICK, **stop, "quiet": False})
     said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "train: 12 rows of train.csv; test: 12 rows of test.csv; inputs: c, a, b; classes: 0 cat, 1 dog, 2 owl" in said
-    )
+    assert "train: 12 rows of train.csv; test: 12 rows of test.csv; inputs: c, a, b; targets: label" in said
+    assert "classes: 0 cat, 1 dog, 2 owl" in said
     monkeypatch.chdir(tmp_path / "there")
     run = quick(tmp_path / "run", **{**given, "rounds": 2}, resume=True)
     kept = {"inputs": ["c", "a", "b"], "targets": ["label"], "classes": ["cat", "dog", "owl"]}
