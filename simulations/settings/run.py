@@ -56,7 +56,7 @@ class Settings:
     seed: Annotated[int, Setting("Public seed: initial weights, partition, carriers, masks.", at_least=0)] = 0
     data_dir: Annotated[str | None, Setting("Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None
     data_root: Annotated[
-        str | None, Setting("Folder from which an own workload's relative paths begin; default the working folder.")
+        str | None, Setting("Where relative paths of your data begin; default the working folder.")
     ] = None
     dataset: Annotated[str | None, Setting("Name of your own data set, for hf-image and hf-text.")] = None
     subset: Annotated[str | None, Setting("Subset of your own data set.")] = None

@@ -116,7 +116,10 @@ def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n
         check_disjoint(parts, size)
     else:
         known = dict.fromkeys((*SCHEMES, *([] if workload.parts is None else [GIVEN]), *workload.columns))
-        choose(f"partition of {workload.name}", name, known)
+        try:
+            choose(f"partition of {workload.name}", name, known)
+        except ValueError as error:
+            raise ValueError(f"{error}; what is no scheme is a column of train, of texts or numbers") from None
         _check_complete(workload.columns[name], name)
         values, owner = np.unique(workload.columns[name], return_inverse=True)
         parts = [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(len(values))]

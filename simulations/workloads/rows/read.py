@@ -102,6 +102,8 @@ def _table(table: Table, columns: Columns) -> Rows:
         for name, column in groups.items()
         if column.ndim == 1 and (name in columns.more or name in wanted or name not in inputs)
     }
+    if not wanted and getattr(table.targets, "name", None) is not None and np.ndim(found) == 1:  # of a Series
+        groups.setdefault(str(table.targets.name), text_of(np.asarray(found)))
     if lists := [name for name in columns.more if name in table.columns and name not in groups]:
         raise ValueError(f"{what}: column {lists[0]!r} holds lists: give each row its client, a text or a number")
     left = tuple(name for name in table.columns if name not in (*inputs, *wanted, *columns.more))

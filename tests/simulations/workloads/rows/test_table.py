@@ -144,10 +144,9 @@ def _linear() -> nn.Module:
 
 
 def test_each_class_is_a_client(tmp_path):
-    for frame in (FRAME, FRAME.assign(label=FRAME.label.map({0: "x", 1: "y", 2: "z"}))):
-        run = quick(
-            tmp_path / str(frame.label[0]), model=_linear, train=frame, test=frame, partition="label", clients=None
-        )
+    texts = FRAME.label.map({0: "x", 1: "y", 2: "z"})
+    for number, frame in enumerate((FRAME, FRAME.assign(label=texts), (FRAME[["a", "b", "c"]], texts))):
+        run = quick(tmp_path / str(number), model=_linear, train=frame, test=frame, partition="label", clients=None)
         assert run.summary["clients"] == 3
 
 
