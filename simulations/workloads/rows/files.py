@@ -1,7 +1,8 @@
 """Files of tables, as programs write them, through pyarrow: .csv, .tsv, .jsonl and .parquet, in capitals or not."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,29 @@ def _delimiter(sample: str, candidates: str) -> str:
     """The one that the header has most of, outside of quotes; the first for a header without any."""
     header = re.sub(r'"[^"]*"', "", sample.splitlines()[0] if sample else "")
     return max(candidates, key=header.count)
+
+
+def published_of(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Names of classes by column that the ``datasets`` library left in a schema of pyarrow."""
+    features = features_of(schema)
+    return {
+        name: tuple(map(str, feature["names"]))
+        for name, feature in features.items()
+        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" and feature.get("names")
+    }
+
+
+def features_of(schema: Any) -> dict[str, Any]:
+    """The description of each column that the ``datasets`` library left in a schema of pyarrow."""
+    info = metadata_of(schema, b"huggingface").get("info")
+    found = info.get("features") if isinstance(info, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def metadata_of(holder: Any, key: bytes) -> dict[str, Any]:
+    """What a library left in a schema or table of pyarrow; nothing for what it cannot have left."""
+    try:
+        found = json.loads((getattr(holder, "schema", holder).metadata or {}).get(key, b"{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -13,7 +13,7 @@ from typing import Any
 from simulations.workloads.base.cache import digest_files
 from simulations.workloads.base.mirror import find_folder, find_splits, load_from_hub, open_parquet
 from simulations.workloads.base.workload import Options
-from simulations.workloads.rows.table import features_of
+from simulations.workloads.rows.files import features_of
 
 ROWS_AT_ONCE = 1000
 

@@ -14,7 +14,7 @@ from simulations.workloads.rows.files import is_table_file
 from simulations.workloads.rows.form import Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.rows.images import read_image_folder, stack
 from simulations.workloads.rows.table import LABEL, Table, agreed, check_finite, find_inputs, is_table, text_of
-from simulations.workloads.rows.transform import AT_ONCE, check_same_item
+from simulations.workloads.rows.transform import AT_ONCE, PROBES, check_same_item, prefers_texts
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a .csv or .parquet file "
@@ -30,13 +30,26 @@ def read_splits(splits: Mapping[str, Any], columns: Columns) -> tuple[dict[str, 
     """
     opened = {name: open_data(data, name) for name, data in splits.items()}
     if tables := [data for data in opened.values() if isinstance(data, Table)]:
-        columns = agreed(tables, columns)
+        columns = _with_texts(tables[-1], agreed(tables, columns))
     test = read_rows(opened["test"], columns, "test")
     later = replace(columns, like=test)
     return {
         "test": test,
         **{name: read_rows(data, later, name) for name, data in opened.items() if name != "test"},
     }, later
+
+
+def _with_texts(table: Table, columns: Columns) -> Columns:
+    """The inputs of a file as texts, where they look like numbers and the transform takes texts."""
+    names = columns.inputs or ()
+    if columns.transform is None or not table.is_csv or any(name in columns.texts for name in names):
+        return columns
+    values = [table.values(name)[:PROBES] for name in names]
+    if any(value.dtype.kind not in "iuf" or value.ndim > 1 for value in values):
+        return columns
+    numbers = torch.from_numpy(np.stack(values, axis=1).astype(np.float32))
+    texts = prefers_texts(columns.transform, numbers, [list(map(str, value.tolist())) for value in values])
+    return replace(columns, texts=(*columns.texts, *names)) if texts else columns
 
 
 def open_data(data: Any, what: str) -> Any:

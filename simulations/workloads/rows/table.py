@@ -1,6 +1,5 @@
 """Data with columns: files of tables, pandas tables, ``datasets.Dataset``, by the names of their columns."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedlsg.choices import did_you_mean
-from simulations.workloads.rows.files import DELIMITERS, read_file
+from simulations.workloads.rows.files import DELIMITERS, metadata_of, published_of, read_file
 from simulations.workloads.rows.form import Columns
 
 LABEL = "label"
@@ -60,7 +59,7 @@ class Table:
         else:
             data, published = _as_arrow(data)
             names, values = data.column_names, list(data.columns)
-            indexes = [name for name in _metadata(data, b"pandas").get("index_columns", []) if isinstance(name, str)]
+            indexes = [name for name in metadata_of(data, b"pandas").get("index_columns", []) if isinstance(name, str)]
         names = [str(name).strip() for name in names]
         indexes += [name for name in names if INDEX.fullmatch(name)]
         if twice := [name for name in names if names.count(name) > 1 and name not in indexes]:
@@ -92,6 +91,11 @@ class Table:
         """A column of numbers (N, ...), missing ones NaN; else of things (N,), missing ones None."""
         return _values(self.columns[name], f"{self.what}: column {name!r}")
 
+    @property
+    def is_csv(self) -> bool:
+        """Whether the columns come from a file that does not say their types."""
+        return self.path is not None and self.path.suffix.lower() in DELIMITERS
+
     def is_text(self, name: str) -> bool:
         """Whether a column holds texts."""
         return str(getattr(self.columns[name], "type", "")) in ("string", "large_string", "string_view")
@@ -100,7 +104,7 @@ class Table:
         """The table with these columns as texts, as the file has them. Raises ValueError where there is none."""
         if not names:
             return self
-        if self.path is None or self.path.suffix.lower() not in DELIMITERS:
+        if not self.is_csv or self.path is None:
             raise ValueError(
                 f"{self.what}: column {names[0]!r} has numbers, and texts in the other data: give both one kind"
             )
@@ -173,32 +177,6 @@ def check_finite(values: np.ndarray, names: Sequence[str], what: str) -> None:
 def text_of(values: np.ndarray) -> np.ndarray:
     """A column of things as one of texts, where all are: numpy sorts them faster. Others as they are."""
     return values.astype(str) if values.dtype.kind == "O" and all(isinstance(one, str) for one in values) else values
-
-
-def published_of(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Names of classes by column that the ``datasets`` library left in a schema of pyarrow."""
-    features = features_of(schema)
-    return {
-        name: tuple(map(str, feature["names"]))
-        for name, feature in features.items()
-        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" and feature.get("names")
-    }
-
-
-def features_of(schema: Any) -> dict[str, Any]:
-    """The description of each column that the ``datasets`` library left in a schema of pyarrow."""
-    info = _metadata(schema, b"huggingface").get("info")
-    found = info.get("features") if isinstance(info, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _metadata(holder: Any, key: bytes) -> dict[str, Any]:
-    """What a library left in a schema or table of pyarrow; nothing for what it cannot have left."""
-    try:
-        found = json.loads((getattr(holder, "schema", holder).metadata or {}).get(key, b"{}"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _as_arrow(data: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulations.workloads.rows.files import published_of
 from simulations.workloads.rows.hub import Part
-from simulations.workloads.rows.table import published_of
 
 
 @dataclass(frozen=True, kw_only=True)

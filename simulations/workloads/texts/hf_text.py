@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused
+from simulations.workloads.rows.files import published_of
 from simulations.workloads.rows.form import describe_data
 from simulations.workloads.rows.hub import find_set
-from simulations.workloads.rows.table import published_of
 from simulations.workloads.rows.texts import Columns, check_columns
 from simulations.workloads.texts.glue import DEFAULTS, METHOD_DEFAULTS
 from simulations.workloads.texts.text_workload import USED, text_workload

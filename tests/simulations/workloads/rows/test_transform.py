@@ -173,15 +173,22 @@ def _fail(texts):
     raise ValueError("too long")
 
 
-def test_numbers_where_texts_were_meant_are_said(tmp_path):
-    """A column of short answers such as 12 in a file is read as numbers."""
+@pytest.mark.parametrize("count", [lambda text: text.count("1"), len])
+def test_texts_that_look_like_numbers_are_texts_where_the_transform_takes_texts(count, tmp_path, monkeypatch):
+    """A column of short answers such as 12: as numbers, the transform fails, or counts something else in silence."""
     path = tmp_path / "rows.csv"
-    path.write_text("text,label\n" + "".join(f"{place % 20},{place % 3}\n" for place in range(30)))
-    with refused(
-        "transform fails: AttributeError", "what looks like numbers in a file is read as numbers", "dtype=str"
-    ):
-        load(
-            workload(
-                train=path, test=path, inputs="text", transform=lambda part: torch.ones(len(part), part[0].strip())
-            )
-        )
+    path.write_text("text,label\n" + "".join(f"0{place % 20},{place % 3}\n" for place in range(30)))
+    given = {"train": path, "test": path, "inputs": "text"}
+    change = lambda part: torch.tensor([[float(count(text))] for text in part])  # noqa: E731
+    made = load(workload(**given, transform=change))
+    expected = [[float(count(f"0{place % 20}"))] for place in range(30)]
+    assert made.train.batch(torch.arange(30))[0].tolist() == expected
+    assert made.read(path, tmp_path).batch(torch.arange(30))[0].tolist() == expected
+    numbers = load(workload(**given, transform=lambda part: part / 10))
+    assert numbers.train.batch(torch.arange(3))[0].tolist() == (torch.arange(3)[:, None] / 10).tolist()
+    monkeypatch.setattr("simulations.workloads.rows.read.prefers_texts", lambda *given: False)  # negative control
+    if count is len:
+        assert load(workload(**given, transform=change)).train.batch(torch.arange(30))[0].tolist() != expected
+    else:
+        with refused("transform fails: ", "what looks like numbers in a file is read as numbers", "dtype=str"):
+            load(workload(**given, transform=change))
