@@ -5,6 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
 
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".tab": "\t"}
 JSON, PARQUET = (".jsonl", ".ndjson"), (".parquet", ".pq")
@@ -102,6 +105,15 @@ def _delimiter(sample: str, candidates: str) -> str:
     """The one that the header has most of, outside of quotes; the first for a header without any."""
     header = re.sub(r'"[^"]*"', "", sample.splitlines()[0] if sample else "")
     return max(candidates, key=header.count)
+
+
+def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """``inputs`` and ``labels`` of a file of numpy. Raises ValueError for another file."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            return file["inputs"], file["labels"]
+    except (KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: expected arrays inputs and labels by numpy.savez ({error})") from None
 
 
 def published_of(schema: Any) -> dict[str, tuple[str, ...]]:

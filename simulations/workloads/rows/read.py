@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.randomness import own_draws, seed_draws
-from simulations.workloads.rows.files import is_table_file
+from simulations.workloads.rows.files import is_table_file, read_npz
 from simulations.workloads.rows.form import Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.rows.images import read_image_folder, stack
 from simulations.workloads.rows.table import LABEL, Table, agreed, check_finite, find_inputs, is_table, text_of
@@ -79,8 +79,7 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
         if not data.exists():
             raise FileNotFoundError(f"{what}={str(data)!r}: there is no such file or folder (from {Path.cwd()})")
         if data.suffix.lower() == ".npz":
-            with data.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                return _pair(file["inputs"], file["labels"], columns, what)
+            return _pair(*read_npz(data), columns, what)
     elif isinstance(data, tuple | list) and len(data) == 2:
         return _pair(data[0], data[1], columns, what)
     elif isinstance(data, Mapping) and data and all(map(is_table, data.values())):  # a DatasetDict

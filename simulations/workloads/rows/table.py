@@ -241,6 +241,9 @@ def _values(column: Any, called: str) -> np.ndarray:
     if not isinstance(column, pa.ChunkedArray):
         return _of_things(list(column), called)
     kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):  # arrays of the datasets library, which say their numbers' type
+        made = _of_things(column.to_pylist(), called)
+        return made.astype(str(getattr(kind, "value_type", made.dtype))) if made.dtype.kind in "iuf" else made
     if kinds.is_decimal(kind) or kinds.is_null(kind) or (kinds.is_boolean(kind) and column.null_count):
         column = column.cast(pa.float64()) if not kinds.is_boolean(kind) else column.cast(pa.uint8()).cast(pa.float64())
     elif kinds.is_temporal(kind):
@@ -269,7 +272,9 @@ def _of_things(things: list[Any], called: str) -> np.ndarray:
         return np.asarray(things)
     if things and (isinstance(things[0], list | tuple) or hasattr(things[0], "shape")):
         try:
-            return np.stack([np.asarray(one) for one in things])
+            made = np.stack([np.asarray(one) for one in things])
+            lacking = made.dtype.kind == "O" and all(one is None or isinstance(one, int | float) for one in made.flat)
+            return made.astype(np.float64) if lacking else made  # None becomes NaN
         except (ValueError, TypeError):
             raise ValueError(f"{called} holds lists of different lengths: give every row one shape") from None
     column = np.empty(len(things), dtype=object)

@@ -76,3 +76,12 @@ def test_a_damaged_file_is_named(data, words, tmp_path):
 def test_a_column_may_be_read_as_text(tmp_path):
     path = written(tmp_path, "a.csv", b"a,b\n007,1\n8,2\n")
     assert files.read_file(path, "train", ["a"]).to_pydict() == {"a": ["007", "8"], "b": [1, 2]}
+
+
+def test_files_of_numpy(tmp_path):
+    np.savez(tmp_path / "a.npz", inputs=np.ones((2, 3)), labels=np.arange(2))
+    assert [part.shape for part in files.read_npz(tmp_path / "a.npz")] == [(2, 3), (2,)]
+    np.savez(tmp_path / "b.npz", x=np.ones(2))
+    for path in (tmp_path / "b.npz", written(tmp_path, "c.npz", b"text"), written(tmp_path, "d.npz", b"PK\3\4")):
+        with refused("cannot be read: expected arrays inputs and labels by numpy.savez"):
+            files.read_npz(path)
