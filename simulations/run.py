@@ -159,6 +159,8 @@ def announce(plan: Plan, console: Console) -> None:
         f"{shown(s.method)}, engine {s.engine}",
         console,
     )
+    if plan.workload.said:
+        print_line(plan.workload.said, console)
     if s.sampling == "shuffle":
         print_line(CLAIM, console)
     if words := features_line({"features": plan.workload.features}):

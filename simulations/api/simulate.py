@@ -133,7 +133,11 @@ def _run(
 def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
     """Raise ValueError if a resumed run is given other settings than those that it has: it would not follow them."""
     kept = values_of(directory.read_config())
-    said = {name: value for name, value in from_root(parse(given)).items() if name not in ("preset", "data_dir")}
+    said = {
+        name: value
+        for name, value in from_root(parse(given)).items()
+        if name not in ("preset", "data_dir", "data_root")
+    }
     if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 

@@ -8,7 +8,7 @@ from fedlsg.user_code import shown
 from simulations.callbacks.callback import Columns
 from simulations.rundir.tables import scalars_of
 
-PLACES = ("run_dir", "data_dir", "callbacks")
+PLACES = ("run_dir", "data_dir", "data_root", "callbacks")
 RESULTS = (
     "accuracy", "loss", "private", "epsilon_max", "epsilon_median", "delta", "rounds", "uplink_bytes", "downlink_bytes",
 )  # fmt: skip

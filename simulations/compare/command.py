@@ -241,7 +241,9 @@ def _command() -> str:
 
 def published(grid: Grid) -> Grid:
     """The grid without the folders of this machine."""
-    return replace(grid, settings={name: value for name, value in grid.settings.items() if name != "data_dir"})
+    return replace(
+        grid, settings={name: value for name, value in grid.settings.items() if name not in ("data_dir", "data_root")}
+    )
 
 
 def _read(file: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from simulations.workloads import Split
 
 HARMLESS = frozenset({
     "engine", "device", "threads", "client_cpus", "client_gpus", "workers", "data_from",
-    "round_timeout", "client_timeout", "data_dir", "run_dir", "evaluate_every", "evaluate_clients", "record_updates",
+    "round_timeout", "client_timeout", "data_dir", "data_root", "run_dir", "evaluate_every", "evaluate_clients",
+    "record_updates",
 })  # fmt: skip
 """Settings that a resumed run may change: they change neither a random draw nor the meaning of a ledger entry."""
 

@@ -29,6 +29,9 @@ def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
         path = value.removeprefix(DATA)
         if path not in ("", value, *workloads.names()) and Path(path).expanduser().exists():
             found[name] = f"{DATA}{Path(path).expanduser().resolve()}"
+    own = workloads.own(str(found.get("workload", "")))
+    if own is not None and own.has_relative_paths:
+        found["data_root"] = str(Path(str(found.get("data_root") or ".")).expanduser().resolve())
     trace = Path(str(found.get("availability", ""))).expanduser()
     if trace.is_file():
         found["availability"] = str(trace.resolve())

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLACES = frozenset({"run_dir", "data_dir", "public_rows"})
+PLACES = frozenset({"run_dir", "data_dir", "data_root", "public_rows"})
 """Settings that name, or may name, folders of this machine."""
 NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availability")
 """Settings of which a page shows the name of a file, without its folder."""

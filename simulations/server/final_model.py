@@ -1,6 +1,6 @@
 """The model of a finished run as plain tensors, and what config.json says of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -40,7 +40,7 @@ def final_model(base: Base, state: ServerState) -> FinalModel:
 def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
     """What a reader needs to build the module again, and to know what was trained."""
     s, model = base.settings, state.model
-    options = {f.name: getattr(s, f.name) for f in fields(Options) if f.name != "model"}
+    options = {f.name: getattr(s, f.name) for f in fields(Options) if f.name not in ("model", "data_root")}
     return {
         "format": FORMAT,
         "fedlsg": version(),
@@ -52,12 +52,21 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
         "averaged": state.average is not None,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "options": {name: value for name, value in options.items() if value is not None},
+        **({"data": dict(base.workload.data)} if base.workload.data else {}),
         "public_data": public_data_of(base),
         "rows_behind": sorted(set().union(*map(rows_behind, starts_of(s).values()))),  # should those be moved later
         "trained": list(trainable(model)),
         "lora": lora_facts(model, base.method.carrier.scale),
-        "transformers": describe(model),
+        "transformers": _with_labels(describe(model), base.workload.data.get("classes", ())),
     }
+
+
+def _with_labels(said: dict[str, Any] | None, classes: Sequence[str]) -> dict[str, Any] | None:
+    """What ``describe`` said, with the names of the classes as transformers keeps them."""
+    if said is None or not classes:
+        return said
+    names = {"id2label": dict(enumerate(classes)), "label2id": {name: number for number, name in enumerate(classes)}}
+    return {**said, "config": {**said["config"], **names}}
 
 
 def public_data_of(base: Base) -> list[str]:

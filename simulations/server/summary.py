@@ -78,6 +78,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "loss": o.score.loss,
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
         **({"normalised": dict(plan.workload.normalised)} if plan.workload.normalised else {}),
+        **({"data": dict(plan.workload.data)} if plan.workload.data else {}),
         **({"probe_source": plan.probe_source.name} if plan.method.carrier.source is not None else {}),
         **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
         **_privacy(plan, o),

@@ -53,6 +53,9 @@ class Settings:
     ] = None
     seed: Annotated[int, Setting("Public seed: initial weights, partition, carriers, masks.", at_least=0)] = 0
     data_dir: Annotated[str | None, Setting("Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None
+    data_root: Annotated[
+        str | None, Setting("Where relative paths of your data begin; default the working folder.")
+    ] = None
     dataset: Annotated[str | None, Setting("Name of your own data set, for hf-image and hf-text.")] = None
     subset: Annotated[str | None, Setting("Subset of your own data set.")] = None
     input_columns: Annotated[str | None, Setting("Columns of the inputs, with commas.", aliases=("columns",))] = None

@@ -34,8 +34,8 @@ from simulations.workloads.features.workload import check_options, with_features
 from simulations.workloads.images import digits, hf_image, imagenet
 from simulations.workloads.images.image_sets import IMAGE_SETS
 from simulations.workloads.own.workload import Workload, make
-from simulations.workloads.own_rows import read as read_rows
 from simulations.workloads.partition import check_disjoint
+from simulations.workloads.rows.client import read as read_rows
 from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 

@@ -116,7 +116,11 @@ def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n
         check_disjoint(parts, size)
     else:
         known = dict.fromkeys((*SCHEMES, *([] if workload.parts is None else [GIVEN]), *workload.columns))
-        choose(f"partition of {workload.name}", name, known)
+        try:
+            choose(f"partition of {workload.name}", name, known)
+        except ValueError as error:
+            raise ValueError(f"{error}; what is no scheme is a column of train, of texts or numbers") from None
+        _check_complete(workload.columns[name], name)
         values, owner = np.unique(workload.columns[name], return_inverse=True)
         parts = [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(len(values))]
     if empty := [client for client, part in enumerate(parts) if not len(part)]:
@@ -127,6 +131,18 @@ def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n
             "others out of the training data"
         )
     return [part.sort().values for part in parts]
+
+
+def _check_complete(values: np.ndarray, name: str) -> None:
+    """Raise ValueError, naming the row, unless each row names its client."""
+    for row, value in enumerate(values.tolist()):
+        if value is None or value != value or (isinstance(value, str) and not value.strip()):
+            raise ValueError(
+                f"partition={name}: row {row} has a missing value ({value!r}): give each row its client, or leave the "
+                "row out"
+            )
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"partition={name}: row {row} has {type(value).__name__}: expected a text or a number")
 
 
 def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) -> None:

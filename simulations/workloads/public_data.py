@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from simulations import workloads
-from simulations.workloads import LoadedWorkload, Options, Progress, Split, own_rows, silent
+from simulations.workloads import LoadedWorkload, Options, Progress, Split, silent
 from simulations.workloads.base.cache import cache_folder
 from simulations.workloads.base.synthetic import Pixels, find_pixels
 from simulations.workloads.base.workload import NoRows
-from simulations.workloads.own.read import read_rows
-from simulations.workloads.own.rows import Columns
+from simulations.workloads.rows import client
+from simulations.workloads.rows.form import Columns
+from simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
 ANYWHERE = ("hf-image", "hf-text")
@@ -119,7 +120,7 @@ def _by_path(path: Path, workload: LoadedWorkload, cache: Path, say: Progress, g
         return _images(path, workload.pixels, say, given)
     if workload.read is not None:
         return PublicRows(workload.read(path, cache), None, False)
-    return PublicRows(own_rows.read(path, workload, cache), None, False)
+    return PublicRows(client.read(path, workload, cache), None, False)
 
 
 def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows:

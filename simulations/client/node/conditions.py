@@ -70,7 +70,7 @@ def usable(settings: Settings, terms: Terms) -> Settings:
         settings = with_own_columns(settings, terms)
     _refuse_paths(settings)
     settings = _own_weights(settings, terms)
-    settings = replace(settings, data_dir=None)  # the server's folders are not this client's
+    settings = replace(settings, data_dir=None, data_root=None)  # the server's folders are not this client's
     return _with_clients(settings, terms, own=own)
 
 

@@ -58,6 +58,7 @@ class Options:
     max_length: int | None = None
     train_rows: int | None = None
     holdout: float | None = None
+    data_root: str | None = None
 
 
 EVERYWHERE = (
@@ -252,6 +253,8 @@ class LoadedWorkload:
     raw: the workload whose inputs became these features; None for inputs as they are.
     left_out: training rows that train_rows or holdout took away. They are as private as the others.
     normalised: mean and deviation of each column or channel that inputs were normalised by, with normalise=public.
+    data: how rows of a user's own were read, for whoever uses the model: columns, classes, scale. All of it public.
+    said: the same in one line for the owner of the data, with the number of rows.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -279,6 +282,8 @@ class LoadedWorkload:
     raw: "LoadedWorkload | None" = None
     left_out: "tuple[Split, ...]" = ()
     normalised: Mapping[str, list[float]] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    said: str = ""
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

@@ -7,21 +7,18 @@ which publishes the number of classes: it is never counted in the examples, whic
 """
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.base.mirror import find_folder, find_splits, load_from_hub, open_parquet
+from simulations.workloads.base.cache import cache_folder, load_or_build
 from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused
 from simulations.workloads.images.augment import PAD, flip_crop
-from simulations.workloads.images.decode import ROWS_AT_ONCE, Rows, Shape, Source, decode, is_image, parquet_source
 from simulations.workloads.images.image_sets import CIFAR10, ImageSet, image_workload
+from simulations.workloads.rows.decode import Shape, decode
+from simulations.workloads.rows.form import describe_data
+from simulations.workloads.rows.hub import find_set
 
 USED = ("dataset", "subset", "input_columns", "label_column", "test_split")
 DEFAULTS, METHOD_DEFAULTS = CIFAR10.defaults, CIFAR10.method_defaults
@@ -41,10 +38,6 @@ class Columns:
     num_classes: int
 
 
-Found = tuple[Columns, Mapping[str, Sequence[Source]], str]
-"""The sources of a data set: columns, encoded images by split, and a key that depends on the whole content."""
-
-
 def load(request: Request) -> LoadedWorkload:
     """Load the workload; inputs are (B, channels, side, side) in -1..1. The first load decodes.
 
@@ -61,10 +54,14 @@ def load(request: Request) -> LoadedWorkload:
     if options.dataset is None:
         raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
-    folder = find_folder(options.dataset, options.subset, data_dir=request.data_dir)
     splits = {"test": test_split} if request.public_only else {"train": "train", "test": test_split}
-    columns, sources, key = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
-    build = partial(decode, options.dataset, sources, num_classes=columns.num_classes, progress=progress)
+    found = find_set(options, request.data_dir, splits)
+    columns = choose_columns(found.first.features, options, found.place)
+    read = (columns.image, columns.label)
+    key = hashlib.sha256(f"uint8 nchw, version 2: {columns}, {test_split} {found.digest(read)}".encode()).hexdigest()[
+        :32
+    ]
+    build = partial(decode, options.dataset, found.splits, read, num_classes=columns.num_classes, progress=progress)
     arrays = load_or_build(cache_folder(request.cache_dir), f"hf-image-{key}", build, progress=progress)
     _, channels, side, _ = arrays["test_images"].shape
     images = ImageSet(
@@ -80,7 +77,10 @@ def load(request: Request) -> LoadedWorkload:
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
     )
-    return image_workload(images, arrays)
+    names = found.first.features[columns.label].get("names") or ()
+    data = {"inputs": [columns.image], "targets": [columns.label], "classes": list(map(str, names))}
+    sizes = {split: sum(part.size for part in parts) for split, parts in found.splits.items()}
+    return replace(image_workload(images, arrays), data=data, said=describe_data(sizes, data))
 
 
 def choose_columns(features: Features, options: Options, place: str) -> Columns:
@@ -122,74 +122,3 @@ def _kind(feature: Any) -> str:
         return "list"
     kind = str(feature.get("_type", "struct"))
     return str(feature["dtype"]) if kind == "Value" and "dtype" in feature else kind
-
-
-def _in_mirror(folder: Path, options: Options, splits: Mapping[str, str]) -> Found:
-    """``splits``: the data set's own names of the splits, by ours."""
-    shards = find_splits(folder, tuple(splits.values()))
-    first = next(iter(shards.values()))[0]
-    columns = choose_columns(_features(first), options, str(folder))
-    sources = {
-        name: [parquet_source(path, columns.image, columns.label) for path in shards[split]]
-        for name, split in splits.items()
-    }
-    files = [file for paths in shards.values() for file in paths]
-    return columns, sources, digest_files(files, salt=_salt(columns, splits["test"]))
-
-
-def _features(path: Path) -> Features:
-    """Features as the shard's own metadata declares them; columns without a declaration by their arrow type."""
-    schema = open_parquet(path).schema_arrow
-    try:
-        declared = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        declared = {}
-    plain = {
-        field.name: {"_type": "Image"} if is_image(field.type) else {"_type": "Value", "dtype": str(field.type)}
-        for field in schema
-    }
-    return {name: declared.get(name, feature) for name, feature in plain.items()}
-
-
-def _on_hub(options: Options, splits: Mapping[str, str]) -> Found:
-    """The data set through ``datasets.load_dataset``, which keeps its own copy of what it downloads."""
-    loaded = load_from_hub(str(options.dataset), options.subset, tuple(splits.values()))
-    from datasets import Image
-
-    columns = choose_columns(loaded[next(iter(splits.values()))].features.to_dict(), options, str(options.dataset))
-    stored = {
-        name: loaded[split]
-        .select_columns([columns.image, columns.label])
-        .cast_column(columns.image, Image(decode=False))
-        for name, split in splits.items()
-    }
-    digest = hashlib.sha256(_salt(columns, splits["test"]).encode())
-    sources = {}
-    for name, split in stored.items():
-        batches = partial(_hub_batches, split, columns)
-        sources[name] = [Source(place=f"{options.dataset}, {name} split", size=len(split), batches=batches)]
-        digest.update(f"\n{name} {len(split)}\n".encode())
-        for images, labels in batches():
-            for image in images:
-                digest.update(hashlib.sha256(image or b"").digest())
-            digest.update(labels.tobytes())
-    return columns, sources, digest.hexdigest()[:32]
-
-
-def _hub_batches(split: Any, columns: Columns) -> Iterator[Rows]:
-    """Encoded images (of those stored by path, the file) and labels, some rows at a time."""
-    for start in range(0, len(split), ROWS_AT_ONCE):
-        rows = split[start : start + ROWS_AT_ONCE]
-        images = [_content(image) for image in rows[columns.image]]
-        yield images, np.array([-1 if label is None else label for label in rows[columns.label]], dtype=np.int64)
-
-
-def _content(image: Mapping[str, Any] | None) -> bytes | None:
-    if image is None or image["bytes"] is not None or not image["path"]:
-        return None if image is None else image["bytes"]
-    file = Path(image["path"])
-    return file.read_bytes() if file.is_file() else None
-
-
-def _salt(columns: Columns, test_split: str) -> str:
-    return f"hf-image uint8 nchw, version 1: {columns}, {test_split}"

@@ -30,7 +30,8 @@ from simulations.workloads.base.workload import (
     silent,
 )
 from simulations.workloads.images.augment import crop, flip_crop
-from simulations.workloads.images.decode import Shape, decode, parquet_source
+from simulations.workloads.rows.decode import Shape, decode
+from simulations.workloads.rows.hub import of_shards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +82,9 @@ class ImageSet:
 
     def decode(self, shards: Mapping[str, Sequence[Path]], progress: Progress) -> dict[str, np.ndarray]:
         """The images and labels of parquet files, by split; see ``decode``."""
-        sources = {
-            split: [parquet_source(path, self.image_column, self.label_column) for path in paths]
-            for split, paths in shards.items()
-        }
-        return decode(self.name, sources, num_classes=self.num_classes, shape=self.shape, progress=progress)
+        columns = (self.image_column, self.label_column)
+        parts = of_shards(shards).splits
+        return decode(self.name, parts, columns, num_classes=self.num_classes, shape=self.shape, progress=progress)
 
 
 def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray]) -> LoadedWorkload:

@@ -7,7 +7,7 @@ an account, so download it and unpack it first. Channel statistics are published
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from simulations.workloads.base.mirror import data_root
 from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.base.workload import LoadedWorkload, NoRows, Request, Split, refuse_unused, rescale
 from simulations.workloads.images.augment import flip_crop
-from simulations.workloads.own.image_folder import SUFFIXES
+from simulations.workloads.rows.images import list_images, open_image
 
 NAME, SIDE, SHORTER = "imagenet", 224, 256
 """Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the middle is used."""
@@ -63,18 +63,26 @@ class ImageFiles:
 def load(request: Request) -> LoadedWorkload:
     """Load the workload; inputs are (B, 3, 224, 224), ``(pixel / 255 - mean) / std`` in each channel.
 
-    Raises FileNotFoundError, naming the folder, where there are no images of a split or of a class; ValueError for a
-    class of ``val`` that ``train`` has not.
+    Raises FileNotFoundError, naming the folder, where there are no images of a split; ValueError for a class without
+    images, and for one of ``val`` that ``train`` has not.
     """
     refuse_unused(request.options, workload=NAME)
     root = _root(data_root(request.data_dir))
-    classes = _classes(root / ("val" if request.public_only else "train"))
+    splits: dict[str, Split] = {}
+    classes: list[str] = []
     offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
     prepare = partial(rescale, offset=offset, scale=1 / scale)
-    splits = {}
     for name in ("val",) if request.public_only else ("train", "val"):
         request.progress(f"{NAME}: listing the images of {name}")
-        paths, labels = _list(root / name, classes)
+        files = _list(root / name)
+        classes = classes or list(files)
+        if unknown := sorted(set(files) - set(classes)):
+            raise ValueError(
+                f"{root / name} has the class {unknown[0]}, which train has not: both need the same class folders"
+            )
+        paths = np.array([os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])])
+        labels = torch.tensor([len(files.get(label, [])) for label in classes])
+        labels = torch.arange(len(classes)).repeat_interleave(labels)
         splits[name] = Split(inputs=ImageFiles(root=root / name, paths=paths), labels=labels, prepare=prepare)
     pixels = Pixels(form=(3, SIDE, SIDE), prepare=prepare)
     available = dict(models.vision(3, SIDE, len(classes)))
@@ -102,44 +110,27 @@ def _root(data: Path | None) -> Path:
     return data / NAME if (data / NAME).is_dir() else data
 
 
-def _classes(folder: Path) -> list[str]:
-    found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
+def _list(folder: Path) -> dict[str, list[str]]:
+    """Paths of images by class, relative to the folder of the class, in the order of their names."""
+    if not folder.is_dir():
+        raise FileNotFoundError(_expected(folder))
+    found, _ = list_images(folder, NAME)
     if len(found) < 2:
-        raise FileNotFoundError(
-            f"expected at least two folders of classes with images in {folder}, as {folder}/n01440764/1.JPEG: unpack "
-            f"{NAME} there, or give --data-dir"
-        )
+        raise FileNotFoundError(_expected(folder))
     return found
 
 
-def _list(folder: Path, classes: Sequence[str]) -> tuple[np.ndarray, Int64[torch.Tensor, " n"]]:
-    """Paths relative to ``folder``, in the order of their names, and the numbers of their classes."""
-    if unknown := sorted(set(_classes(folder)) - set(classes)):
-        raise ValueError(f"{folder} has the class {unknown[0]}, which train has not: both need the same class folders")
-    paths: list[bytes] = []
-    counts = []
-    for name in classes:
-        place = folder / name
-        files = sorted(e.name for e in os.scandir(place)) if place.is_dir() else []
-        own = [os.fsencode(f"{name}/{file}") for file in files if Path(file).suffix.lower() in SUFFIXES]
-        if place.is_dir() and not own:
-            raise FileNotFoundError(
-                f"no images in the class folder {place}: expected {', '.join(sorted(SUFFIXES))}; fill or remove it"
-            )
-        paths += own
-        counts.append(len(own))
-    return np.array(paths), torch.arange(len(classes)).repeat_interleave(torch.tensor(counts))
+def _expected(folder: Path) -> str:
+    return (
+        f"expected at least two folders of classes with images in {folder}, as {folder}/n01440764/1.JPEG: unpack "
+        f"{NAME} there, or give --data-dir"
+    )
 
 
 def _decode(path: Path) -> UInt8[np.ndarray, "3 side side"]:
     from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (SHORTER, SHORTER))  # JPEG: decode at a smaller scale where that is large enough
-            whole = image.convert("RGB")
-    except Exception as error:  # decoders raise OSError, SyntaxError, EOFError, ...
-        raise ValueError(f"cannot decode {path}: {error}; replace or remove it") from None
+    whole = open_image(path, str(path), draft=(SHORTER, SHORTER)).convert("RGB")
     share = SHORTER / min(whole.size)
     width, height = (max(SHORTER, round(share * side)) for side in whole.size)
     left, top = (width - SIDE) // 2, (height - SIDE) // 2

@@ -31,11 +31,11 @@ from simulations.workloads.base.workload import (
     refuse_unused,
     silent,
 )
-from simulations.workloads.own.checks import check_alike, check_targets, check_transform
 from simulations.workloads.own.probe import CheckedDraw
-from simulations.workloads.own.read import read_rows
-from simulations.workloads.own.rows import Columns, Rows
-from simulations.workloads.own.transform import AT_ONCE
+from simulations.workloads.rows.checks import check_alike, check_targets, check_transform
+from simulations.workloads.rows.form import Columns, Rows, describe_data
+from simulations.workloads.rows.read import read_rows, read_splits
+from simulations.workloads.rows.transform import AT_ONCE
 
 MODEL = "own"
 """The name of the only model of a workload, and of a workload without a name."""
@@ -49,8 +49,10 @@ class Workload:
         called with a public random seed: equal weights in every process.
     train, test: ``(inputs, targets)`` of arrays or tensors with one example a row (inputs may be a dict of them, by the
         argument of the model); a torch ``Dataset`` of such pairs with a length; a ``datasets.Dataset`` or a pandas
-        table with columns; the path of a .csv or .parquet file; the path of a folder with a folder of images for each
-        class (and ``metadata.csv`` for more columns, the first ``file_name``). A torch ``Dataset`` is read once, whole.
+        table with columns; a pair of such a table and its targets; the path of a .csv (.tsv, .jsonl) or .parquet file,
+        or of a folder with a folder of images for each class (and ``metadata.csv`` for more columns, one of them
+        ``file_name``). Columns are matched by name. A torch ``Dataset`` is read once, whole. Relative paths begin at
+        the setting ``data_root``, by default the folder in which the run begins.
         Nobody trains on ``test``: it is public, and every reported number is measured on it.
     loss: ``loss(outputs, targets)``, one value an example, shape (B,). Losses of torch in their usual form
         (``nn.CrossEntropyLoss()``, ``F.mse_loss``) are called with reduction "none".
@@ -60,11 +62,13 @@ class Workload:
         columns, of numbers, give targets (N, columns).
     transform: from stored rows to the model's inputs, each row by itself: texts to a dict of tokens padded to one
         length (called once), numbers or images (B, channels, height, width) uint8 to what the model takes (called for
-        each batch). Default: numbers as they are, images divided by 255. Of several columns it gets each.
+        each batch). Default: numbers as they are, images of 8 bits divided by 255. Of several columns it gets each.
     partition: how clients share ``train`` unless a run says otherwise: iid, dirichlet, shards, a column of ``train``
-        (one client for each of its values), or a list of index arrays, one a client.
+        (one client for each of its values; that of the targets, too), or a list of index arrays, one a client.
     num_classes: of integer targets, one an example; default: one more than the largest target of ``test``. Other
         targets, and those of torch's losses that are for no classes (mse_loss), have no accuracy.
+    classes: names of all classes, in the order of their numbers, for targets that are texts. Default: those of
+        ``test``, which is public, in order: training rows, which are private, say nothing of the classes.
     classifier: path of the head in the model, whose last Linear stays dense; default: the last Linear of the model.
     image_size: pixels on a side to which images of a folder are scaled; default: they have one size.
     probe: ``probe(count, generator)``: public inputs as the model takes them, (count, ...), or (inputs, targets): what
@@ -85,6 +89,7 @@ class Workload:
     transform: Callable[..., Any] | None = None
     partition: str | Sequence[Any] = "iid"
     num_classes: int | None = None
+    classes: Sequence[str] | None = None
     classifier: str | None = None
     image_size: int | None = None
     probe: Draw | None = None
@@ -103,6 +108,10 @@ class Workload:
             raise ValueError(f"num_classes={self.num_classes!r}: expected a whole number of 1 or more, or None")
         if not isinstance(self.metrics or {}, Mapping):
             raise ValueError(f"metrics={type(self.metrics).__name__}: expected a dict, such as {{'mae': function}}")
+        if self.classes is not None and (isinstance(self.classes, str) or len({*self.classes}) < len(self.classes)):
+            raise ValueError(
+                f"classes={self.classes!r}: expected a list of different names, in the order of their numbers"
+            )
         if self.probe is not None and not callable(self.probe):
             raise ValueError(f"probe={type(self.probe).__name__}: expected a function probe(count, generator)")
         for name, metric in (self.metrics or {}).items():
@@ -114,6 +123,12 @@ class Workload:
     def models(self) -> Mapping[str, Callable[[], nn.Module]]:
         """The builders by name."""
         return self.model if isinstance(self.model, Mapping) else {MODEL: self.model}
+
+    @property
+    def has_relative_paths(self) -> bool:
+        """Whether data are found from the setting ``data_root``."""
+        places = [Path(data).expanduser() for data in (self.train, self.test) if isinstance(data, str | Path)]
+        return not all(place.is_absolute() for place in places)
 
     @property
     def defaults(self) -> Mapping[str, object]:
@@ -140,7 +155,7 @@ class Workload:
     def load(self, request: Request) -> LoadedWorkload:
         """The splits; without training rows for a server whose clients hold their own."""
         name = self.name or MODEL
-        refuse_unused(request.options, workload=name)
+        refuse_unused(request.options, workload=name, used=("data_root",))
         columns = Columns(
             inputs=_names(self.inputs),
             targets=_names(self.targets),
@@ -148,10 +163,13 @@ class Workload:
             transform=self.transform,
             image_size=self.image_size,
             progress=request.progress,
+            classes=_names(self.classes) or (),
         )
-        test = read_rows(self.test, columns, "test")
-        train = None if request.public_only else read_rows(self.train, columns, "train")
-        later = replace(columns, progress=silent)  # a progress display cannot be sent to another process
+        splits = {"test": self.test} if request.public_only else {"train": self.train, "test": self.test}
+        given = {split: _located(data, request.options.data_root) for split, data in splits.items()}
+        found, later = read_splits(given, columns)
+        test, train = found["test"], found.get("train")
+        later = replace(later, progress=silent)  # a progress display cannot be sent to another process
         loss, classes = per_example_loss(self.loss), self._classes(test)
         check_targets(test, loss, "test")
         check_transform(test, "test")
@@ -160,7 +178,7 @@ class Workload:
             check_alike(train, test)
 
         def read(path: Path, cache: Path) -> Split:
-            """A deployed client's own rows: classes in another order would be other classes."""
+            """A deployed client's own rows, by the columns, classes and scale of the public ones."""
             rows = read_rows(path, later, "data")
             check_targets(rows, loss, "data")
             check_alike(rows, test)
@@ -186,7 +204,13 @@ class Workload:
             read=read,
             synthetic={**own, **({} if pixels is None else image_draws(pixels))},
             pixels=pixels,
-            places=tuple(Path(data).expanduser() for data in (self.train, self.test) if isinstance(data, str | Path)),
+            places=tuple(
+                place
+                for data in (self.train, self.test)
+                if isinstance(place := _located(data, request.options.data_root), Path)
+            ),
+            data=test.facts,
+            said=_said(found, given),
         )
 
     def _classes(self, test: Rows) -> int | None:
@@ -213,7 +237,21 @@ RESERVED = (
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    return (given,) if isinstance(given, str) else None if given is None else tuple(given)
+    return None if given is None else (str(given),) if isinstance(given, str | int) else tuple(map(str, given))
+
+
+def _located(data: Any, root: str | None) -> Any:
+    """A path from the root of relative ones, by default the working folder; other data as they are."""
+    return Path(root or ".").expanduser().resolve() / Path(data).expanduser() if isinstance(data, str | Path) else data
+
+
+def _said(splits: Mapping[str, Rows], given: Mapping[str, Any]) -> str:
+    """What of the data a run uses, in one line."""
+    more = {}
+    for name, data in given.items():
+        where, left = f" of {data.name}" if isinstance(data, Path) else "", splits[name].left_out
+        more[name] = f"{where}, without {', '.join(left)}" if left else where
+    return describe_data({name: len(splits[name].targets) for name in given}, splits["test"].facts, more)
 
 
 def _split(rows: Rows, classes: int | None) -> Split:

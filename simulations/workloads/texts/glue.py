@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from simulations.workloads.base.mirror import find_shards
 from simulations.workloads.base.workload import LoadedWorkload, Request, refuse_unused
-from simulations.workloads.texts.source import Columns, mirrored
+from simulations.workloads.rows.hub import of_shards
+from simulations.workloads.rows.texts import Columns
 from simulations.workloads.texts.text_workload import USED, text_workload
 
 HUB_NAME = "nyu-mll/glue"
@@ -85,10 +87,10 @@ class Task:
         tests = self.tests if request.options.test_split is None else (request.options.test_split,)
         splits = tests if request.public_only else ("train", *tests)
         columns = Columns(inputs=self.inputs, label="label")
-        source = mirrored("glue", self.subset, splits, columns, hub_name=HUB_NAME, data_dir=request.data_dir)
+        shards = find_shards("glue", self.subset, splits, hub_name=HUB_NAME, data_dir=request.data_dir)
         return text_workload(
             self.name,
-            source,
+            of_shards(shards),
             request,
             tests=tests,
             columns=columns,

@@ -5,16 +5,15 @@
 one through ``datasets.load_dataset``.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from simulations.workloads.base.cache import digest_files
-from simulations.workloads.base.mirror import find_folder, find_splits, load_from_hub, open_parquet
 from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused
+from simulations.workloads.rows.files import published_of
+from simulations.workloads.rows.form import describe_data
+from simulations.workloads.rows.hub import find_set
+from simulations.workloads.rows.texts import Columns, check_columns
 from simulations.workloads.texts.glue import DEFAULTS, METHOD_DEFAULTS
-from simulations.workloads.texts.source import Columns, Source, Texts, check_columns, checked, read_parquet
 from simulations.workloads.texts.text_workload import USED, text_workload
 
 LABEL_COLUMN = "label"
@@ -36,9 +35,11 @@ def load(request: Request) -> LoadedWorkload:
         raise ValueError("workload hf-text needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
     splits = (test_split,) if request.public_only else ("train", test_split)
-    folder = find_folder(options.dataset, options.subset, data_dir=request.data_dir)
-    columns, source = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
-    return text_workload(
+    source = find_set(options, request.data_dir, {split: split for split in splits})
+    schema = source.first.schema
+    texts = [field.name for field in schema if str(field.type) in STRINGS]
+    columns = choose_columns(schema.names, texts, options, place=source.place)
+    loaded = text_workload(
         "hf-text",
         source,
         request,
@@ -48,6 +49,13 @@ def load(request: Request) -> LoadedWorkload:
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
     )
+    data = {
+        "inputs": list(columns.inputs),
+        "targets": [columns.label],
+        "classes": list(published_of(schema).get(columns.label, ())),
+    }
+    sizes = {split: sum(part.size for part in parts) for split, parts in source.splits.items()}
+    return replace(loaded, data=data, said=describe_data(sizes, data))
 
 
 def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options, *, place: str) -> Columns:
@@ -66,41 +74,3 @@ def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options,
     columns = Columns(inputs=inputs, label=options.label_column or LABEL_COLUMN)
     check_columns(columns, there, place=place)
     return columns
-
-
-def _in_mirror(folder: Path, options: Options, splits: tuple[str, ...]) -> tuple[Columns, Source]:
-    shards = find_splits(folder, splits)
-    schema = open_parquet(next(iter(shards.values()))[0]).schema_arrow
-    texts = [field.name for field in schema if str(field.type) in STRINGS]
-    columns = choose_columns(schema.names, texts, options, place=str(folder))
-    digest = digest_files([file for files in shards.values() for file in files], salt="")
-    return columns, Source(digest=digest, read=lambda split: read_parquet(shards[split], columns))
-
-
-def _on_hub(options: Options, splits: tuple[str, ...]) -> tuple[Columns, Source]:
-    assert options.dataset is not None
-    loaded = load_from_hub(options.dataset, options.subset, splits)
-    features = loaded[splits[0]].features
-    texts = [name for name, feature in features.items() if getattr(feature, "dtype", None) in STRINGS]
-    columns = choose_columns(list(features), texts, options, place=options.dataset)
-    read = {split: _read(loaded[split], columns, place=f"{options.dataset}, {split}") for split in splits}
-    return columns, Source(digest=digest_texts(read), read=lambda split: read[split])
-
-
-def _read(split: Any, columns: Columns, *, place: str) -> Texts:
-    """One split of the ``datasets`` library."""
-    check_columns(columns, split.column_names, place=place)
-    names = getattr(split.features[columns.label], "names", None)
-    values = {name: list(split[name]) for name in columns.names}
-    return checked(values, columns, tuple(names) if names else None, place=place)
-
-
-def digest_texts(splits: Mapping[str, Texts]) -> str:
-    """32 hex digits that depend on every text and label, and on which split holds them."""
-    digest = hashlib.sha256()
-    for split, texts in splits.items():
-        digest.update(repr((split, len(texts), texts.class_names)).encode() + texts.labels.tobytes())
-        for column in (texts.first, texts.second or []):
-            for text in column:
-                digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
-    return digest.hexdigest()[:32]

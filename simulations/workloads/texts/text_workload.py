@@ -16,9 +16,10 @@ from simulations.workloads.base.cache import cache_folder, digest_files, load_or
 from simulations.workloads.base.mirror import data_root
 from simulations.workloads.base.workload import LoadedWorkload, NoRows, Progress, Request, Split, silent
 from simulations.workloads.features.encoders import text_source
+from simulations.workloads.rows.hub import HubSet, of_shards
+from simulations.workloads.rows.texts import Columns, Texts, check_labels, count_classes, read_texts
 from simulations.workloads.texts import tokens
 from simulations.workloads.texts.bags import WordDraw
-from simulations.workloads.texts.source import Columns, Source, Texts, check_labels, count_classes, read_parquet
 
 DEFAULT_MODEL = "minilm"
 MAX_LENGTH = 128
@@ -30,7 +31,7 @@ USED = ("train_layers", "max_length", "test_split")
 
 def text_workload(
     name: str,
-    source: Source,
+    source: HubSet,
     request: Request,
     *,
     tests: tuple[str, ...],
@@ -53,11 +54,19 @@ def text_workload(
         encoder = text_source(options.features)
     form = _form(encoder, columns, options.max_length, data_root(request.data_dir))
     names = tests if request.public_only else ("train", *tests)
-    parts = (tokens.FORMAT, source.digest, form.digest, form.max_length, columns.names, tests, num_classes)
+    parts = (
+        tokens.FORMAT,
+        source.digest(columns.names),
+        form.digest,
+        form.max_length,
+        columns.names,
+        tests,
+        num_classes,
+    )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def build() -> dict[str, np.ndarray]:
-        texts = {split: source.read(split) for split in names}
+        texts = {split: read_texts(source.splits[split], columns) for split in names}
         classes = _count_classes(name, texts, tests, progress) if num_classes is None else num_classes
         return {"classes": np.array([classes])} | form.tokenise(texts, classes, name, progress)
 
@@ -122,7 +131,9 @@ def _own_rows(name: str, columns: Columns, num_classes: int, form: _Form, paths:
     """A client's own texts of parquet files, tokenised for one model."""
 
     def build() -> dict[str, np.ndarray]:
-        return form.tokenise({"train": read_parquet(paths, columns)}, num_classes, name, silent)
+        return form.tokenise(
+            {"train": read_texts(of_shards({"": paths}).splits[""], columns)}, num_classes, name, silent
+        )
 
     key = digest_files(paths, salt=f"own {tokens.FORMAT} {form.digest} {form.max_length} {columns.names}")
     return form.split("train", load_or_build(cache, f"own-{key}", build, progress=silent))

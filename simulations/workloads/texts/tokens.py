@@ -22,7 +22,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from simulations.workloads.base.workload import Progress, Split
-from simulations.workloads.texts.source import Texts
+from simulations.workloads.rows.texts import Texts
 
 ROWS_AT_ONCE = 10_000
 PADDED_LENGTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)

@@ -52,7 +52,9 @@ def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
     assert len(base(made).parts) == 5  # iid
     with refused("partition=writer has 3 clients, and clients=2: leave clients out"):
         base(made, partition="writer", clients=2)
-    with refused("unknown partition of own 'writr', expected one of iid, dirichlet, shards, writer", "did you mean"):
+    with refused(
+        "unknown partition of own 'writr', expected one of iid, dirichlet, shards, label, writer, ", "did you mean"
+    ):
         base(made, partition="writr")
 
 
@@ -90,9 +92,9 @@ def test_lists_that_are_no_partition_are_refused(case):
 
 
 @pytest.mark.parametrize(("column", "words"), [
-    ([None, *WRITERS[1:]], "column 'writer' has missing values"),
-    ([np.nan, *range(N - 1)], "column 'writer' has missing values"),
-    ([[1]] * N, "column 'writer' has missing values or lists"),
+    ([None, *WRITERS[1:]], "partition=writer: row 0 has a missing value (None)"),
+    ([np.nan, *range(N - 1)], "partition=writer: row 0 has a missing value (nan)"),
+    ([[1]] * N, "column 'writer' holds lists"),
 ])  # fmt: skip
 def test_a_row_without_a_client_is_refused(column, words):
     with refused(words, "give each row its client"):

@@ -21,9 +21,9 @@ from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
 from simulations.server.evaluate import score
 from simulations.workloads import LoadedWorkload, Options, build_model
+from simulations.workloads.rows.texts import Columns, Texts, count_classes
 from simulations.workloads.texts import hf_text, text_workload, tokens
 from simulations.workloads.texts.glue import TASKS
-from simulations.workloads.texts.source import Columns, Texts, count_classes
 from simulations.workloads.texts.tokens import Tokens
 from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split

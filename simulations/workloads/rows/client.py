@@ -15,6 +15,7 @@ import torch
 
 from simulations.workloads.base.mirror import find_splits
 from simulations.workloads.base.workload import LoadedWorkload, Split
+from simulations.workloads.rows.files import read_npz
 
 
 def read(path: Path, workload: LoadedWorkload, cache: Path) -> Split:
@@ -24,9 +25,9 @@ def read(path: Path, workload: LoadedWorkload, cache: Path) -> Split:
     """
     if path.is_dir():
         return _parquet(find_splits(path, ("train",))["train"], workload, cache)
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         return _parquet([path], workload, cache)
-    if path.suffix != ".npz":
+    if path.suffix.lower() != ".npz":
         raise ValueError(f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards")
     return _arrays(path, workload)
 
@@ -41,8 +42,7 @@ def _arrays(path: Path, workload: LoadedWorkload) -> Split:
     one = workload.test.inputs[np.array([0])]
     if not isinstance(one, np.ndarray):
         raise ValueError(f"workload {workload.name} reads .parquet files, not {path}")
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-        inputs, labels = file["inputs"], file["labels"]
+    inputs, labels = read_npz(path)
     if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
         raise ValueError(
             f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in {path}, got {inputs.dtype} "

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedlsg
-from simulations.workloads.own import checks, transform
+from simulations.workloads.rows import checks, transform
 from tests.fedlsg.support.batch_zoo import HONEST_TRANSFORMS, MIXING_TRANSFORMS, X, Y
-from tests.simulations.support.own import build, load, refused
+from tests.simulations.support.own import build, load, refused, workload
 
 REFUSED = "for a row alone than in a batch, which mixes examples: make each row from itself alone"
 
@@ -133,3 +133,62 @@ def test_random_changes_of_an_item_depend_on_no_other(draw):
 def late(self, place):
     """The first item draws nothing."""
     return (X[0], Y[0]) if place == 0 else Items.__getitem__(self, place)
+
+
+TEXTS = [["a", "banana", "cc"][place % 3] for place in range(len(Y))]
+
+
+def test_a_transform_that_pads_to_the_longest_is_refused():
+    def pad(texts):
+        longest = max(map(len, texts))
+        return torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
+
+    with refused('padding="max_length"'):
+        loaded(TEXTS, pad)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda x: x[1:], "give one row an example"),
+    (lambda x: x.undefined, "transform fails: AttributeError"),
+    (lambda x: [1] * len(x), "transform gave inputs as list: expected a tensor, or a dict of tensors by name"),
+])  # fmt: skip
+def test_a_transform_that_fails_is_refused(change, words):
+    with refused(words):
+        loaded(X, change)
+
+
+def test_an_empty_batch_calls_no_transform():
+    """Its failure would tell that a Poisson batch was empty."""
+    train = loaded(X, lambda x: torch.stack([row * 2 for row in x])).train
+    inputs, targets = train.batch(torch.zeros(0, dtype=torch.int64))
+    assert (len(inputs), len(targets)) == (0, 0)
+
+
+def test_a_transform_of_texts_that_fails_is_refused():
+    with refused("transform fails: ValueError: too long"):
+        loaded(TEXTS, _fail)
+
+
+def _fail(texts):
+    raise ValueError("too long")
+
+
+@pytest.mark.parametrize("count", [lambda text: text.count("1"), len])
+def test_texts_that_look_like_numbers_are_texts_where_the_transform_takes_texts(count, tmp_path, monkeypatch):
+    """A column of short answers such as 12: as numbers, the transform fails, or counts something else in silence."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "".join(f"0{place % 20},{place % 3}\n" for place in range(30)))
+    given = {"train": path, "test": path, "inputs": "text"}
+    change = lambda part: torch.tensor([[float(count(text))] for text in part])  # noqa: E731
+    made = load(workload(**given, transform=change))
+    expected = [[float(count(f"0{place % 20}"))] for place in range(30)]
+    assert made.train.batch(torch.arange(30))[0].tolist() == expected
+    assert made.read(path, tmp_path).batch(torch.arange(30))[0].tolist() == expected
+    numbers = load(workload(**given, transform=lambda part: part / 10))
+    assert numbers.train.batch(torch.arange(3))[0].tolist() == (torch.arange(3)[:, None] / 10).tolist()
+    monkeypatch.setattr("simulations.workloads.rows.read.prefers_texts", lambda *given: False)  # negative control
+    if count is len:
+        assert load(workload(**given, transform=change)).train.batch(torch.arange(30))[0].tolist() != expected
+    else:
+        with refused("transform fails: ", "what looks like numbers in a file is read as numbers", "dtype=str"):
+            load(workload(**given, transform=change))

@@ -15,18 +15,30 @@ from fedlsg.own_loop.fills import ROWS
 from fedlsg.own_loop.made_up import Maker, of_fields
 from fedlsg.own_loop.made_up import fields_of as fields
 from fedlsg.randomness import own_draws
+from fedlsg.row_checks import not_finite
 from fedlsg.written import written
 from simulations.workloads.base.workload import Inputs
-from simulations.workloads.own.rows import Prepare, Rows
-from simulations.workloads.own.transform import ONE_SHAPE, PROBES, check_same_rows, fields_of, run_transform
+from simulations.workloads.rows.form import Prepare, Rows
+from simulations.workloads.rows.transform import ONE_SHAPE, PROBES, check_same_rows, fields_of, run_transform
+
+DISTANCES = (
+    "MSELoss", "mse_loss", "L1Loss", "l1_loss", "SmoothL1Loss", "smooth_l1_loss", "HuberLoss", "huber_loss",
+    "PoissonNLLLoss", "poisson_nll_loss",
+)  # fmt: skip
+"""Losses of torch in which the number of a class would be an amount."""
 
 
 def check_targets(rows: Rows, loss: Any, what: str) -> None:
     """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot take."""
     found = rows.targets
-    if found.is_floating_point() and not bool(found.isfinite().all()):
-        raise ValueError(f"{what} targets have missing or infinite values: fill them, or leave the rows out")
+    if found.is_floating_point() and len(bad := not_finite(found)):
+        raise ValueError(
+            f"{what} targets have missing or infinite values, the first in row {int(bad[0])}: fill them, or leave the "
+            "rows out"
+        )
     name = loss.name if isinstance(loss, PerExampleLoss) else ""
+    if rows.classes and name in DISTANCES:
+        raise ValueError(f"{what} targets are classes ({', '.join(rows.classes[:3])}, ...), and {name} takes numbers")
     if name in CLASSES and (found.is_floating_point() or found.dtype == torch.bool) and found.ndim == 1:
         raise ValueError(
             f"{what} targets are {found.dtype}, and {name} takes the number of each class: give integers, 0 to K - 1"
@@ -39,7 +51,9 @@ def check_alike(train: Rows, test: Rows) -> None:
     Shapes of inputs may differ: a model may take images or texts of several sizes.
     """
     if train.classes != test.classes:
-        raise ValueError(f"train has the classes {train.classes}, test has {test.classes}: give both the same")
+        raise ValueError(
+            f"train has the classes {train.classes}, test has {test.classes}: give both numbers, or both the same names"
+        )
     forms = [(str(rows.targets.dtype), tuple(rows.targets.shape[1:])) for rows in (train, test)]
     if forms[0] != forms[1]:
         raise ValueError(f"train targets are {forms[0]}, those of test {forms[1]}: give both one type and shape")

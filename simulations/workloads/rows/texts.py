@@ -1,15 +1,12 @@
-"""Texts and labels of a split, from parquet shards or from the hub's ``datasets`` library, checked on the way."""
+"""Texts and labels of parts of a set of the hub, checked on the way."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from simulations.workloads.base.cache import digest_files
-from simulations.workloads.base.mirror import find_shards, open_parquet
+from simulations.workloads.rows.files import published_of
+from simulations.workloads.rows.hub import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,39 +40,16 @@ class Texts:
         return len(self.labels)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where splits come from: ``read(split)`` gives one, ``digest`` identifies their whole content."""
-
-    digest: str
-    read: Callable[[str], Texts]
-
-
-def mirrored(name: str, subset: str, splits: tuple[str, ...], columns: Columns, **where: Any) -> Source:
-    """Splits of parquet shards; ``name``, ``subset``, ``where`` and errors as ``find_shards``.
-
-    ``read`` raises ValueError for a shard that cannot be read, and for what ``checked`` refuses.
-    """
-    shards = find_shards(name, subset, splits, **where)
-    digest = digest_files([file for files in shards.values() for file in files], salt="")
-    return Source(digest=digest, read=lambda split: read_parquet(shards[split], columns))
-
-
-def read_parquet(paths: Sequence[Path], columns: Columns) -> Texts:
-    """One split from its shards, in order."""
-    import pyarrow as pa
-
-    tables = []
-    for path in paths:
-        file = open_parquet(path)
-        check_columns(columns, file.schema_arrow.names, place=str(path))
-        try:
-            tables.append(file.read(columns=columns.names))
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"cannot read {path}: {error}; download it again") from error
-    published = _class_names(tables[0].schema.metadata, columns.label)
-    values = {name: [v for table in tables for v in table.column(name).to_pylist()] for name in columns.names}
-    return checked(values, columns, published, place=str(paths[0]))
+def read_texts(parts: Sequence[Part], columns: Columns) -> Texts:
+    """One split from its parts, in order. Raises ValueError for one that cannot be read, and as ``checked``."""
+    values: dict[str, list[object]] = {name: [] for name in columns.names}
+    for part in parts:
+        check_columns(columns, part.schema.names, place=part.place)
+        for batch in part.batches(columns.names):
+            for name in columns.names:
+                values[name] += batch[name]
+    published = published_of(parts[0].schema).get(columns.label)
+    return checked(values, columns, published, place=parts[0].place)
 
 
 def check_columns(columns: Columns, there: Sequence[str], *, place: str) -> None:
@@ -130,12 +104,3 @@ def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int
     return 1 + max(
         int(texts[split].labels.max()) for split in tests
     ), "the largest label of the public test split, plus one"
-
-
-def _class_names(metadata: Mapping[bytes, bytes] | None, label: str) -> tuple[str, ...] | None:
-    """Names of the classes that the hub's writer left in a parquet file, or None."""
-    try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        return tuple(str(name) for name in features[label]["names"]) or None
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.independence.rows import differing
+from fedlsg.randomness import own_draws
 from simulations.workloads.base.workload import Progress
 
 AT_ONCE = 1024
@@ -99,7 +100,29 @@ def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:
     try:
         return transform(*stored)
     except Exception as error:
-        raise ValueError(f"transform fails: {type(error).__name__}: {error}") from error
+        numbers = isinstance(error, AttributeError | TypeError) and not isinstance(stored[0], list)
+        hint = (
+            "; it gets a tensor: what looks like numbers in a file is read as numbers (for texts give a table, such as "
+            "pandas.read_csv(path, dtype=str))"
+        )
+        raise ValueError(f"transform fails: {type(error).__name__}: {error}{hint if numbers else ''}") from error
+
+
+def prefers_texts(transform: Callable[..., Any], numbers: Tensor, texts: Sequence[list[str]]) -> bool:
+    """Whether a transform takes columns of a file as texts, which look like numbers (B, columns).
+
+    It does if it fails on numbers, or makes the same shapes of both: then nothing else would say that it got numbers.
+    """
+
+    def shapes(*stored: Any) -> Any:
+        try:
+            return [(name, tuple(value.shape)) for name, value in fields_of(transform(*stored))]
+        except Exception:  # whatever a user's transform raises
+            return None
+
+    with own_draws("cpu"):
+        found = shapes(*texts)
+        return found is not None and shapes(numbers) in (None, found)
 
 
 def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:

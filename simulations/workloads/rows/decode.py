@@ -1,0 +1,129 @@
+"""Images of one size from parts of a set of the hub: decoded once into uint8 arrays, checked on the way."""
+
+import io
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulations.workloads.base.workload import Progress
+from simulations.workloads.rows.hub import Part, content_of, is_image
+from simulations.workloads.rows.images import open_image
+
+CHANNELS = {"L": 1, "RGB": 3}
+"""Colour channels of the image modes (Pillow's names) that are read: greyscale and RGB, 8 bits each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Channels and pixels on a side of every image of a data set."""
+
+    channels: int
+    side: int
+
+    def __str__(self) -> str:
+        mode = next(mode for mode, channels in CHANNELS.items() if channels == self.channels)
+        return f"{self.side}x{self.side} {mode}"
+
+
+def decode(
+    name: str,
+    splits: Mapping[str, Sequence[Part]],
+    columns: tuple[str, str],
+    *,
+    num_classes: int,
+    shape: Shape | None = None,
+    progress: Progress,
+) -> dict[str, np.ndarray]:
+    """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for every split.
+
+    columns: of images, a struct with ``bytes``, and of labels, integers.
+    shape: of every image; None takes the shape of the first image.
+    Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image without bytes or that
+    does not decode, one of another size or mode (with the sizes that were seen), a file that cannot be read.
+    """
+    started = time.monotonic()
+    sizes = {split: sum(part.size for part in parts) for split, parts in splits.items()}
+    total, done = sum(sizes.values()), 0
+    arrays: dict[str, np.ndarray] = {}
+    for split, parts in splits.items():
+        labels = np.empty(sizes[split], dtype=np.int64)
+        images: np.ndarray | None = None
+        start = 0
+        for part in parts:
+            _check_columns(part, *columns)
+            first = 0
+            for batch in part.batches(columns):
+                found = np.array([-1 if label is None else label for label in batch[columns[1]]], dtype=np.int64)
+                _check_labels(found, num_classes, part.place)
+                pixels, shape = _decode_batch([content_of(one) for one in batch[columns[0]]], shape, part.place, first)
+                if images is None:
+                    images = np.empty((sizes[split], *pixels.shape[1:]), dtype=np.uint8)
+                stop = start + len(found)
+                images[start:stop], labels[start:stop] = pixels, found
+                done, start, first = done + len(found), stop, first + len(found)
+                progress(f"{name}: decoded {done:,} of {total:,} images")
+        if images is None:
+            raise ValueError(f"{name}: the split {split} holds no images")
+        arrays |= {f"{split}_images": images, f"{split}_labels": labels}
+    progress(f"{name}: decoded {total:,} images in {time.monotonic() - started:.1f} s; next time they are cached")
+    return arrays
+
+
+def _check_columns(part: Part, image: str, label: str) -> None:
+    import pyarrow as pa
+
+    kinds = {field.name: field.type for field in part.schema}
+    if not is_image(kinds.get(image)) or not pa.types.is_integer(kinds.get(label, pa.null())):
+        raise ValueError(
+            f"expected the columns {image} (struct with bytes) and {label} (integer) in {part.place}, "
+            f"got {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}"
+        )
+
+
+def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
+    if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise ValueError(
+            f"expected labels in 0..{num_classes - 1} in {place}, got {labels.min()}..{labels.max()} (-1: none)"
+        )
+
+
+def _decode_batch(
+    encoded: list[bytes | None], shape: Shape | None, place: str, start: int
+) -> tuple[np.ndarray, Shape | None]:
+    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1."""
+    given = shape
+    rows = []
+    for row, content in enumerate(encoded, start):
+        name = f"image {row} of {place}"
+        if content is None:
+            raise ValueError(f"{name} holds no bytes; expected the images inside the file, not their paths")
+        image = open_image(content, name, fix="download it again")
+        found = f"{image.width}x{image.height} {image.mode}"
+        if shape is None:
+            if image.mode not in CHANNELS or image.height != image.width:
+                kinds = " or ".join(CHANNELS)
+                raise ValueError(f"expected square images, {kinds}, got {name} with {found}: convert the images first")
+            shape = Shape(channels=CHANNELS[image.mode], side=image.width)
+        if found != str(shape):
+            seen = "" if given else f"; it holds {_sizes(encoded)}: bring them to one size first"
+            raise ValueError(f"expected {name} to be {shape}, got {found}{seen}")
+        rows.append(np.asarray(image).reshape(image.height, image.width, shape.channels).transpose(2, 0, 1))
+    return np.stack(rows), shape
+
+
+def _sizes(encoded: list[bytes | None]) -> str:
+    """The sizes and modes of some encoded images with their counts, the most frequent first, from their headers."""
+    from PIL import Image
+
+    seen: Counter[str] = Counter()
+    for content in encoded:
+        try:
+            with Image.open(io.BytesIO(content or b"")) as image:
+                seen[f"{image.width}x{image.height} {image.mode}"] += 1
+        except Exception:  # reported elsewhere, by its row
+            seen["unreadable"] += 1
+    found = [f"{kind} ({count})" for kind, count in seen.most_common(6)]
+    return ", ".join(found) + (f" and {len(seen) - 6} more" if len(seen) > 6 else "")
