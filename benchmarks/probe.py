@@ -23,6 +23,7 @@ from fedlsg.carriers import carried_parameters, of_pairs
 from fedlsg.carriers.probe import Probe
 from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import second_moments
+from fedlsg.forms import CORE
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients import trainable
 from fedlsg.method import LocalTraining, client_step
@@ -104,7 +105,7 @@ def find_pairs(model: nn.Module, subject: Subject) -> Pairs:
 
 def make_step(model: nn.Module, subject: Subject, pairs: Pairs) -> Callable[[], object]:
     """A private step of one client with the first BATCH examples."""
-    coordinates = of_pairs(trainable(model), pairs, "core")
+    coordinates = of_pairs(trainable(model), pairs, CORE)
     frame = Frame(coordinates=coordinates, blocks=make_blocks(coordinates))
     return partial(
         client_step, model, lambda rows: (subject.inputs[rows], subject.targets[rows]), losses, frame=frame,
