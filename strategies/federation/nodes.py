@@ -210,8 +210,9 @@ class Roster:
             self._refuse(node, NO_REPLY)
 
     def _refuse(self, node: int, why: str) -> None:
-        failed = self._failures.get(node, (0, 0))[0] + 1
-        self._failures[node] = failed, self._refreshes + 2 ** min(failed - 1, MOST_DOUBLINGS)
+        failed, due = self._failures.get(node, (0, 0))
+        if due <= self._refreshes:  # how often it was asked before the first round does not count
+            self._failures[node] = failed + 1, self._refreshes + 2 ** min(failed, MOST_DOUBLINGS)
         self.refused[node] = why
         log(WARNING, "node %s cannot take part: %s", node, why)
 

@@ -229,8 +229,7 @@ def test_a_deployment_goes_on_without_a_node_that_breaks_a_bound(bad, why, caplo
     assert "the run goes on without clients [2]" in caplog.text
     assert max(map(len, caplog.text.splitlines())) < 1000
     grid.nodes[2] = (2, 5)
-    roster.refresh(grid)
-    for _ in range(2 ** len(grid.questions)):
+    for _ in range(2):  # however often it was asked before the first round
         roster.refresh(grid)
     assert found(roster, 3)[2] == 2, "it declares the number that the run was planned with, and may join"
 
