@@ -6,13 +6,16 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
+import torch
 import typer
 from flwr.common.config import parse_config_args
+from torch import nn
 
 import simulations.compare.command
 import simulations.engines
@@ -77,8 +80,10 @@ def fit_together(settings: Settings) -> None:
     """Method and codec of a run exist and fit together, with the workload's preset but without its data."""
     defaults, of_methods = workloads.presets(settings.workload)
     workload = SimpleNamespace(
-        name=settings.workload, defaults=defaults, method_defaults=of_methods, parts=None, default_model="model"
-    )
+        name=settings.workload, defaults=defaults, method_defaults=of_methods, parts=None, default_model="model",
+        models={settings.model or "model": partial(nn.Linear, 8, 8)}, classifier=None, train=range(1000),
+        test=SimpleNamespace(labels=torch.zeros(1, dtype=torch.int64)), builders=None,
+    )  # fmt: skip
     of_data = (settings.partition or defaults.get("partition")) not in (*SCHEMES, None)
     filled = fill(replace(settings, clients=2) if of_data else settings, workload)  # type: ignore[arg-type]
     find_codec(filled.codec).check(build_method(filled))
