@@ -190,8 +190,15 @@ def _imports(file: Path, root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _found(base: Path, name: str) -> list[Path]:
-    """The files that Python may run to import a dotted name: of a module, or of the packages above it."""
-    parts = name.split(".")
+    """The files that Python may run to import a dotted name: of a module, or of the packages above it.
+
+    Where the name ends with a star, also all modules of the package: ``__all__`` may name any of them.
+    """
+    *parts, last = name.split(".")
+    if last != "*":
+        parts.append(last)
     places = [base.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)]
     candidates = [f"{place}{end}{suffix}" for place in places for end in ("/__init__", "") for suffix in all_suffixes()]
+    starred = [*base.joinpath(*parts).glob("*"), *base.joinpath(*parts).glob("*/__init__.*")] if last == "*" else []
+    candidates += [str(path) for path in starred if path.name.endswith(tuple(all_suffixes()))]
     return [path for path in map(Path, candidates) if path.is_file()]

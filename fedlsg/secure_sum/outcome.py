@@ -24,7 +24,7 @@ class GivenUp:
     """An attempt that ended without a sum. No input, and no sum of a part of the inputs, was revealed.
 
     ``stage``: keys, shares, masked, agree or unmask; ``alive``: clients whose message of that stage was accepted;
-    ``owner``: the client whose shares fit no secret that it announced.
+    ``owner``: the client whose shares, more than h, fit no secret that it announced.
     """
 
     stage: str

@@ -137,7 +137,7 @@ class Server:
         """Stage 4: the sum of the survivors' vectors modulo 2^b.
 
         Given up if fewer than h answered of a neighbourhood whose secret is missing, or if no secret can be put
-        together that its owner announced: one wrong share among more than h is found, and its holder refused.
+        together that its owner announced: one wrong share among more than h is found, and its holder named.
         """
         self._begin("unmask")
         seeds: Shares = {client: {} for client in self._survivors}
@@ -160,7 +160,9 @@ class Server:
         self.sent = {}
         for client in self.terms.clients:
             if self.terms.points[client] in wrong:
-                self.refused[client] = "answer: a share that is not the one that it was given"
+                self.refused[client] = (
+                    "answer: a share that does not fit the others: it is wrong, or was dealt so by its owner"
+                )
         return Total(values=clear(words, self.terms.bits).astype(np.uint64), survivors=self._survivors)
 
     def _read_answer(self, client: int, message: bytes, seeds: Shares, keys: Shares) -> None:

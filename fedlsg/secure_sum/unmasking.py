@@ -37,8 +37,10 @@ def remove_masks(
     ``seeds``: of each survivor shares of its self-mask seed; ``keys``: of each client that sent shares and did not
     survive, shares of its mask key. The masks between two survivors have cancelled.
     Guarantee: every secret is put together and checked before a mask is removed.
-    Where one holder gave a wrong share, the others' are enough if there are h of them; returns the points of such.
-    Raises SecureSumError for fewer than h shares, and for a secret that its owner did not announce.
+    Where one share of a secret is wrong, the others are enough if there are h of them; returns the points of the
+    holders that gave one, each of which lies or was dealt a wrong share.
+    Raises SecureSumError for fewer than h shares and for h of which one is wrong; WrongSharesError for a secret that
+    its owner did not announce, unless several holders lie.
     """
     wrong = set[int]()
     known = {o: _secret("self-mask seed", o, shares, terms, announced, wrong) for o, shares in seeds.items()}
@@ -52,17 +54,21 @@ def _secret(
     what: str, owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced],
     wrong: set[int],
 ) -> bytes:  # fmt: skip
-    """An owner's secret from the shares of ``what``; a holder whose share was wrong joins ``wrong``."""
-    honest = {point: share for point, share in shares.items() if point not in wrong}
-    honest = honest if len(honest) >= terms.plan.threshold else dict(shares)
-    if _is_announced(found := _combine(what, owner, honest, terms), what, owner, terms, announced):
-        return found
-    # Of the first h shares that were used, one may be wrong.
-    for point in sorted(honest)[: terms.plan.threshold] if len(honest) > terms.plan.threshold else ():
-        others = {other: share for other, share in honest.items() if other != point}
-        if _is_announced(found := _combine(what, owner, others, terms), what, owner, terms, announced):
-            wrong.add(point)
-            return found
+    """An owner's secret from the shares of ``what``; a holder whose share was wrong joins ``wrong``.
+
+    One share may be wrong, and those of ``wrong`` are tried last: that of an honest holder is wrong where an owner has
+    dealt it so. With h shares alone nobody knows whether their owner or a holder lies, and nobody is named.
+    """
+    trusted = {point: share for point, share in shares.items() if point not in wrong}
+    threshold = terms.plan.threshold
+    for some in (trusted, shares) if len(trusted) >= threshold else (shares,):
+        for point in (None, *sorted(some)[: threshold if len(some) > threshold else 0]):
+            others = {other: share for other, share in some.items() if other != point}
+            if _is_announced(found := _combine(what, owner, others, terms), what, owner, terms, announced):
+                wrong |= set() if point is None else {point}
+                return found
+    if len(shares) == threshold:
+        raise SecureSumError(f"{what} of client {owner}: its shares, or that of a holder, are wrong")
     raise WrongSharesError(what, owner)
 
 

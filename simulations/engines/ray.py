@@ -59,14 +59,17 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         self.workers.close()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies; an error for each client whose worker was lost twice, none for one that stays silent."""
+        """The replies; an error for each client whose worker was lost twice, none for one that stays silent.
+
+        Nor for one whose worker was lost once, and the time is over: another client may have ended the worker.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         queries = any(message.metadata.message_type != MessageType.TRAIN for message in messages)
         replies, lost = self._deliver(messages, deadline, Pace(one_by_one=True) if queries else self._pace)
-        if deadline is None or time.monotonic() < deadline:  # later, they would train and be charged for no use
-            more, lost = self._deliver([message for message, _ in lost], deadline, Pace(one_by_one=True))
-            replies += more
-        return [*replies, *(give_id(failure(why, WORKER_DIED, message)) for message, why in lost)]
+        if deadline is not None and time.monotonic() >= deadline:
+            return replies  # sent again, they would train and be charged for no use
+        more, lost = self._deliver([message for message, _ in lost], deadline, Pace(one_by_one=True))
+        return [*replies, *more, *(give_id(failure(why, WORKER_DIED, message)) for message, why in lost)]
 
     def _deliver(
         self, messages: Sequence[Message], deadline: float | None, pace: Pace

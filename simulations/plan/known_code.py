@@ -1,6 +1,7 @@
-"""Code that this user ran himself: digests and paths in a file of his own configuration folder, for his eyes only.
+"""Code that this user ran himself: digests and names in a file of his own configuration folder, for his eyes only.
 
-A run that names the same code at the same path goes on unasked, as after a requeue. Where no such file can be kept, or
+A run that names the same function of the same code at the same path goes on unasked, as after a requeue; of another
+function of that file nobody knows that he ever called it. Where no such file can be kept, or
 others could have written it, nothing is known, and commands ask. Parallel runs lose no entry of each other.
 """
 
@@ -23,18 +24,18 @@ def place() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "fedlsg" / "known-code"
 
 
-def is_known(digest: str, path: str) -> bool:
-    """Whether this user ran code of this digest at this path."""
+def is_known(digest: str, name: str) -> bool:
+    """Whether this user ran code of this digest under this name, FILE.py:NAME with an absolute path."""
     with suppress(OSError, RuntimeError):
-        return bool(digest) and _entry(digest, path) in _read(place())
+        return bool(digest) and _entry(digest, name) in _read(place())
     return False
 
 
 def remember(code: Iterable[tuple[str, str]]) -> None:
-    """Keep digests and paths of code that the user named himself. A home that cannot be written keeps nothing."""
+    """Keep digests and names of code that the user named himself. A home that cannot be written keeps nothing."""
     from simulations.rundir.lock import locked_folder  # imports torch, which a look at the list must not
 
-    new = [_entry(digest, path) for digest, path in code if digest]
+    new = [_entry(digest, name) for digest, name in code if digest]
     with suppress(OSError, RuntimeError):
         file = place()
         if not new or set(new) <= set(_read(file)[-KEPT // 2 :]):
@@ -45,9 +46,9 @@ def remember(code: Iterable[tuple[str, str]]) -> None:
             write_atomically(file, b"".join(line + b"\n" for line in [*kept, *new][-KEPT:]), private=True)
 
 
-def _entry(digest: str, path: str) -> bytes:
-    """In the form of the program ``sha256sum``; a path may hold any byte but the end of the line."""
-    return f"{digest}  ".encode() + os.fsencode(path).replace(b"\n", b"\\n")
+def _entry(digest: str, name: str) -> bytes:
+    """In the form of the program ``sha256sum``; a name may hold any byte but the end of the line."""
+    return f"{digest}  ".encode() + os.fsencode(name).replace(b"\n", b"\\n")
 
 
 def _read(file: Path) -> list[bytes]:

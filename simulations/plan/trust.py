@@ -1,8 +1,9 @@
 """Whether code that a run directory names may run here. All commands ask ``allow_code``, and no other code permits it.
 
 A run directory may come from anybody. Reading one runs nothing. A command that needs its code runs it where the user
-named it himself, ran the same code at the same path before (``known_code``), or says --trust-code after its file and
-digest are printed; and in each of these cases only if it is what the run recorded when it began (``code.json``).
+named its file himself, ran it under the same name from the same path before (``known_code``), or says --trust-code
+after its file and digest are printed; and in each of these cases only if it is what the run recorded when it began
+(``code.json``).
 """
 
 import tomllib
@@ -37,7 +38,7 @@ def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, 
     mine = {setting: [stands_for(name) for name in own] for setting, own in names.items()}
     files = {setting: [digest_of_source(name) for name in own] for setting, own in mine.items()}
     write_atomically(run / RECORD, seal({"own_code": dict(own_code), "files": files}, indent=2))
-    remember({(digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own})
+    remember({(digest_of_source(name), name) for own in mine.values() for name in own})
 
 
 def recorded(run: Path) -> dict[str, Any]:
@@ -89,9 +90,9 @@ def allow_code(
     for code in found:
         if trust_code and code.setting in before and code.file not in files:
             say(f"--trust-code: {code.setting} {shown(code.name)!r} runs {code.file[1]!r}, sha256 {code.digest}")
-        elif code.file not in files and not is_permitted(code.recorded) and not is_known(*code.file):
+        elif code.file not in files and not is_permitted(code.recorded) and not is_known(code.digest, code.name):
             raise _refusal(run, code, has_record=code.setting in before)
-    remember(files & {code.file for code in found})
+    remember({(code.digest, code.name) for code in found if code.file in files})
     for code in found:
         permit(code.name, of=code.recorded)
     return [setting for setting in mine if setting in wanted]

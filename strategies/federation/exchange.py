@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedlsg.participation import draw_order
+from fedlsg.privacy import LedgerError
 from fedlsg.state import Phase, RoundPlan
 from strategies.federation.bounds import check_reply, reason_of
 from strategies.federation.clock import SimulatedClock
@@ -292,6 +293,8 @@ class Exchange:
             del self.report.rejected[partition]
         except Exception as error:  # whatever a client sends must not end the round
             self.report.rejected[partition] = reason_of(error)
+            if isinstance(error, LedgerError):  # asked for its identity next, before it is charged for nothing again
+                self.roster.forget(partition)
         if reply.has_error() and reply.error.code in NODE_GONE:
             self.roster.forget(partition)
         if reply.has_error() and reply.error.code == DISK_FULL and self.expectations.copies is None:

@@ -171,3 +171,17 @@ def test_a_file_that_python_cannot_read_has_a_digest(tmp_path):
     for name, text in (("a", b"def ("), ("b", b"\xff\x00"), ("c", b"(" * 100_000)):
         (tmp_path / f"{name}.py").write_bytes(text)
         assert len(digest_of_source(f"{tmp_path}/{name}.py:f")) == 64
+
+
+@pytest.mark.parametrize("line", ["from pkg import *", "from pkg.sub import *", "import pkg.star"])
+def test_a_star_counts_all_modules_that_it_may_run(line, tmp_path):
+    mine, hidden = tmp_path / "mine.py", tmp_path / "pkg/sub/hidden.py"
+    hidden.parent.mkdir(parents=True)
+    mine.write_text(line)
+    (tmp_path / "pkg/__init__.py").write_text("__all__ = ['sub']")
+    (tmp_path / "pkg/star.py").write_text("from .sub import *")
+    (tmp_path / "pkg/sub/__init__.py").write_text("__all__ = ['hidden']\nfrom . import *")
+    hidden.write_text("A = 1")
+    before = digest_of_source(f"{mine}:f")
+    hidden.write_text("A = 2")
+    assert digest_of_source(f"{mine}:f") != before

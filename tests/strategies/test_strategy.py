@@ -198,6 +198,16 @@ def test_a_full_disk_stops_a_simulation_and_no_deployment(deployed, tmp_path):
             federation.run()
 
 
+def test_a_client_whose_ledger_is_refused_is_asked_who_it_is_before_it_is_charged_again(tmp_path):
+    """A copy that is full, or set back, refuses each entry: the client would spend its budget for nothing."""
+    federation = Federation(server_state())
+    roster = federation.strategy.exchange.roster
+    federation.strategy.join(roster, LedgerCopies(folder=tmp_path, run="name"))
+    (report,) = federation.run()
+    assert "sent no ledger" in report.rejected[0]
+    assert [roster.node(client) for client in (0, 1, 2)] == [None] * 3
+
+
 def test_a_payload_beyond_the_norm_bound_is_rejected():
     """One client alone must not be able to throw the model away: N sensitivities and the noise, no more."""
 

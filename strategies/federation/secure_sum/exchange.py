@@ -8,7 +8,9 @@ nothing is revealed, and who sent masked values stays charged.
 """
 
 import hashlib
+import re
 import secrets
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
@@ -25,6 +27,9 @@ from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
 from strategies.federation.replica_wire import Records
 from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
+
+ALTERED = re.compile(r"shares of client (\d+) for client \d+: altered")
+"""What a client says that cannot open the shares of a neighbour."""
 
 
 class SecureExchange(Exchange):
@@ -61,6 +66,7 @@ class SecureExchange(Exchange):
         if not self._deliveries:
             return Received()
         masked: dict[int, bytes] = self._in_time(self._collect(replies))
+        self._leave_out_accused()
         sent = self._server.survivors(masked.items())
         for client in self._server.refused:  # what is no masked vector is no payload
             self.report.payloads.pop(client, None)
@@ -71,6 +77,25 @@ class SecureExchange(Exchange):
         )
         self._explain(outcome, masked)
         return self._received(outcome) if isinstance(outcome, Total) else Received()
+
+    def _leave_out_accused(self) -> None:
+        """Who dealt shares that more clients than may collude cannot open made them drop out, and does so no more."""
+        by = defaultdict[int, set[int]](set)
+        for client, why in self.report.rejected.items():
+            if found := ALTERED.search(why):
+                by[int(found[1])].add(client)
+        for dealer, clients in by.items():
+            if dealer in self._stage.clients and len(clients - {dealer}) > self._sums.colluders:
+                self._leave_out(dealer, f"clients {sorted(clients)} cannot open its shares")
+
+    def _leave_out(self, client: int, why: str) -> None:
+        self._left_out[client] = f"left out since round {self.plan.round}: {why}"
+        log(WARNING, "client %d is %s", client, self._left_out[client])
+
+    @property
+    def follows_health(self) -> bool:
+        """Never: a client takes part in no sum but that of the clients which the public schedule selects."""
+        return False
 
     @property
     def replaces(self) -> bool:
@@ -151,6 +176,6 @@ class SecureExchange(Exchange):
         if isinstance(outcome, GivenUp):
             log(WARNING, "round %d: %s", self.plan.round, outcome)
             if outcome.owner is not None:
-                self._left_out[outcome.owner] = f"left out since round {self.plan.round}: {outcome.reason}"
+                self._leave_out(outcome.owner, outcome.reason)
             for client in clients:
                 self.report.rejected.setdefault(client, str(outcome))

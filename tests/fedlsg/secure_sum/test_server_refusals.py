@@ -4,7 +4,8 @@ import pytest
 
 from fedlsg.secure_sum import GivenUp, SecureSumError, Total
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import SEALED_BYTES, TAG_BYTES
+from fedlsg.secure_sum.keys import SEALED_BYTES, TAG_BYTES, seal_shares
+from fedlsg.secure_sum.shares import SHARE_BYTES
 from tests.fedlsg.support.secure_rounds import body_of, exact_sum, make_terms
 from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told
 
@@ -85,7 +86,7 @@ def test_a_wrong_share_costs_its_holder_alone(secret, byte):
     assert isinstance(outcome, Total)
     assert outcome.values.tolist() == exact_sum(session.inputs, outcome.survivors, terms.bits)
     assert set(session.server.refused) <= {WHO}
-    assert ("below 2^256" if byte == 0xFF else "not the one") in session.server.refused.get(WHO, "not the one")
+    assert ("below 2^256" if byte == 0xFF else "does not fit") in session.server.refused.get(WHO, "does not fit")
 
 
 def test_two_wrong_shares_give_the_attempt_up_and_name_whose_secret_is_missing():
@@ -100,6 +101,56 @@ def test_two_wrong_shares_give_the_attempt_up_and_name_whose_secret_is_missing()
     assert isinstance(outcome, GivenUp)
     assert outcome.owner == terms.clients[0]
     assert f"self-mask seed of client {outcome.owner}: the shares do not fit" in outcome.reason
+
+
+def wrong_shares_for(session: Session, who: int, answer: bytes, owners: set[int]) -> bytes:
+    """The answer of a client with other shares of the self-mask seeds of these owners."""
+    near = session.terms.holders(who)
+    body, size = body_of(answer), 32 + wire.table_bytes(len(near), SHARE_BYTES)
+    table = wire.read_table(body[32:size], SHARE_BYTES, near, of="test")
+    table |= {owner: bytes(SHARE_BYTES) for owner in owners & table.keys()}
+    return wire.write(wire.ANSWER, who, session.terms, body[:32] + wire.write_table(table) + body[size:])
+
+
+@pytest.mark.parametrize("clients", [3, 4])
+def test_of_shares_that_are_just_enough_one_liar_makes_nobody_guilty(clients):
+    """No share is left with which to find out who lies: the owner, or a holder."""
+    session = Session(make_terms(clients, survivors=3, colluders=1))
+    victim, liar = session.terms.clients[:2]
+    answers = answers_of(session, gone=session.terms.clients[3] if clients == 4 else None)
+    table = wire.table_bytes(3, SHARE_BYTES)
+    body = bytearray(body_of(answers[liar]))
+    assert int.from_bytes(body[34:38], "little") == victim
+    body[38:70] = bytes(SHARE_BYTES)
+    assert len(body) >= 32 + table
+    answers[liar] = wire.write(wire.ANSWER, liar, session.terms, bytes(body))
+    outcome = session.server.total(answers.items())
+    assert isinstance(outcome, GivenUp)
+    assert f"client {victim}: its shares, or that of a holder, are wrong" in outcome.reason
+    assert outcome.owner is None
+
+
+@pytest.mark.parametrize("liar", range(5))
+def test_a_liar_that_deals_a_wrong_share_and_gives_wrong_ones_changes_no_sum_and_frames_nobody(liar):
+    session = Session(make_terms(5, survivors=4, colluders=1))
+    terms, clients = session.terms, session.clients
+    liar = terms.clients[liar]
+    near, own = terms.neighbours[liar], clients[liar]
+    shares = {who: clients[who].shares(roster) for who, roster in session.rosters().items()}
+    table = wire.read_table(body_of(shares[liar]), SEALED_BYTES, near, of="test")
+    sealed = own._secret.share_key, liar, own._public[near[0]][0], near[0], own._roster_digest
+    table[near[0]] = seal_shares(*sealed, bytes(2 * SHARE_BYTES))
+    shares[liar] = wire.write(wire.SHARES, liar, terms, wire.write_table(table))
+    for who, delivery in told(session.server.deliveries(shares.items())).items():
+        clients[who].accept(delivery)
+    masked = {who: client.masked(session.inputs[who]) for who, client in clients.items()}
+    survivors = told(session.server.survivors(masked.items()))
+    requests = told(session.server.requests([(who, clients[who].agree(m)) for who, m in survivors.items()]))
+    answers = {who: clients[who].unmask(request) for who, request in requests.items()}
+    answers[liar] = wrong_shares_for(session, liar, answers[liar], set(near[1:]))
+    outcome = session.server.total(answers.items())
+    assert isinstance(outcome, Total)
+    assert outcome.values.tolist() == exact_sum(session.inputs, outcome.survivors, terms.bits)
 
 
 def test_an_answer_for_another_set_is_refused():

@@ -167,6 +167,21 @@ def test_named_once_it_is_known(sent, fedlsg: Command, tmp_path):
         (tmp_path / "copy" / "summary.json").unlink()
 
 
+def test_another_function_of_a_known_file_is_not_known(sent, fedlsg: Command, tmp_path):
+    """The sender chooses the name: of a file that the user ran, it may be one that publishes, or removes."""
+    shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
+    with fresh():
+        assert fedlsg("resume", str(tmp_path / "copy"), "--workload", f"{sent.mine}:workload")[0] == 0
+    sent.marker.unlink()
+    shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "sent")
+    text = (tmp_path / "sent/config.toml").read_text().replace(f"{sent.mine}:workload", f"{sent.mine}:rows")
+    write(tmp_path / "sent/config.toml", text)
+    with fresh():
+        status, _, err = fedlsg("inspect", str(tmp_path / "sent"))
+    assert (status, sent.marker.exists()) == (1, False)
+    assert "names code, workload 'mine.py:rows'" in err
+
+
 @pytest.mark.parametrize("how", ["named", "trusted", "known"])
 def test_other_code_than_the_record_is_refused(how, sent, fedlsg: Command, tmp_path, monkeypatch):
     other = write(tmp_path / "mine.py", sent.mine.read_text() + "# other\n")

@@ -3,12 +3,17 @@
 import pytest
 from flwr.app import Context, Message
 
+from fedlsg.secure_sum import Terms
+from fedlsg.secure_sum import messages as wire
+from fedlsg.secure_sum.keys import SEALED_BYTES
 from simulations.client.app import app as honest
 from simulations.grids.refusals import FrameDiffersError
 from strategies.federation.nodes import Roster
 from strategies.federation.report import AWAY
-from strategies.federation.wire import FRAME_DIFFERS, failure, read_update, update
-from tests.simulations.support.secure_clients import charged_clients, run_five, stage_in
+from strategies.federation.secure_sum.wire import read_stage
+from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, read_update, update
+from tests.simulations.support.runs import run_local
+from tests.simulations.support.secure_clients import FIVE, charged_clients, run_five, stage_in
 
 
 @pytest.mark.parametrize("stage", ["keys", "shares", "masked", "agree", "unmask"])
@@ -36,6 +41,37 @@ def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
     if not late:
         assert row.rejected == "2"
         assert any(word in row.reasons for word in ("checksum", "expected", "no payload")), row.reasons
+
+
+def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
+    """Clients take part in the sum of the clients of the public schedule alone: nobody is asked in another's place."""
+
+    def bad(message: Message, context: Context) -> Message:
+        lost = stage_in(message) is not None and int(context.node_config["partition-id"]) == 0
+        return failure("stopped", TOO_SLOW, message) if lost else honest(message, context)
+
+    settings = FIVE | {"clients": 8, "clients_per_round": 5, "rounds": 6, "record_updates": False}
+    run = run_local(tmp_path / "run", client=bad, **settings)
+    assert [len(row.answered.split()) for row in run.rows] == [5 - ("0" in row.asked.split()) for row in run.rows]
+    assert any("0" in row.asked.split() for row in run.rows[:-1])
+
+
+def test_who_deals_shares_that_nobody_can_open_ends_one_round_alone(tmp_path):
+    def bad(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if stage_in(message) != "shares" or int(context.node_config["partition-id"]) != 2:
+            return reply
+        stage = read_stage(message.content)
+        terms = Terms(
+            run=stage.run, round=stage.round, attempt=stage.attempt, clients=stage.clients, min_survivors=4,
+            colluders=1, length=stage.length, bits=stage.bits,
+        )  # fmt: skip
+        table = dict.fromkeys(terms.neighbours[2], bytes(SEALED_BYTES))
+        return Message(update(wire.write(wire.SHARES, 2, terms, wire.write_table(table)), 2), reply_to=message)
+
+    run = run_local(tmp_path / "run", client=bad, **FIVE | {"rounds": 3, "record_updates": False})
+    assert [row.answered for row in run.rows] == ["", "0 1 3 4", "0 1 3 4"]
+    assert "left out since round 1: clients [0, 1, 3, 4] cannot open its shares" in run.rows[1].reasons
 
 
 def test_values_of_a_client_that_was_not_charged_are_refused_without_ending_the_run(tmp_path):
