@@ -113,14 +113,6 @@ def test_a_perceptual_distance_is_in_the_findings_where_it_is_given(recorded):
     assert "lpips" not in str(without.numbers)
 
 
-def test_a_group_is_searched_on_request_only(recorded):
-    found = attacked(recorded("dpsgd"), attacks="group,group-naive", examples=1)
-    assert [one.attack for one in found.results[0]] == ["group", "group-naive"]
-    assert "a group of 4" in found.results[0][0].note
-    seen = found.targets[0].seen
-    assert "group" not in [attack.name for attack in strongest(seen, Knowledge(examples=1), naive=True)]
-
-
 def test_the_attack_needs_no_truth(copied):
     """The truth is deleted: every attack still runs, and only scoring says what it misses."""
     path = copied("dpsgd")
@@ -350,10 +342,10 @@ def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
         ThreatModel(labels="known", examples="unknown")
     with pytest.raises(ValueError, match=r"unknown attack 'dgl'.*did you mean 'dlg'"):
         attacks_named("map,dgl")
+    with pytest.raises(ValueError, match=r"'group' was removed; commit 293cb648.* choose 'smooth-relu'"):
+        attacks_named("map, group-naive")
     assert set(IMAGE_ATTACKS) >= {
         "smooth-relu",
-        "group",
-        "group-naive",
         "first-layer",
         "relu-batch",
         "dlg",
