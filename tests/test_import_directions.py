@@ -27,7 +27,7 @@ LAYERS = (
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
     "simulations.run", "simulations.compare", "simulations.tune", "simulations.study", "simulations.inspection",
     "simulations.attack",
-    "simulations.audit", "simulations.exports", "simulations.convert",
+    "simulations.audit", "simulations.exports",
     "simulations.api", "simulations.flower",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip

@@ -15,11 +15,10 @@ import typer.core
 from rich.console import Console
 
 from fedlsg import user_code
-from fedlsg.choices import choose
+from fedlsg.choices import REMOVED, choose
 from fedlsg.failure import without_exit
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import compare, report
-from simulations.cli.convert import convert
 from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
@@ -34,6 +33,9 @@ typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is
 LISTS = ("methods", "workloads", "codecs", "presets")
 """What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier versions."""
 
+GONE = {"convert": "is examples/convert_weights.py of the repository now", "pretrain": REMOVED}
+"""Commands of earlier versions, and what is said of them."""
+
 
 class Commands(typer.core.TyperGroup):
     """The commands; a list may be named without the word ``list``."""
@@ -41,6 +43,8 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in GONE:
+            raise click.UsageError(f"fedlsg {args[0]} {GONE[args[0]]}")
         return super().resolve_command(ctx, ["list", *args] if args[0] in LISTS else args)
 
 
@@ -214,7 +218,6 @@ app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(in
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
-app.command(short_help="Weights that others trained, as a folder to start runs from.")(convert)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 app.command(short_help="The documentation: its pages, or one of them.")(docs)
 

@@ -366,3 +366,12 @@ def test_what_a_list_does_not_take(words, fedlsg):
     status, out, err = fedlsg(*words)
     assert (status, out) == (1, "")
     assert "did you mean 'methods'" in err or "takes no other words" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("convert", "examples/convert_weights.py"), ("pretrain", "commit 293cb648")]
+)
+def test_a_command_of_an_earlier_version_says_where_it_is(word, said, fedlsg):
+    status, out, err = fedlsg(word, "FILE", "--out", "made")
+    assert (status, out) == (2, "")
+    assert said in err
