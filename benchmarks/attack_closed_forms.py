@@ -1,6 +1,6 @@
 """Closed-form attacks on digits, next to their predicted errors: no optimisation, and no noise except where stated.
 
-    python benchmarks/attack_closed_forms.py --out docs/results/attack_closed_forms.md
+    python -m benchmarks.attack_closed_forms --out docs/results/attack_closed_forms.md
 
 The models are 64-64-10 with initial weights. Batches of distinct images are drawn from the test split by seed. Every
 example is clipped (C = 0.1). All results derive from the seeds and are reproducible.
@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import strategies
-from fedlsg.attacks.audit import least_squares as theorem
+from benchmarks import least_squares as theorem
 from fedlsg.attacks.inversion.head import label_of_one
 from fedlsg.attacks.inversion.linear_input import input_of_linear, settle_scale
 from fedlsg.attacks.inversion.metrics import best_matching, mean_interval, psnr, squared_errors
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch
-from fedlsg.attacks.membership.matched_filter import measure
+from fedlsg.attacks.membership.matched_filter import Membership, play, rates
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.gradients import per_example_gradients
 from fedlsg.method import LocalTraining, Schedule, client_step
-from fedlsg.privacy import Mechanism
-from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.privacy import Mechanism, add_noise, clipped_sum
+from fedlsg.randomness import SecretStream, public_generator, reproducible_stream
 from fedlsg.state import PublicState
 from fedlsg.training import per_unit
 from simulations.workloads import load
@@ -245,6 +245,29 @@ def compare(mechanism: Mechanism, order: Any, rate: float, seed: int, words: str
     return found.mean / predicted.mean, found.mean / bound, (bound - found.mean) / found.error
 
 
+def measure(
+    gradients: list[Tensor],
+    mechanism: Mechanism,
+    noise: SecretStream,
+    *,
+    fpr: float = 0.01,
+    trials: int = 1000,
+    confidence: float = 0.95,
+) -> Membership:
+    """Play the game on the shipped clip and noise: row 0 of the blocks is the example, the rest the known company.
+
+    ``trials`` payloads with the example and as many without; the prediction is of the example's own clipped norm.
+    """
+    with_it, without = clipped_sum(gradients, mechanism), clipped_sum([block[1:] for block in gradients], mechanism)
+    g = clipped_sum([block[:1] for block in gradients], mechanism)
+
+    def payload(present: bool) -> Tensor:
+        return add_noise(with_it if present else without, mechanism, noise)
+
+    scores = play(payload, g, without, noise_std=mechanism.noise_std, trials=trials)
+    return rates(*scores, g, noise_std=mechanism.noise_std, fpr=fpr, confidence=confidence)
+
+
 def membership(trials: int) -> Lines:
     """One line for each method and sigma."""
     yield "| method | sigma | closed form | TPR measured (95 %) | FPR measured (95 %) | closed form in the intervals |"
@@ -287,7 +310,7 @@ def main() -> None:
     text.append(
         f"Seeds 0 to {options.seeds - 1}; {platform.machine()}, one thread of a 2-core virtual machine, no GPU, "
         f"{minutes} minutes; torch {torch.__version__}, Python {platform.python_version()}. "
-        f"Command: `python benchmarks/attack_closed_forms.py {' '.join(sys.argv[1:])}`"
+        f"Command: `python -m benchmarks.attack_closed_forms {' '.join(sys.argv[1:])}`"
     )
     if options.out is not None:
         options.out.write_text("\n".join(text) + "\n")

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 import strategies
 from benchmarks.attack_closed_forms import cross_entropy
+from benchmarks.independent import independent_epsilon
+from benchmarks.malicious.craft import isolating
 from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.attacks.audit.independent import independent_epsilon
 from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.training_mode import look, scored
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Claim, Verdict, judge
-from fedlsg.attacks.malicious.craft import isolating
 from fedlsg.attacks.observation import Observation
 from fedlsg.carriers import prepare_model
 from fedlsg.method import LocalTraining, Method, Schedule, client_step

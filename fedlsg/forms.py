@@ -1,7 +1,6 @@
 """What a carried weight sends, and how the server lifts it to a gradient of the weight: one class for each form.
 
-Symbols: W (m, n) a weight, a kernel flattened; dW its gradient; L (m, r), R (s, n) its carriers; V variances of the
-values of a block; X^(2) the matrix of squared entries. P = L L^T, Q = R^T R.
+Symbols: W (m, n) a weight, a kernel flattened; dW its gradient; L (m, r), R (s, n) its carriers.
     tangent           dL = dW R^T, dR = L^T dW    dW = dL R + L dR - L L^T dL R (Eq. 3); r = s, orthonormal
     core              S = L^T dW R^T              L S R
     preconditioned    S = L^T dW R^T              S, for square L and R: the server's gradient as it is
@@ -15,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -88,10 +86,6 @@ class Form(ABC):
         """W += scale * lift, in W's own memory where that is possible."""
         W.add_(self.lift(sent, L, R, averaged=averaged).reshape(W.shape), alpha=scale)
 
-    def variances(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool) -> Float[Tensor, "m n"]:
-        """Variances of the lifted gradient for those of independent values: squared coefficients in place of them."""
-        return self.lift(sent, L.square(), R.square())
-
 
 class Tangent(Form):
     """dL and dR, lifted by Eq. 3."""
@@ -126,22 +120,10 @@ class Tangent(Form):
     def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float, *, averaged: bool) -> None:
         add_reconstruction(W, *_pair(sent, L, R, averaged), L, R, scale)
 
-    def variances(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool) -> Float[Tensor, "m n"]:
-        """(I - P)^(2) V_L R^(2) + L^(2) V_R, as dW = (I - P) dL R + L dR; averaged, with half of P, and of Q in dR."""
-        half = 0.5 if averaged else 1.0
-        left = _complement(L, half) @ sent[0] @ R.square()
-        right = L.square() @ sent[1].flatten(1)
-        return left + (right @ _complement(R.mT, half) if averaged else right)
-
 
 def _pair(sent: Sequence[Tensor], L: Tensor, R: Tensor, averaged: bool) -> tuple[Tensor, Tensor]:
     dL, dR = sent[0], sent[1].flatten(1)
     return average_core(dL, dR, L, R) if averaged else (dL, dR)
-
-
-def _complement(L: Float[Tensor, "m r"], share: float) -> Float[Tensor, "m m"]:
-    """Squared entries of I - share L L^T."""
-    return (torch.eye(len(L), dtype=L.dtype, device=L.device) - share * L @ L.mT).square()
 
 
 class Core(Form):

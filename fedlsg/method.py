@@ -91,11 +91,6 @@ class Method:
                 "trust='aggregate' and 'secure' are private in the sum of the values alone, and factors do not add up: "
                 f"the server needs each client's own; method {self.name!r} needs trust='client'"
             )
-        if not self.carrier.adds_up and self.server.optimizer == "dp-adambc":
-            raise ValueError(
-                "optimizer 'dp-adambc' subtracts the variance of the noise, which is not known in the product of noisy "
-                f"factors that method {self.name!r} sends; choose optimizer 'adam', 'sgd' or 'doppler'"
-            )
         if self.mask.ranking == "gradients" and not (self.mechanism.adds_noise and self.carrier.dense):
             raise ValueError(
                 "ranking='gradients' needs dense gradients, whose coordinates stay the same from round to round, and "

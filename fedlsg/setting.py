@@ -15,10 +15,12 @@ from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from fedlsg.choices import did_you_mean
+from fedlsg.choices import REMOVED, did_you_mean
 
 REQUIRED = Parameter.empty
 """The default of what has none."""
+GONE = {"adambc_floor": "optimizer 'dp-adambc'", "filter_a": "optimizer 'doppler'", "filter_b": "optimizer 'doppler'"}
+"""Settings of earlier versions, with what they were for."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ def _fields(of: Callable[..., object]) -> dict[str, Declared]:
 
 def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
     """The error for a name that no declaration has: with its nearest name, abbreviations included."""
+    if name.replace("-", "_") in GONE:
+        return ValueError(f"{kind} {name!r} belongs to {GONE[name.replace('-', '_')]}, which {REMOVED}")
     return ValueError(f"unknown {kind} {name!r}{suggestion(name, known)}")
 
 

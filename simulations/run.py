@@ -18,8 +18,9 @@ from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
-from simulations.engines import engine, limited_memory
+from simulations.engines import engine
 from simulations.engines.lost import RayLostError, last_word
+from simulations.engines.memory import limited_memory
 from simulations.plan.advice import advice, guessing_line
 from simulations.plan.continuity import begin, check_unchanged
 from simulations.plan.noise import rho_line, sum_line

@@ -79,7 +79,7 @@ class PrivateStep:
         optimizer        a torch optimizer over the model's parameters, or a function from the list of parameters that
                          are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in ``.grad``, which stays
                          there after the step; its learning rate is its owner's to schedule. Or a name
-                         that the setting ``optimizer`` takes, such as "adam", "AdamW" or "dp-adambc"
+                         that the setting ``optimizer`` takes, such as "adam" or "AdamW"
         ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
                          ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
         example          (inputs, targets), two or more public rows, to check that the model does not mix examples; in

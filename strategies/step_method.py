@@ -98,7 +98,7 @@ def _with_rule(
     if learning_rate not in (None, AUTO):
         return settings | {"learning_rate": learning_rate}
     optimizer = str(settings.get("optimizer", "adam")).lower()
-    if learning_rate is None and (optimizer in ("sgd", "doppler") or "momentum" in settings):
+    if learning_rate is None and (optimizer == "sgd" or "momentum" in settings):
         return settings
     own = {key: value for key, value in settings.items() if key in own_settings(name)}
     dense = recipe(name, **own).carrier.dense

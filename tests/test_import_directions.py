@@ -13,7 +13,7 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.failure", "fedlsg.written",
+    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.failure", "fedlsg.user_code", "fedlsg.written",
     "fedlsg.setting",
     "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn", "fedlsg.owner_only",
     "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
@@ -27,7 +27,7 @@ LAYERS = (
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
     "simulations.run", "simulations.compare", "simulations.tune", "simulations.study", "simulations.inspection",
     "simulations.attack",
-    "simulations.audit", "simulations.exports", "simulations.convert",
+    "simulations.audit", "simulations.exports",
     "simulations.api", "simulations.flower",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip

@@ -22,11 +22,6 @@ def misfit(codec: Codec, method: Method) -> str:
     """Why a codec does not suit a method; empty if it does."""
     try:
         codec.check(method)
-        if not codec.known_noise and method.mechanism.adds_noise and method.server.optimizer == "dp-adambc":
-            return (
-                f"optimizer 'dp-adambc' subtracts the variance of the noise, and codec {codec.name!r} leaves one of no "
-                "known deviation"
-            )
         if keeps_memory(method, codec):
             check_memory(method.name, method.mechanism, method.carrier, method.mask, method.prune)
     except ValueError as error:

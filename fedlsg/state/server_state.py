@@ -118,8 +118,7 @@ class ServerState:
     def finish_round(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0) -> None:
         """Apply the clients' values, given in client order; with none, only the round counter moves.
 
-        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates, and
-        whose variance DP-AdamBC subtracts.
+        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates.
         """
         if updates:
             self.step(aggregate(updates), frame, noise_std=noise_std)
@@ -143,7 +142,6 @@ class ServerState:
             frame=frame,
             divisor=self.divisor,
             server=self.method.server,
-            noise_std=noise_std,
         )
         with torch.no_grad():  # weight decay would move what the server knows nothing of
             for name, value in personal.items():

@@ -15,7 +15,6 @@ from fedlsg.masks import Memory
 from fedlsg.state.round_plan import Phase, finished_before, phase_of
 from fedlsg.state.server_state import ServerState, load_weights
 from fedlsg.training import make_optimizer
-from fedlsg.training.dp_adambc import DPAdamBC
 
 STEP = "step"
 """The number that most optimizers keep of each parameter: it counts updates, and is not sent."""
@@ -89,8 +88,6 @@ def _first_memory(state: ServerState, *, stepped: bool) -> list[dict[str, Any]]:
     if stepped:
         for p in copies.values():
             p.grad = torch.zeros_like(p)
-        if isinstance(optimizer, DPAdamBC):
-            optimizer.variances = {p: torch.zeros_like(p) for p in copies.values()}
         optimizer.step()
     return [dict(optimizer.state.get(p, {})) for p in copies.values()]
 

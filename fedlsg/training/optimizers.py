@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fedlsg.choices import did_you_mean
+from fedlsg.choices import REMOVED, did_you_mean
 from fedlsg.training.yogi import Yogi
 
-MADE_FOR_NOISE = ("dp-adambc", "doppler")
-"""Optimizers whose options are settings of their own."""
+GONE = ("dp-adambc", "doppler")
+"""Names of earlier versions."""
 SHORT = {"SGD": "sgd", "Adam": "adam"}
 """Names that are written in small letters, by class."""
 SPARSE = ("SparseAdam",)
@@ -46,7 +46,7 @@ def classes() -> Mapping[str, type[Optimizer]]:
 
 def names() -> tuple[str, ...]:
     """All names of ``optimizer``."""
-    first = ("sgd", "adam", *MADE_FOR_NOISE)
+    first = ("sgd", "adam")
     return (*first, *sorted(set(classes()) - set(first)))
 
 
@@ -55,6 +55,10 @@ def find_name(name: str) -> str:
     found = {known.lower(): known for known in names()}
     if name.lower() in found:
         return found[name.lower()]
+    if name.lower() in GONE:
+        raise ValueError(
+            f"optimizer {name!r} {REMOVED}; choose 'adam', whose option eps bounds its steps, or 'sgd' with momentum"
+        )
     near = did_you_mean(name.lower(), found)
     raise ValueError(f"unknown optimizer {name!r}{near}; expected one of {', '.join(names())}")
 
@@ -64,16 +68,16 @@ def read_options(name: str, text: str) -> dict[str, Any]:
 
     Raises ValueError, naming the option and those that there are, for an unknown one or a value of another type.
     """
-    known = {} if name in MADE_FOR_NOISE else options_of(name)
+    known = options_of(name)
     found: dict[str, Any] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         option, sign, value = (part.strip() for part in pair.partition("="))
         if not sign or option in found:
             raise ValueError(f"optimizer_options={text!r}: expected NAME=VALUE, NAME=VALUE, each once, got {pair!r}")
         if option not in known:
-            which = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(
-                f"optimizer_options: optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}; {which}"
+                f"optimizer_options: optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}; it has "
+                f"{', '.join(known)}"
             )
         found[option] = known[option].parse(option, value)
     return found

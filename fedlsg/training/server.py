@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import frozen_count
-from fedlsg.training.dp_adambc import DPAdamBC
-from fedlsg.training.noise_variance import noise_variances
 from fedlsg.training.server_optimizer import ServerOptimizer
 from fedlsg.training.update import move
 
@@ -53,13 +51,11 @@ def server_step(
     frame: Frame,
     divisor: float,
     server: ServerOptimizer,
-    noise_std: float = 0.0,
 ) -> None:
     """One server update: divide by a configured constant, rebuild dW (Ito et al. 2023, Eq. 3), step the optimizer.
 
     ``divisor`` is public and fixed before the run (clients a round times q times the declared mean N_k): it must not
-    depend on which clients reply, or on a batch. Raises ValueError unless it is positive. ``noise_std``: deviation of
-    the noise on each value of the sum, of which ``DPAdamBC`` takes the variance off.
+    depend on which clients reply, or on a batch. Raises ValueError unless it is positive.
     ``scheduler=None`` is for any torch optimizer: every parameter's ``.grad`` is written before its step and stays.
     """
     if not 0 < divisor < math.inf:
@@ -79,13 +75,6 @@ def server_step(
         for name, gradient in frame.gradients(values, averaged=averaged).items():
             p = parameters[name]
             p.grad = sparsify(gradient, p, server.sparsify_update).to(p.dtype)
-    if isinstance(optimizer, DPAdamBC):
-        found = noise_variances(frame, noise_std / divisor, like=values, averaged=averaged)
-        optimizer.variances = {
-            p: sparsify(found[name], p, server.sparsify_update).to(p.dtype)
-            for name, p in parameters.items()
-            if name in found
-        }
     optimizer.step()
     if scheduler is not None:
         scheduler.step()

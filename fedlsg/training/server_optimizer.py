@@ -12,9 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from fedlsg.frame import Group, group_of
 from fedlsg.setting import Setting, check_declared
 from fedlsg.training.auto import fan_in_factor
-from fedlsg.training.doppler import Doppler, StepResponse, read_coefficients
-from fedlsg.training.dp_adambc import DPAdamBC
-from fedlsg.training.optimizers import MADE_FOR_NOISE, SHORT, build, check_options, find_name, options_of, read_options
+from fedlsg.training.optimizers import SHORT, build, check_options, find_name, options_of, read_options
 
 Estimator = Literal["eq3", "averaged"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
@@ -31,27 +29,15 @@ Decay = Annotated[
     float, Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",))
 ]
 Dropped = Annotated[float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)]
-Name = Annotated[str, Setting("Server optimizer: dp-adambc, doppler, Yogi or a class of torch.optim.")]
+Name = Annotated[str, Setting("Server optimizer: sgd, adam, Yogi or another class of torch.optim.")]
 Options = Annotated[
     str | None,
     Setting("Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.", aliases=("betas", "nesterov")),
 ]
-Floor = Annotated[
-    float | None,
-    Setting("Least second moment of dp-adambc (gamma'); 1e-8 if not given.", "gradient^2", above=0, below=math.inf),
-]
-FilterA = Annotated[str | None, Setting("Coefficients a_1 a_2 ... of doppler's filter; -0.9 if not given.")]
-FilterB = Annotated[str | None, Setting("Coefficients b_0 b_1 ... of doppler's filter; '0.05 0.05' if not given.")]
 Ema = Annotated[float, Setting("Decay of the average of weights that is evaluated; 0: none.", at_least=0, below=1)]
 
 STEPS = (0.3, 0.6, 0.8)
 """Shares of a run at which the schedule "step" drops; the code of Yu et al. 2021 (RGP) divides by 5 there."""
-
-OWN: Mapping[str, Mapping[str, float | str]] = {
-    "dp-adambc": {"adambc_floor": 1e-8},
-    "doppler": {"filter_a": "-0.9", "filter_b": "0.05 0.05"},
-}
-"""Settings that only one optimizer has, with its defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +53,8 @@ class ServerOptimizer:
     ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
     sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
-    ``optimizer``: a class of torch.optim, ``Yogi``, or one of the two made for noisy gradients, ``DPAdamBC`` and
-    ``Doppler``, whose own settings are None under another optimizer. ``optimizer_options``: see ``read_options``; what
-    has a setting of its own (learning rate, weight decay, SGD's momentum) is none of them.
+    ``optimizer``: a class of torch.optim, or ``Yogi``. ``optimizer_options``: see ``read_options``; what has a setting
+    of its own (learning rate, weight decay, SGD's momentum) is none of them.
     """
 
     estimator: Annotated[Estimator, Setting("Lift carriers by Eq. 3, or average the two copies of the core.")] = "eq3"
@@ -86,14 +71,10 @@ class ServerOptimizer:
     ] = "equal"
     sparsify_update: Dropped = 0.0
     ema: Ema = 0.0
-    adambc_floor: Floor = None
-    filter_a: FilterA = None
-    filter_b: FilterB = None
     optimizer_options: Options = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", find_name(self.optimizer))
-        self._fill_own()
         check_declared(self)
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(
@@ -101,9 +82,7 @@ class ServerOptimizer:
                 f"{_as_option(self.optimizer, self.momentum)}"
             )
         options = self.options
-        if self.optimizer == "doppler":
-            StepResponse(*self.filter)
-        elif self.optimizer not in ("dp-adambc", *SHORT.values()) or options:  # torch takes half a second to build one
+        if self.optimizer not in SHORT.values() or options:  # torch takes half a second to build one
             check_options(
                 self.optimizer, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay,
                 options=options,
@@ -112,21 +91,6 @@ class ServerOptimizer:
             raise ValueError("final_learning_rate needs a schedule: linear, cosine, exponential or step")
         if self.schedule in ("exponential", "step") and self.final_learning_rate is None:
             raise ValueError(f"schedule {self.schedule!r} needs final_learning_rate > 0")
-
-    def _fill_own(self) -> None:
-        """Raises ValueError for a setting of another optimizer."""
-        for optimizer, defaults in OWN.items():
-            for name, default in defaults.items():
-                given = getattr(self, name)
-                if optimizer == self.optimizer and given is None:
-                    object.__setattr__(self, name, default)
-                elif optimizer != self.optimizer and given is not None:
-                    raise ValueError(f"{name}={given} is a setting of optimizer {optimizer!r}, not {self.optimizer!r}")
-
-    @property
-    def filter(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """DOPPLER's a_1, a_2, ... and b_0, b_1, ..."""
-        return read_coefficients(self.filter_a or ""), read_coefficients(self.filter_b or "")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -168,19 +132,10 @@ def make_optimizer(
         )
         by_rate.setdefault(rate, []).append(parameter)
     groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
-    optimizer: Optimizer
-    rate, decay = server.learning_rate, server.weight_decay
-    match server.optimizer:
-        case "dp-adambc":
-            assert server.adambc_floor is not None
-            optimizer = DPAdamBC(groups, lr=rate, weight_decay=decay, floor=server.adambc_floor)
-        case "doppler":
-            a, b = server.filter
-            optimizer = Doppler(groups, lr=rate, weight_decay=decay, a=a, b=b)
-        case name:
-            optimizer = build(
-                name, groups, lr=rate, momentum=server.momentum, weight_decay=decay, options=server.options
-            )
+    optimizer = build(
+        server.optimizer, groups, lr=server.learning_rate, momentum=server.momentum, weight_decay=server.weight_decay,
+        options=server.options,
+    )  # fmt: skip
     return optimizer, LambdaLR(optimizer, lambda update: server.factor(update, updates))
 
 
@@ -195,6 +150,6 @@ def _layer_factor(name: str, parameters: Mapping[str, nn.Parameter], server: Ser
 
 def _as_option(optimizer: str, momentum: float) -> str:
     """Where an optimizer with a momentum of its own takes it."""
-    if optimizer in MADE_FOR_NOISE or "momentum" not in options_of(optimizer):
+    if "momentum" not in options_of(optimizer):
         return ""
     return f"; give optimizer_options='momentum={momentum:g}'"

@@ -13,7 +13,6 @@ from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.curves import caption, curves
 from simulations.attack.images.attack import attack_images
 from simulations.attack.images.page import image_findings
-from simulations.attack.images.perceptual import alexnet
 from simulations.attack.recorded import report
 from simulations.attack.recorded.observations import Record, open_record
 from simulations.attack.recorded.report import Findings, output_folder, refusals
@@ -160,7 +159,7 @@ def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick
     """What attacks find on one run of images or texts. Raises ValueError for an attack of the other kind."""
     if is_text(record.base.workload):
         return text_findings(attack_texts(record, threat, options, tick))
-    return image_findings(attack_images(record, threat, options, tick, alexnet()))
+    return image_findings(attack_images(record, threat, options, tick))
 
 
 def is_text(workload: LoadedWorkload) -> bool:

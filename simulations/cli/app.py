@@ -14,10 +14,10 @@ import typer
 import typer.core
 from rich.console import Console
 
+from fedlsg.choices import REMOVED, choose
 from fedlsg.failure import without_exit
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import compare, report
-from simulations.cli.convert import convert
 from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
@@ -41,7 +41,26 @@ from simulations.settings.settings import RUN, merge
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 
+LISTS = ("methods", "workloads", "codecs", "presets")
+"""What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier versions."""
+
+GONE = {"convert": "is examples/convert_weights.py of the repository now", "pretrain": REMOVED}
+"""Commands of earlier versions, and what is said of them."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands; a list may be named without the word ``list``."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in GONE:
+            raise click.UsageError(f"fedlsg {args[0]} {GONE[args[0]]}")
+        return super().resolve_command(ctx, ["list", *args] if args[0] in LISTS else args)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Federated learning whose updates are private, small and tested.",
     add_completion=False,
     rich_markup_mode=None,
@@ -54,7 +73,7 @@ errors = Console(stderr=True)
 def run(
     workload: Annotated[
         str | None,
-        typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg workloads lists all."),
+        typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists all."),
     ] = None,
     method: Annotated[str | None, setting("method")] = None,
     preset: Annotated[str | None, setting("preset")] = None,
@@ -80,7 +99,7 @@ def run(
 ) -> None:
     """Train WORKLOAD across clients and leave a run directory.
 
-    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg workloads lists all.
+    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists all.
     """
     given = {name: value for name, value in locals().items() if name not in ("out", "ray_address", "config")}
     given = merge(given, config)
@@ -161,16 +180,24 @@ def partition(
     partition_command(given, out, console)
 
 
-@app.command(short_help="The papers' settings by name, with their accuracy.")
-def presets(
+@app.command("list", short_help="Methods, workloads, codecs, or the papers' presets.")
+def list_names(
+    what: Annotated[str, typer.Argument(metavar="methods|workloads|codecs|presets", show_default=False)],
     words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
-    json: Annotated[bool, option("--json", help="Every setting, for programs.")] = False,
-    markdown: Annotated[bool, option("--markdown", help="The page docs/presets.md.")] = False,
+    json: Annotated[bool, option("--json", help="Of presets: every setting, for programs.")] = False,
+    markdown: Annotated[bool, option("--markdown", help="Of presets: the page docs/presets.md.")] = False,
 ) -> None:
-    """The papers' settings by name, with the papers' accuracy: what run --preset takes."""
-    from simulations.settings.published.show import presets_command
+    """Names with a sentence each: what --method, WORKLOAD, --codec and --preset of fedlsg run take."""
+    choose("list", what, dict.fromkeys(LISTS))
+    if what == "presets":  # without torch, which takes a second
+        from simulations.settings.published.show import presets_command
 
-    presets_command(words or "", json, markdown, console)
+        return presets_command(words or "", json, markdown, console)
+    if words or json or markdown:
+        raise ValueError(f"fedlsg list {what} takes no other words and no options: they are for presets")
+    from simulations.settings.show import list_command
+
+    list_command(what, console)
 
 
 @app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")
@@ -182,22 +209,6 @@ def settings(
     from simulations.settings.show import settings_command
 
     settings_command(name, markdown, console)
-
-
-@app.command()
-def workloads() -> None:
-    """The data sets that fedlsg run WORKLOAD takes."""
-    from simulations.settings.show import workloads_command
-
-    workloads_command(console)
-
-
-@app.command()
-def methods() -> None:
-    """The methods that fedlsg run --method takes."""
-    from simulations.settings.show import methods_command
-
-    methods_command(console)
 
 
 def print_version(asked: bool) -> None:
@@ -227,7 +238,6 @@ app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(in
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
-app.command(short_help="Weights that others trained, as a folder to start runs from.")(convert)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 app.command(short_help="The documentation: its pages, or one of them.")(docs)
 

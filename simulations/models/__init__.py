@@ -35,7 +35,7 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
     }
 )
 """Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, De et al. 2022 and DP-SSGD the ones
-that end on -ws. Those that end on -gain take De et al.'s own weights (``fedlsg convert``)."""
+that end on -ws. Those that end on -gain take De et al.'s own weights (examples/convert_weights.py)."""
 
 SMALLEST, WIDEST, IMAGENET = 16, 64, 64
 """Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 and

@@ -28,7 +28,7 @@ _HUB_SOURCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<file>.+))?")
 HERE = (".", "~", "pretrained/", "runs/")
 """Starts of sources that are on this machine or nowhere."""
 FOLDER_FILE = "model.safetensors"
-"""The weights in a folder that ``fedlsg run``, ``export`` or ``convert`` wrote."""
+"""The weights in a folder that ``fedlsg run``, ``fedlsg export`` or examples/convert_weights.py wrote."""
 FACTS = ("config.json", "fedlsg-run.json")
 """What such a folder says of them."""
 _SHOWN = 8

@@ -25,8 +25,8 @@ def resnet50(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.
     """ResNet-50 for images (B, channels, s, s): stages of 3, 4, 6, 3 bottlenecks with 256 to 2,048 channels.
 
     With the imagenet stem and 1,000 classes it has the published 25,557,032 parameters. The 3x3 convolution has the
-    stride, as in torchvision and timm. It takes timm's weights with group norm after ``fedlsg convert``, which changes
-    their names. Differs from the paper: GroupNorm of 32 groups.
+    stride, as in torchvision and timm. It takes timm's weights with group norm after examples/convert_weights.py,
+    which changes their names. Differs from the paper: GroupNorm of 32 groups.
     """
     layers = _stem(channels, stem)
     return _with_stages(layers, blocks=(3, 4, 6, 3), width=64, num_classes=num_classes, bottleneck=True)

@@ -1,7 +1,7 @@
 """Figures as parts of a page: a panel for each pair of axes, one legend as words of the page, and what lines show.
 
 A browser lays the panels out: two in a row where there is room, one on a phone. matplotlib writes the text of an SVG as
-text and its colours as they are; here each becomes a CSS variable of ``page.colours``, so that the dark has its own.
+text.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from simulations.report.page import Drawing, Key, Panel
-from simulations.report.page.colours import variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +31,6 @@ FAMILY = re.compile(r"font-family: [^;\"]*;? ?")
 SIZE = re.compile(r"font-size: ([\d.]+)px")
 REFERENCE = re.compile(r'(?:url\(|href=")#([^")]+)')
 TAG = re.compile(r"<[^<>]*>")
-COLOUR = re.compile(r"#[0-9a-f]{6}")
 
 
 def drawing(save: bytes, figure: "Figure", caption: str, *, columns: int = 2, order: Sequence[str] = ()) -> Drawing:
@@ -122,7 +120,7 @@ def _references(text: str) -> list[str]:
 
 
 def _tidied(text: str) -> str:
-    """Shorter, with the page's font and colours, and with ids that no other figure has. Words stay as they are."""
+    """Shorter, with the page's font, and with ids that no other figure has. Words stay as they are."""
     text = re.sub(r">\s+<", "><", text)
     prefix = "p" + hashlib.sha256(text.encode()).hexdigest()[:6]
     named = set(_references(text))
@@ -135,7 +133,7 @@ def _tidied_tag(tag: str, prefix: str, named: Set[str]) -> str:
     tag = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", tag)
     tag = FAMILY.sub("", FONT.sub(r"font-size: \1px", tag))
     tag = SIZE.sub(r"font-size: calc(\1px * var(--words, 1))", tag)
-    return DIGITS.sub(r"\1", COLOUR.sub(lambda m: variable(m[0]), tag))
+    return DIGITS.sub(r"\1", tag)
 
 
 def keys(panels: Iterable["Axes"]) -> list[Key]:

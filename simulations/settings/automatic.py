@@ -20,8 +20,6 @@ RULED = (
 """Settings that the rule gives."""
 SMALL_AT_START = ("lora",)
 """Carriers whose factors are new, whatever the weights are that they adapt."""
-OF_ITS_OWN = ("sgd", "doppler")
-"""Optimizers whose step is as long as the gradient: no learning rate fits all noise."""
 
 
 def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, Any], clients: int) -> dict[str, Any]:
@@ -34,8 +32,7 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
     asked = (settings.auto or "").split()
     optimizer = str(given.get("optimizer", "adam")).lower()
     steps = "learning_rate" not in given and (
-        "learning_rate" in asked
-        or ("learning_rate" not in tuned and optimizer not in OF_ITS_OWN and "momentum" not in given)
+        "learning_rate" in asked or ("learning_rate" not in tuned and optimizer != "sgd" and "momentum" not in given)
     )
     rounds = "rounds" not in given and (
         "rounds" in asked or settings.epochs is not None or (steps and "rounds" not in tuned)

@@ -22,16 +22,16 @@ class Settings:
     """
 
     # what is trained
-    workload: Annotated[str, Setting("Data and its models; fedlsg workloads lists all.", aliases=("data", "task"))] = (
-        "digits"
-    )
-    method: Annotated[str, Setting("Recipe, or auto; fedlsg methods lists all.", aliases=("recipe", "algorithm"))] = (
-        "auto"
-    )
+    workload: Annotated[
+        str, Setting("Data and its models; fedlsg list workloads lists all.", aliases=("data", "task"))
+    ] = "digits"
+    method: Annotated[
+        str, Setting("Recipe, or auto; fedlsg list methods lists all.", aliases=("recipe", "algorithm"))
+    ] = "auto"
     uplink_budget: Annotated[
         int | None, Setting("Bytes of a client's update, at most, for method=auto.", "bytes", at_least=1)
     ] = None
-    preset: Annotated[str | None, Setting("A paper's row, see fedlsg presets; options override it.")] = None
+    preset: Annotated[str | None, Setting("A paper's row, see fedlsg list presets; options override it.")] = None
     from_preset: Annotated[str | None, Setting("The preset that a run was made from; fedlsg writes it.")] = None
     model: Annotated[str | None, Setting("Model that is trained; the workload's own by default.")] = None
     pretrained: Annotated[

@@ -1,6 +1,6 @@
-"""``fedlsg settings``, ``methods`` and ``workloads``: what there is, from the declarations, as tables and as a page."""
+"""``fedlsg settings`` and ``list``: what there is, from the declarations, as tables and as a page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,7 +30,7 @@ HEAD = """# Settings
 Made by `fedlsg settings --markdown`; do not edit. `-c name=value` sets one, `fedlsg settings NAME` shows it. Under
 "range", x is the value. A default of `-` means that the setting is not used unless it is given, or that it follows from
 others. A setting that is in no list of methods is taken by every run. The value in a workload's preset goes before the
-default; `fedlsg presets` has those of the papers."""
+default; `fedlsg list presets` has those of the papers."""
 
 GROUPS = {
     "workload": "Data and model",
@@ -143,16 +143,23 @@ def as_markdown() -> str:
     return "\n".join([*lines, ""])
 
 
-def methods_command(console: Console) -> None:
-    """``fedlsg methods``."""
-    console.print(name_table({name: strategies.summary(name) for name in strategies.names()}), highlight=False)
-    console.print("fedlsg docs methods says more; fedlsg run --method NAME runs one.", highlight=False)
+LISTS: Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str], str], str]] = {
+    "methods": (
+        strategies.names, strategies.summary, "fedlsg docs methods says more; fedlsg run --method NAME runs one."
+    ),
+    "workloads": (
+        workloads.names, lambda name: _summary(name), "fedlsg run NAME trains on one; FEDLSG_DATA names a data folder."
+    ),
+    "codecs": (all_codecs, lambda name: summaries()[name], "fedlsg run --codec NAME sends values so."),
+}  # fmt: skip
+"""Names, the sentence of each, and what to do with them."""
 
 
-def workloads_command(console: Console) -> None:
-    """``fedlsg workloads``."""
-    console.print(name_table({name: _summary(name) for name in workloads.names()}), highlight=False)
-    console.print("fedlsg run NAME trains on one; FEDLSG_DATA names a folder of data.", highlight=False)
+def list_command(what: str, console: Console) -> None:
+    """``fedlsg list`` of what is in ``LISTS``."""
+    names, sentence, after = LISTS[what]
+    console.print(name_table({name: sentence(name) for name in names()}), highlight=False)
+    console.print(after, highlight=False)
 
 
 def _summary(workload: str) -> str:

@@ -140,7 +140,7 @@ def check_settings(name: str, context: click.Context) -> None:
     """The settings, or names, of a command that is not called are known and in range."""
     if name == "settings" and context.params["name"]:
         all_settings()[context.params["name"]]
-    elif name == "presets" and context.params["words"]:
+    elif name == "list" and context.params["words"]:
         if not matching(context.params["words"]):
             find(context.params["words"])
     elif (given := settings_of(context)) and name != "resume":

@@ -64,7 +64,7 @@ def test_there_are_many():
     "fedlsg tune digits --on gone",
     "fedlsg attack --membership -c rnk=4",
     "fedlsg settings gone",
-    "fedlsg presets gone",
+    "fedlsg list presets gone",
     "fedlsg resume",
     "fedlsg attack [RUN] --membershi",
     "flwr run . --run-config \"rnk=8\"",

@@ -16,7 +16,7 @@ SMALL = {
     "compare": ["-c", "rounds=2", "--seeds", "1"],
     "calibrate": [],
     "partition": [],
-    "presets": [],
+    "list": [],
     "settings": [],
     "docs": [],
     "attack": ["--images", "1", "--seconds", "2"],

@@ -11,7 +11,7 @@ README = REPOSITORY / "README.md"
 PAPERS = REPOSITORY / "docs" / "papers.md"
 ROW = re.compile(r"^\| (?!in the paper)([^|-][^|]*) \| ([^|]*) \|", re.MULTILINE)
 SAID = ("missing", "theory", "drawing", "fedlsg ", "python ", "preset", "](results/")
-PLACE = re.compile(r'fedlsg presets "([^"]+)"')
+PLACE = re.compile(r'fedlsg list presets "([^"]+)"')
 
 
 def test_the_readme_is_short_and_keeps_the_test_command():

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 
+from fedlsg.choices import REMOVED
 from fedlsg.setting import REQUIRED, Setting, check_declared, declared, same, suggestion, unknown
 
 Share = Annotated[float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))]
@@ -128,6 +129,11 @@ def test_two_bounds_of_one_side():
 def test_suggestions_know_abbreviations(word, name):
     assert suggestion(word, FOUND) == f"; did you mean {name!r}?"
     assert str(unknown("setting", word, FOUND)) == f"unknown setting {word!r}; did you mean {name!r}?"
+
+
+def test_a_setting_that_was_removed_names_the_version_that_has_it():
+    message = str(unknown("setting", "filter-a", FOUND))
+    assert message == "setting 'filter-a' belongs to optimizer 'doppler', which " + REMOVED
 
 
 def test_no_suggestion_for_what_is_like_nothing():

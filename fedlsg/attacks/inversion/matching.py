@@ -3,7 +3,6 @@
     dlg                  L-BFGS on the Euclidean distance (Zhu et al. 2019); with labels: iDLG (Zhao et al. 2020)
     inverting-gradients  signed Adam on the cosine plus total variation (Geiping et al. 2020)
     smooth-relu          the same with a cosine for each block, and a smooth second derivative of ReLU that gets sharper
-    group                the same from several starts at once, which are drawn to their consensus (Yin et al. 2021)
     map                  L-BFGS on the likelihood of the noise plus the prior: the most probable batch, for sigma > 0
 Each is adaptive by default (see ``objectives``), and several local steps are replayed (the surrogate model
 extension). Labels that nobody grants are optimised with the images, as soft ones, or inferred before (head.labels_of).
@@ -13,7 +12,7 @@ Restarts are chosen by the objective: no truth is known here.
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from types import MappingProxyType
@@ -22,7 +21,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.inversion.group import Group
 from fedlsg.attacks.inversion.minimize import Box, Energy, GoOn, adam, lbfgs
 from fedlsg.attacks.inversion.objectives import Compare, Distance, Objective, objective, unexplained
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
@@ -42,8 +40,6 @@ class Matching:
     evaluations: of the objective with its gradient, a restart. restarts: starting points; the first is the blind
         baseline's, the others are drawn from the range.
     step_size: of Adam, as a share of the range. total_variation: its weight in the objective.
-    group: weight of the disagreement of all starting points, which are then searched together, each with
-        ``evaluations`` of its own (``inversion.group``); 0: one after the other, independent.
     tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time; None: no limit.
     sharpness: of the second derivative of ReLU at the first and at the last evaluation (``smooth_relu``), in between
         geometric; None: exact, which is 0.
@@ -57,7 +53,6 @@ class Matching:
     restarts: int = 4
     step_size: float = 0.1
     total_variation: float = 0.0
-    group: float = 0.0
     sharpness: tuple[float, float] | None = None
     tolerance: float = 0.0
     settled: float = 0.0
@@ -69,11 +64,11 @@ class Matching:
                 raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
         if self.evaluations < 1 or self.restarts < 1:
             raise ValueError(f"expected evaluations={self.evaluations} >= 1 and restarts={self.restarts} >= 1")
-        weights = (self.total_variation, self.group, self.tolerance, self.settled)
+        weights = (self.total_variation, self.tolerance, self.settled)
         if not 0 < self.step_size < math.inf or not all(0 <= weight < math.inf for weight in weights):
             raise ValueError(
                 f"expected step_size={self.step_size} > 0, total_variation={self.total_variation} >= 0, "
-                f"group={self.group} >= 0, tolerance={self.tolerance} >= 0 and settled={self.settled} >= 0"
+                f"tolerance={self.tolerance} >= 0 and settled={self.settled} >= 0"
             )
         if self.sharpness is not None and not 0 < min(self.sharpness) <= max(self.sharpness) < math.inf:
             raise ValueError(f"expected sharpness={self.sharpness} > 0, or None for the exact ReLU")
@@ -95,7 +90,6 @@ ATTACKS: Mapping[str, Matching] = MappingProxyType(
         "dlg": Matching(tolerance=1e-16),
         "inverting-gradients": Matching(optimizer="signed-adam", distance="cosine", total_variation=1e-3),
         "smooth-relu": SMOOTH,
-        "group": replace(SMOOTH, evaluations=500, restarts=4, group=1.0),
         "map": Matching(distance="likelihood", evaluations=150, restarts=2, settled=1e-8),
     }
 )
@@ -123,27 +117,26 @@ def match(
     distance = objective(seen, distance=attack.distance, compare=attack.compare)
     energy = partial(_energy, attack, prior, unknowns, distance)
     deadline = math.inf if attack.seconds is None else time.monotonic() + attack.seconds
-    search = _together if attack.group else _one_by_one
-    point, lowest, starts = search(attack, unknowns, energy, generator, deadline, progress)
+    point, lowest, restarts = _restarted(attack, unknowns, energy, generator, deadline, progress)
     inputs, targets = unknowns.split(point)
     labels = targets if knowledge.labels is not None else targets.argmax(1)
     total = attack.evaluations * attack.restarts
     progress(total, total, f"objective {lowest:.3g}")
-    note = _note(attack, knowledge, examples, starts)
+    note = _note(attack, knowledge, examples, restarts)
     left = None
     if attack.compare == "adaptive":
         left = unexplained(seen, inputs, targets, scaled=attack.distance in ("cosine", "blocks"))
     return Guess(inputs=inputs.cpu(), labels=labels.cpu(), objective=lowest, unexplained=left, note=note)
 
 
-def _one_by_one(
+def _restarted(
     attack: Matching,
     unknowns: Unknowns,
     energy: Energy,
     generator: torch.Generator,
     deadline: float,
     progress: Progress,
-) -> tuple[Tensor, float, str]:
+) -> tuple[Tensor, float, int]:
     """The lowest point over restarts, its value, and how many restarts there were."""
     point, lowest, restart = unknowns.expected, math.inf, 0
     for restart in range(1, attack.restarts + 1):
@@ -155,30 +148,7 @@ def _one_by_one(
             point, lowest = found, value
         if lowest <= attack.tolerance or time.monotonic() >= deadline:
             break
-    return point, lowest, f"{restart} restarts"
-
-
-def _together(
-    attack: Matching,
-    unknowns: Unknowns,
-    energy: Energy,
-    generator: torch.Generator,
-    deadline: float,
-    progress: Progress,
-) -> tuple[Tensor, float, str]:
-    """The lowest point over the members of a group, its value without their disagreement, and the group's size."""
-    members, total = attack.restarts, attack.evaluations * attack.restarts
-    span = unknowns.spans[: math.prod(unknowns.shape)].reshape(unknowns.shape)
-    group = Group(energy, lambda point: unknowns.split(point)[0] / span, members=members, weight=attack.group)
-
-    def go_on(done: int, lowest: float) -> bool:
-        progress(min(done * members, total), total, f"group of {members}, objective {group.lowest:.3g}")
-        return group.lowest > attack.tolerance and time.monotonic() < deadline
-
-    start = torch.cat([unknowns.start(number, generator) for number in range(1, members + 1)])
-    box, spans, spent = unknowns.box.repeat(members), unknowns.spans.repeat(members), _clock(deadline, restarts_left=1)
-    _search(attack, _smoothed(group, attack), start, box, spans, go_on, spent)
-    return group.point, group.lowest, f"a group of {members}"
+    return point, lowest, restart
 
 
 def _smoothed(energy: Energy, attack: Matching) -> Energy:
@@ -249,7 +219,7 @@ def _energy(attack: Matching, prior: Prior, unknowns: Unknowns, distance: Object
     return value
 
 
-def _note(attack: Matching, knowledge: Knowledge, examples: int, starts: str) -> str:
+def _note(attack: Matching, knowledge: Knowledge, examples: int, restarts: int) -> str:
     labels = "granted" if knowledge.labels is not None else "searched for as soft ones"
     size = "granted" if knowledge.examples is not None else f"taken as {examples}, the declared expected batch"
-    return f"{attack.compare} {attack.distance}, {starts}; labels {labels}; number of examples {size}"
+    return f"{attack.compare} {attack.distance}, {restarts} restarts; labels {labels}; number of examples {size}"

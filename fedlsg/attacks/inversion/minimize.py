@@ -32,10 +32,6 @@ class Box:
     low: Float[Tensor, " n"]
     high: Float[Tensor, " n"]
 
-    def repeat(self, times: int) -> "Box":
-        """The box of several points, one after the other."""
-        return Box(low=self.low.repeat(times), high=self.high.repeat(times))
-
 
 class _Lowest:
     """The energy and its gradient, with the lowest point so far."""

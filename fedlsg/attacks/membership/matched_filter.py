@@ -18,8 +18,6 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from fedlsg.attacks.membership.roc import Rate, clopper_pearson
-from fedlsg.privacy import Mechanism, add_noise, clipped_sum
-from fedlsg.randomness import SecretStream
 
 
 def closed_form_tpr(fpr: float, effective_noise_multiplier: float) -> float:
@@ -44,29 +42,6 @@ class Membership:
     fpr: Rate
     tpr: Rate
     predicted: float
-
-
-def measure(
-    gradients: list[Float[Tensor, "batch _"]],
-    mechanism: Mechanism,
-    noise: SecretStream,
-    *,
-    fpr: float = 0.01,
-    trials: int = 1000,
-    confidence: float = 0.95,
-) -> Membership:
-    """Play the game on the shipped clip and noise: row 0 of the blocks is the example, the rest the known company.
-
-    ``trials`` payloads with the example and as many without; the prediction is of the example's own clipped norm.
-    """
-    with_it, without = clipped_sum(gradients, mechanism), clipped_sum([block[1:] for block in gradients], mechanism)
-    g = clipped_sum([block[:1] for block in gradients], mechanism)
-
-    def payload(present: bool) -> Tensor:
-        return add_noise(with_it if present else without, mechanism, noise)
-
-    scores = play(payload, g, without, noise_std=mechanism.noise_std, trials=trials)
-    return rates(*scores, g, noise_std=mechanism.noise_std, fpr=fpr, confidence=confidence)
 
 
 def play(

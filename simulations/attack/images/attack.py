@@ -11,7 +11,6 @@ from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.images.catalogue import SMALL, attacks_named, strongest
 from simulations.attack.images.classifier import ClassifierLeak, classifier_leak
-from simulations.attack.images.perceptual import CHANNELS, Perceptual
 from simulations.attack.images.score import Scored, in_order, scored
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
@@ -42,16 +41,13 @@ class Attacked:
     seconds: float
 
 
-def attack_images(
-    record: Record, threat: ThreatModel, options: Options, tick: Tick, perceptual: Perceptual | None = None
-) -> Attacked:
-    """Attack images of each batch size; scores have an LPIPS where ``perceptual`` is given.
+def attack_images(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Attacked:
+    """Attack images of each batch size.
 
     Raises ValueError for an unknown attack, and where no recorded update has such a batch.
     """
     named = None if options.attacks is None else attacks_named(options.attacks)
     prior = image_prior(record.base.workload)
-    perceptual = perceptual if prior.shape[0] in CHANNELS else None
     targets = pick(record, threat, options)
     results, blinds = [], []
     refused: dict[str, str] = {}
@@ -68,7 +64,7 @@ def attack_images(
         tried = attempts(
             chosen, target, known, prior, options, number=number, of=len(targets), refused=refused, tick=tick
         )
-        results.append(tuple(scored(name, guess, truth, blind, prior, took, perceptual) for name, guess, took in tried))
+        results.append(tuple(scored(name, guess, truth, blind, prior, took) for name, guess, took in tried))
         blinds.append(blind)
     tick(1.0, "done")
     first = targets[0].seen

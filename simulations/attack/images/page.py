@@ -1,6 +1,6 @@
 """What attacks found on a run of images: table, facts, picture, numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
-from simulations.attack.images.perceptual import SIDE
 from simulations.attack.images.score import Summary, summarise, verdict
 from simulations.attack.recorded.best import best_of
 from simulations.attack.recorded.names import FORMS, split_name
@@ -27,15 +26,14 @@ from simulations.report.page import Row, Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = ("attack", "form", "batch", "images", "PSNR", "SSIM", "LPIPS", "blind", "gain", "95 % interval", "seconds")
-OPTIONAL = ("seconds", "SSIM", "LPIPS")
+COLUMNS = ("attack", "form", "batch", "images", "PSNR", "SSIM", "blind", "gain", "95 % interval", "seconds")
+OPTIONAL = ("seconds", "SSIM")
 """What a narrow terminal leaves out."""
 NOTE = (
     "PSNR, blind and gain in dB. blind: PSNR of a guess without the payload. gain: PSNR over it, paired by image. The "
     "95 % interval is that of the mean gain over these images, as if they were independent; another training run or "
     f"other starting points are not in it. {FORMS}"
 )
-LPIPS_NOTE = f"LPIPS: how different the images look to AlexNet, enlarged to {SIDE} pixels; lower is more alike."
 CAPTION = (
     "Originals, blind guesses and recovered images. The number below an image is its PSNR. Pink pixels are unknown to "
     "the attack. Recovered images and blind guesses are paired with the originals by least squared error."
@@ -85,26 +83,23 @@ def facts(one: Attacked) -> dict[str, str]:
 
 
 def score_table(rows: Sequence[Summary]) -> Table:
-    """One row for each attack and batch size; LPIPS has a column where it was computed."""
-    perceptual = any(row.lpips is not None for row in rows)
-    columns = [name for name in COLUMNS if perceptual or name != "LPIPS"]
+    """One row for each attack and batch size."""
     return Table(
-        columns=tuple(columns),
+        columns=COLUMNS,
         rows=tuple(table_row(row) for row in rows),
         left=(0, 1),
-        optional=tuple(columns.index(name) for name in OPTIONAL if name in columns),
-        note=f"{NOTE} {LPIPS_NOTE}" if perceptual else NOTE,
+        optional=tuple(map(COLUMNS.index, OPTIONAL)),
+        note=NOTE,
     )
 
 
 def table_row(row: Summary) -> Row:
     """One row of the table; the naive forms are dim."""
-    perceptual = () if row.lpips is None else (f"{row.lpips:.2f}",)
     reach = "--" if row.gain is None else f"{row.gain.low:+z.1f} to {row.gain.high:+z.1f}"
     name, form = split_name(row.attack)
     cells = (
-        name, form, str(row.batch), str(row.images), f"{row.psnr:.1f}", f"{row.ssim:.2f}", *perceptual,
-        f"{row.blind:.1f}", f"{row.mean_gain:+z.1f}", reach, f"{row.seconds:.1f}",
+        name, form, str(row.batch), str(row.images), f"{row.psnr:.1f}", f"{row.ssim:.2f}", f"{row.blind:.1f}",
+        f"{row.mean_gain:+z.1f}", reach, f"{row.seconds:.1f}",
     )  # fmt: skip
     return Row(cells=cells, style="dim" if form == "naive" else "")
 
@@ -117,22 +112,17 @@ def numbers(one: Attacked, rows: Sequence[Summary]) -> dict[str, Any]:
         "classifier": None if one.leak is None else asdict(one.leak),
         "values_received": one.count.received,
         "unknowns": one.count.unknowns,
-        "summary": [{**_known(asdict(row)), "mean_gain": row.mean_gain} for row in rows],
+        "summary": [{**asdict(row), "mean_gain": row.mean_gain} for row in rows],
         "updates": [
             {
                 **update_numbers(target),
                 "attacks": [
-                    {key: value for key, value in _known(vars(result)).items() if key != "images"} for result in results
+                    {key: value for key, value in vars(result).items() if key != "images"} for result in results
                 ],
             }
             for target, results in zip(one.targets, one.results, strict=True)
         ],
     }
-
-
-def _known(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without an LPIPS that was not computed."""
-    return {key: value for key, value in figures.items() if key != "lpips" or value is not None}
 
 
 def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Guess
-from simulations.attack.images.perceptual import Perceptual, distances
 from simulations.attack.recorded.best import not_converged
 from simulations.attack.recorded.names import shown_name
 
@@ -25,7 +24,7 @@ class Scored:
     """One attack on one update; images are paired with the true ones, in their order.
 
     images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an image, decibels for
-    the first and the last. lpips: the same where LPIPS is installed, lower is more alike; else None.
+    the first and the last.
     """
 
     attack: str
@@ -37,7 +36,6 @@ class Scored:
     objective: float | None
     note: str
     unexplained: float | None = None
-    lpips: tuple[float, ...] | None = None
 
     @property
     def gains(self) -> list[float]:
@@ -52,7 +50,6 @@ def scored(
     blind: Tensor,
     prior: Prior,
     seconds: float,
-    perceptual: Perceptual | None = None,
 ) -> Scored:
     """Pair with the true images, fill unknown pixels with what the prior expects, measure in the public range.
 
@@ -76,7 +73,6 @@ def scored(
         objective=guess.objective,
         note=guess.note,
         unexplained=guess.unexplained,
-        lpips=None if perceptual is None else distances(paired, truth, prior, perceptual),
     )
 
 
@@ -107,7 +103,6 @@ class Summary:
     gain: Interval | None
     seconds: float
     unexplained: float | None = None
-    lpips: float | None = None
 
     @property
     def mean_gain(self) -> float:
@@ -118,7 +113,6 @@ class Summary:
 def summarise(results: Sequence[Scored], batch: int) -> Summary:
     """Means over the images of one attack's results."""
     gains = [gain for one in results for gain in one.gains]
-    perceptual = [value for one in results for value in one.lpips or ()]
     unexplained = [one.unexplained for one in results if one.unexplained is not None]
     return Summary(
         attack=results[0].attack,
@@ -130,7 +124,6 @@ def summarise(results: Sequence[Scored], batch: int) -> Summary:
         gain=mean_interval(torch.tensor(gains)) if len(gains) > 1 else None,
         seconds=statistics.fmean(one.seconds for one in results),
         unexplained=max(unexplained, default=None),
-        lpips=statistics.fmean(perceptual) if perceptual else None,
     )
 
 

@@ -1,6 +1,6 @@
 """The style sheet of every page: one column, light and dark, a phone, and paper."""
 
-from simulations.report.page.colours import declarations
+from simulations.report.page.colours import TEXT, WHITE, declarations
 
 RULES = """
 * { box-sizing: border-box; }
@@ -54,7 +54,8 @@ table.tokens th, table.tokens td { text-align: left; white-space: normal; overfl
 table.tokens th { width: 8rem; color: var(--dim); }
 .moved { border-bottom: 2px dotted var(--dim); }
 .wrong { color: var(--alarm); text-decoration: line-through; }
-.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em; }
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em;
+  box-shadow: 0 0 0 1px #ffffff; }
 figure { margin: 1.8rem 0; break-inside: avoid; }
 figcaption { margin-top: .5rem; }
 .panels { display: grid; gap: 1rem 1.2rem; }
@@ -111,5 +112,6 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 """
 CSS = (
     f":root {{ color-scheme: light dark; {declarations(False)} }}\n"
-    f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {declarations(True)} }} }}{RULES}"
+    f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {declarations(True)} }} }}\n"
+    f".panels, .keys {{ background: {WHITE}; color: {TEXT['ink'][False]}; }}{RULES}"
 )

@@ -6,7 +6,6 @@ Accessible: landmarks, one h1, tables with scoped headers, figures with their wo
 import base64
 from pathlib import PurePath
 
-from simulations.report.page.colours import variable
 from simulations.report.page.parts import Download, Facts, Page, Picture
 from simulations.report.page.style import CSS
 
@@ -40,7 +39,7 @@ TEMPLATE = """<!DOCTYPE html>
 {% for cell in row.cells %}
 {% if loop.first %}
 <th scope="row"{% if loop.index0 in part.left %} class="left"{% endif %}>
-{%- if row.colour %}<span class="dot" style="background: {{ variable(row.colour) }}"></span>{% endif -%}
+{%- if row.colour %}<span class="dot" style="background: {{ row.colour }}"></span>{% endif -%}
 {{ cell }}</th>
 {% else %}
 <td{% if loop.index0 in part.left %} class="left"{% endif %}>{{ cell }}</td>
@@ -62,13 +61,12 @@ TEMPLATE = """<!DOCTYPE html>
 <p class="note">{{ part.caption }}</p>
 {% endmacro %}
 {% macro key(one) %}
-{% set colour = variable(one.colour) %}
 <svg viewBox="0 0 30 14" aria-hidden="true" focusable="false">
-{% if one.patch %}<rect x="4" y="1" width="22" height="12" fill="{{ colour }}"/>{% endif %}
-{% if one.line %}<path d="M0 7H30" fill="none" stroke="{{ colour }}" stroke-width="2"
+{% if one.patch %}<rect x="4" y="1" width="22" height="12" fill="{{ one.colour }}"/>{% endif %}
+{% if one.line %}<path d="M0 7H30" fill="none" stroke="{{ one.colour }}" stroke-width="2"
 {%- if one.dashes %} stroke-dasharray="{{ one.dashes }}"{% endif %}/>{% endif %}
-{% if one.marker %}<path d="{{ one.marker }}" transform="translate(15 7)" stroke="{{ colour }}" stroke-width="1.5"
- fill="{{ colour if one.filled else "var(--paper)" }}"/>{% endif %}
+{% if one.marker %}<path d="{{ one.marker }}" transform="translate(15 7)" stroke="{{ one.colour }}" stroke-width="1.5"
+ fill="{{ one.colour if one.filled else "#ffffff" }}"/>{% endif %}
 </svg>
 {% endmacro %}
 {% macro keys(legend) %}
@@ -173,9 +171,7 @@ def render(page: Page) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(TEMPLATE).render(
-        page=page, css=CSS, listed=SECTIONS, many=MANY, target=target, variable=variable
-    )
+    return environment.from_string(TEMPLATE).render(page=page, css=CSS, listed=SECTIONS, many=MANY, target=target)
 
 
 def target(file: Download) -> str:

@@ -41,7 +41,7 @@ def find(name: str) -> Published:
     if name not in table:
         near = get_close_matches(name, table, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown preset {name!r}{hint} (fedlsg presets lists them all)")
+        raise ValueError(f"unknown preset {name!r}{hint} (fedlsg list presets lists them all)")
     return table[name]
 
 

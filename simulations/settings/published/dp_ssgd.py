@@ -28,8 +28,8 @@ IMAGENET_DELTA = "delta is 7.8e-7. Their 8e-7 is above 1/N = 7.81e-7, and such a
 RESNET = "ResNet-50 with group norm. De et al. train one without norms (NF-ResNet-50); the paper says ResNet-50."
 IMAGENET_RATES = "The paper gives rates for CIFAR-10 alone (Appendix F). These are the rates of its best cell there."
 PRETRAINED = (
-    "Needs weights pre-trained on ImageNet at 32 x 32: -c pretrained=FOLDER. fedlsg convert makes it of the checkpoint "
-    "WRN_28_10_IMAGENET32 of De et al."
+    "Needs weights pre-trained on ImageNet at 32 x 32: -c pretrained=FOLDER. examples/convert_weights.py makes it "
+    "of the checkpoint WRN_28_10_IMAGENET32 of De et al."
 )
 RATES = "In Appendix F pre-pruning 0.3 and dropping 0.5 at random give this number (57.45 ± 0.09)."
 RATES_ELSEWHERE = "The paper gives rates only for epsilon 1 (Appendix F). These are the rates of its best cell."

@@ -35,7 +35,7 @@ FEW = 20
 
 
 def presets_command(words: str, json: bool, markdown: bool, console: Console) -> None:
-    """``fedlsg presets``. Raises ValueError where nothing matches, with the nearest name."""
+    """``fedlsg list presets``. Raises ValueError where nothing matches, with the nearest name."""
     one = by_name().get(words)
     listed = (one,) if one else matching(words) or (find(words),)
     if json or markdown:
@@ -72,7 +72,7 @@ def short(listed: Sequence[Published]) -> bool:
     return len(listed) <= FEW
 
 
-HOW = "fedlsg presets NAME shows a preset in full, fedlsg run --preset NAME runs it."
+HOW = "fedlsg list presets NAME shows a preset in full, fedlsg run --preset NAME runs it."
 
 
 def row(preset: Published, numbers: dict[str, int]) -> tuple[str, ...]:
@@ -150,8 +150,8 @@ def as_json(listed: Iterable[Published]) -> str:
 
 HEAD = """# Presets: the papers' rows by name
 
-Made by `fedlsg presets --markdown`; do not edit. A preset is one row of a paper's table as settings. Run it with
-`fedlsg run --preset NAME`; other options override the preset's settings. `fedlsg presets NAME` shows all of them.
+Made by `fedlsg list presets --markdown`; do not edit. A preset is one row of a paper's table as settings. Run it with
+`fedlsg run --preset NAME`; other options override the preset's settings. `fedlsg list presets NAME` shows all of them.
 
 Each preset is the paper's own setting: one client that holds all data. The accuracies (%) are the papers' numbers, not
 measured with fedlsg. A preset costs as much computing as the paper's run; most need a GPU. Names are

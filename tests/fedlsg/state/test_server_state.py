@@ -74,11 +74,9 @@ def test_the_divisor_does_not_know_how_many_answered():
     [
         ("lsg", {}),
         ("lsg", {"optimizer": "adam", "momentum": 0.0, "schedule": "linear"}),
-        ("lsg", {"optimizer": "dp-adambc", "momentum": 0.0, "schedule": "linear"}),
         ("lsg", {"optimizer": "Adagrad", "momentum": 0.0, "schedule": "linear"}),
         ("lsg", {"optimizer": "NAdam", "momentum": 0.0, "optimizer_options": "betas=0.8 0.9"}),
         ("dpsgd", {"optimizer": "Yogi", "schedule": "linear"}),
-        ("dpsgd", {"optimizer": "doppler", "filter_a": "-0.7 -0.2", "schedule": "linear"}),
         ("rgp", {"rank": 2, "warmup": 2, "momentum": 0.5}),
         ("rgp-random", {"rank": 2}),
         ("rs", {"sparsity": 0.5}),

@@ -13,7 +13,7 @@ from fedlsg.training.optimizers import names
 from strategies.federation.sparse_downlink import SparseDownlink
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for
 
-OTHERS = ("sgd", "dp-adambc", "doppler", "Muon")
+OTHERS = ("sgd", "Muon")
 """Optimizers with a case of their own, and Muon, which takes matrices alone."""
 
 
@@ -29,7 +29,6 @@ def test_weights_are_loaded_into_the_memory_that_is_there():
     "choices",
     [
         {}, {"momentum": 0.0}, {"rank": 3, "momentum": 0.0, "ema": 0.9},
-        {"momentum": 0.0, "optimizer": "dp-adambc"}, {"momentum": 0.0, "optimizer": "doppler"},
         *({"momentum": 0.0, "optimizer": name, "learning_rate": 0.01} for name in names() if name not in OTHERS),
         {"momentum": 0.0, "optimizer": "RMSprop", "optimizer_options": "momentum=0.9, centered=true"},
         {"momentum": 0.0, "optimizer": "adam", "optimizer_options": "amsgrad=true", "weight_decay": 0.1},

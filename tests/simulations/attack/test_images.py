@@ -17,7 +17,7 @@ from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
 from simulations.attack.curves import caption, curves, sigma_lines, sparsity_lines
 from simulations.attack.images.attack import attack_images, image_prior
 from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, strongest
-from simulations.attack.images.page import image_findings, table_row
+from simulations.attack.images.page import table_row
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.best import Best
 from simulations.attack.recorded.names import shown_name
@@ -66,9 +66,9 @@ def nowhere(share: float, text: str) -> None:
     """A progress that nobody watches."""
 
 
-def attacked(path: str, threat: ThreatModel = CLIENT, perceptual=None, **options):
+def attacked(path: str, threat: ThreatModel = CLIENT, **options):
     chosen = {"batches": (1,), "examples": 2, "attacks": None, "naive": False, "seconds": 0.5, "seed": 0}
-    return attack_images(open_record(path, threat), threat, Options(**{**chosen, **options}), nowhere, perceptual)
+    return attack_images(open_record(path, threat), threat, Options(**{**chosen, **options}), nowhere)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,26 +99,6 @@ def test_a_first_layer_without_noise_gives_its_input_back(case, recorded):
     single = [results[0] for t, results in zip(found.targets, found.results, strict=True) if len(t.truth.rows) == 1]
     assert single
     assert min(value for result in single for value in result.psnr) > 100
-
-
-def test_a_perceptual_distance_is_in_the_findings_where_it_is_given(recorded):
-    """Here the largest difference of a pair, which an exact image has not."""
-    found = attacked(recorded("dpsgd"), attacks="first-layer", perceptual=lambda a, b: (a - b).abs().amax((1, 2, 3)))
-    shown = image_findings(found)
-    assert "LPIPS" in shown.table.columns
-    assert shown.numbers["summary"][0]["lpips"] < 0.01
-    assert all(max(one["attacks"][0]["lpips"]) < 0.01 for one in shown.numbers["updates"])
-    without = image_findings(attacked(recorded("dpsgd"), attacks="first-layer"))
-    assert "LPIPS" not in without.table.columns
-    assert "lpips" not in str(without.numbers)
-
-
-def test_a_group_is_searched_on_request_only(recorded):
-    found = attacked(recorded("dpsgd"), attacks="group,group-naive", examples=1)
-    assert [one.attack for one in found.results[0]] == ["group", "group-naive"]
-    assert "a group of 4" in found.results[0][0].note
-    seen = found.targets[0].seen
-    assert "group" not in [attack.name for attack in strongest(seen, Knowledge(examples=1), naive=True)]
 
 
 def test_the_attack_needs_no_truth(copied):
@@ -350,10 +330,10 @@ def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
         ThreatModel(labels="known", examples="unknown")
     with pytest.raises(ValueError, match=r"unknown attack 'dgl'.*did you mean 'dlg'"):
         attacks_named("map,dgl")
+    with pytest.raises(ValueError, match=r"'group' was removed; commit 293cb648.* choose 'smooth-relu'"):
+        attacks_named("map, group-naive")
     assert set(IMAGE_ATTACKS) >= {
         "smooth-relu",
-        "group",
-        "group-naive",
         "first-layer",
         "relu-batch",
         "dlg",

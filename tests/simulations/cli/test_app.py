@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
+from simulations.cli.app import LISTS
 from simulations.engines.cluster import Cluster
 from simulations.report.words import empty_line, epsilon_words
 from simulations.settings.settings import RUN, all_settings
@@ -325,7 +326,7 @@ def test_held_out_accuracies_are_announced(fedlsg):
     assert "computed without noise" not in " ".join(fedlsg("run", *SMALL)[1].split())
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "calibrate", "partition", "inspect", "report", "presets"])
+@pytest.mark.parametrize("command", ["run", "compare", "calibrate", "partition", "inspect", "report", "list"])
 def test_help_shows_no_escapes(command, fedlsg):
     status, out, err = fedlsg(command, "--help")
     assert (status, err) == (0, "")
@@ -347,3 +348,30 @@ def test_options_of_run_leave_the_defaults_to_the_declarations():
     flags = {name for name, default in defaults.items() if default is not None}
     assert flags == {"reproducible", "record_updates"}
     assert [name for name in flags if defaults[name] is not RUN[name].default] == []
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_a_list_may_be_named_without_the_word_list(what, fedlsg):
+    """As the commands were called before."""
+    found = fedlsg("list", what)
+    assert found == fedlsg(what)
+    assert found[0] == 0
+    assert {"methods": "lsg-lora", "workloads": "glue-sst2", "codecs": "noise-floor", "presets": "lsg-cifar10"}[
+        what
+    ] in found[1]
+
+
+@pytest.mark.parametrize("words", [("list", "method"), ("list", "codecs", "int8"), ("methods", "--json")])
+def test_what_a_list_does_not_take(words, fedlsg):
+    status, out, err = fedlsg(*words)
+    assert (status, out) == (1, "")
+    assert "did you mean 'methods'" in err or "takes no other words" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("convert", "examples/convert_weights.py"), ("pretrain", "commit 293cb648")]
+)
+def test_a_command_of_an_earlier_version_says_where_it_is(word, said, fedlsg):
+    status, out, err = fedlsg(word, "FILE", "--out", "made")
+    assert (status, out) == (2, "")
+    assert said in err

@@ -28,8 +28,6 @@ PROBED = {"rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 2}
 CASES: dict[str, dict[str, Any]] = {
     "lsg": {"momentum": 0.9},
     "adam": {"optimizer": "adam", "learning_rate": 0.01, "schedule": "cosine", "ema": 0.9},
-    "dp-adambc": {"optimizer": "dp-adambc", "learning_rate": 0.01},
-    "doppler": {"optimizer": "doppler", "schedule": "cosine"},
     "NAdam": {"optimizer": "NAdam", "learning_rate": 0.01, "optimizer_options": "momentum_decay=0.01"},
     "Adagrad": {"optimizer": "adagrad", "learning_rate": 0.05, "clients": 4, "clients_per_round": 2},
     "evaluated by an average": {"ema": 0.9, "momentum": 0.0, "rank": 5},

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from simulations import run
-from simulations.engines import ahead, cluster, engine_of, limited_memory
+from simulations.engines import ahead, cluster, engine_of
+from simulations.engines.memory import limited_memory
 from tests.places import REPOSITORY
 from tests.simulations.support.second_user import answered
 

@@ -25,7 +25,7 @@ RUN = {"workload": "digits", "model": "mlp", "method": "dpsgd"}
 
 @pytest.fixture
 def weights(tmp_path) -> Path:
-    """A folder as ``fedlsg convert`` leaves it."""
+    """A folder as examples/convert_weights.py leaves it."""
     folder = tmp_path / "pre"
     folder.mkdir()
     tensors = {"hidden.weight": torch.full((64, 64), 0.01), "hidden.bias": torch.arange(64.0) / 64}

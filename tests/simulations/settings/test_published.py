@@ -305,7 +305,7 @@ def test_names_are_unique_and_sorted_numbers_by_size():
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(ValueError, match=r"unknown preset 'lsg-cifar-eps3\.3'; did you mean 'lsg-cifar10-eps3\.3'"):
         find("lsg-cifar-eps3.3")
-    with pytest.raises(ValueError, match=r"unknown preset 'zzz' \(fedlsg presets lists them all\)"):
+    with pytest.raises(ValueError, match=r"unknown preset 'zzz' \(fedlsg list presets lists them all\)"):
         resolve({"preset": "zzz"})
 
 
@@ -476,7 +476,7 @@ def test_listing_needs_no_torch():
 
 def test_the_page_is_current():
     page = (ROOT / "docs" / "presets.md").read_text()
-    assert page == as_markdown(ALL), "write it again: fedlsg presets --markdown > docs/presets.md"
+    assert page == as_markdown(ALL), "write it again: fedlsg list presets --markdown > docs/presets.md"
     assert page != as_markdown((replace(ALL[0], accuracy=1.0), *ALL[1:]))
 
 

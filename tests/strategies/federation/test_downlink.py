@@ -34,8 +34,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "momentum": {},
     "plain": {"momentum": 0.0},
     "adam": {"momentum": 0.0, "optimizer": "adam", "schedule": "cosine", "learning_rate": 0.01},
-    "dp-adambc": {"momentum": 0.0, "optimizer": "dp-adambc", "learning_rate": 0.01},
-    "doppler": {"momentum": 0.0, "optimizer": "doppler", "filter_a": "-0.7 -0.2"},
     "decay": {"weight_decay": 0.1, "norms_learning_rate": 0.2},
     "sparsified": {"sparsify_update": 0.5, "sparsity": 0.5},
     "ema": {"ema": 0.9},

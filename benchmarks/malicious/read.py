@@ -10,8 +10,8 @@ from jaxtyping import Float
 from scipy.optimize import least_squares
 from torch import Tensor
 
+from benchmarks.malicious.craft import centre_and_spread, imprint_bins, layers_of, signs
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.malicious.craft import centre_and_spread, imprint_bins, layers_of, signs
 from fedlsg.attacks.observation import DoesNotApply, Guess, Observation
 from fedlsg.frame import Coordinates
 

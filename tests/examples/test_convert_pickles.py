@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulations.convert.pickles import read_pickle
+from examples.convert_weights import read_arrays
 
 Build = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -45,7 +45,7 @@ STATE = (3, "<", None, None, None, -1, -1, 0)
 @pytest.mark.parametrize("value", [addresses(), Raw(collections.OrderedDict, addresses())])
 def test_bytes_of_the_file_are_not_taken_as_addresses(value, tmp_path):
     with pytest.raises(ValueError, match=r"w\.pkl"):
-        read_pickle(written(tmp_path, value))
+        read_arrays(written(tmp_path, value))
 
 
 def test_an_ordinary_pickle_module_takes_them_as_addresses(tmp_path):
@@ -78,7 +78,7 @@ def test_an_ordinary_pickle_module_takes_them_as_addresses(tmp_path):
 )  # fmt: skip
 def test_arrays_that_do_not_hold_what_they_say_are_refused(value, says, tmp_path):
     with pytest.raises(ValueError, match=says):
-        read_pickle(written(tmp_path, value))
+        read_arrays(written(tmp_path, value))
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -91,17 +91,17 @@ def test_arrays_of_every_form_are_read(protocol, tmp_path):
         "nested": collections.OrderedDict(a=made),
     }  # fmt: skip
     more = {"count": np.int64(7), "lists": [1, "x", None]}
-    found = read_pickle(written(tmp_path, {**kept, **more}, protocol))["params"]
-    assert (found.pop("count"), found.pop("lists")) == (7, [1, "x", None])
-    assert np.array_equal(found.pop("nested")["a"], made)
+    found = read_arrays(written(tmp_path, {**kept, **more}, protocol))
+    assert np.array_equal(found.pop("params/nested/a"), made)
+    assert found.keys() == {f"params/{name}" for name in kept} - {"params/nested", "params/scalar"}
     for name, array in found.items():
-        assert (array.dtype, array.shape) == (kept[name].dtype, kept[name].shape)
-        assert np.array_equal(array, kept[name])
-    assert len(found) == 11
+        wanted = kept[name.removeprefix("params/")]
+        assert (array.dtype, array.shape) == (wanted.dtype, wanted.shape)
+        assert np.array_equal(array, wanted)
 
 
 def test_a_mapping_that_holds_itself_is_refused(tmp_path):
     loop: dict[str, Any] = {}
     loop["again"] = loop
     with pytest.raises(ValueError, match=r"cannot read .*w\.pkl"):
-        read_pickle(written(tmp_path, loop))
+        read_arrays(written(tmp_path, loop))

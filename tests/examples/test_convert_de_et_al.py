@@ -1,8 +1,10 @@
 """Checkpoints of De et al. 2022: their logits after conversion, every form of file, and what is refused."""
 
+import hashlib
 import json
 import os
 import pickle
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from simulations.convert.arrays import read_arrays
-from simulations.convert.command import Converted, converted
+from examples.convert_weights import converted, read_arrays
 from simulations.models import load_pretrained, vision
 from simulations.models.wide_resnet import GainedConv2d, wide_resnet
+from tests.places import REPOSITORY
 from tests.simulations.support.haiku_wrn import Params, logits, made_params
 
 
@@ -28,9 +30,9 @@ def flat(params: Params) -> dict[str, np.ndarray]:
     return {f"params/{module}/{leaf}": array for module, leaves in params.items() for leaf, array in leaves.items()}
 
 
-def build(found: Converted, depth: int = 10, width: int = 1, classes: int = 5) -> nn.Module:
+def build(found: tuple[str, dict[str, torch.Tensor]], depth: int = 10, width: int = 1, classes: int = 5) -> nn.Module:
     model = wide_resnet(depth, width, channels=3, num_classes=classes, form="gain")
-    model.load_state_dict(found.weights)
+    model.load_state_dict(found[1])
     return model.double()
 
 
@@ -45,7 +47,7 @@ def furthest(model: nn.Module, params: Params, side: int) -> float:
 def test_logits_are_theirs(depth, width, side):
     params = made_params(0, depth=depth, width=width)
     found = converted(flat(params))
-    assert found.model == f"wrn-{depth}-{width}-gain"
+    assert found[0] == f"wrn-{depth}-{width}-gain"
     assert furthest(build(found, depth, width), params, side) < 1e-9
 
 
@@ -142,19 +144,6 @@ def test_npz_with_and_without_a_key_for_the_parameters(tmp_path):
         assert furthest(build(converted(read_arrays(tmp_path / "w.npz"))), params, 8) < 1e-9
 
 
-def test_a_folder_of_orbax(tmp_path):
-    checkpointer = pytest.importorskip("orbax.checkpoint").PyTreeCheckpointer()
-    params = made_params(0)
-    checkpointer.save(tmp_path / "w", {"params": params, "network_state": {}})
-    assert furthest(build(converted(read_arrays(tmp_path / "w"))), params, 8) < 1e-9
-
-
-def test_a_folder_without_orbax_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "orbax", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install orbax-checkpoint, or save the arrays by numpy\.savez"):
-        read_arrays(tmp_path)
-
-
 # --- what is refused
 
 
@@ -216,20 +205,24 @@ def test_other_checkpoints_are_refused(arrays, message):
         converted(arrays)
 
 
-# --- the command
+# --- the program
 
 
-def test_a_converted_folder_starts_a_run_and_has_the_files_digest(tmp_path, fedlsg):
+def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The example, run in a folder."""
+    command = [sys.executable, str(REPOSITORY / "examples" / "convert_weights.py"), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_converted_folder_has_the_weights_the_digest_and_the_data_that_they_have_seen(tmp_path):
     params = made_params(0, depth=16, width=4, classes=100)
     (tmp_path / "WRN_16_4.dill").write_bytes(pickle.dumps(checkpoint(params)))
-    status, out, err = fedlsg("convert", "WRN_16_4.dill", "--trained-on", "cifar100", "--out", "made")
-    assert (status, err) == (0, "")
-    assert (
-        "wrn-16-4-gain with the weights of WRN_16_4.dill (de-et-al): 2,776,948 values, 3 channels, 100 classes" in out
-    )
+    done = program(tmp_path, "WRN_16_4.dill", "--trained-on", "cifar100", "--out", "made")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "wrn-16-4-gain: 2,776,948 values, 100 classes" in done.stdout
     facts = json.loads((tmp_path / "made" / "config.json").read_text())
-    assert facts["pretrained_on"] == {"source": "data:cifar100"}
-    assert (facts["model"], facts["converted_from"]["layout"]) == ("wrn-16-4-gain", "de-et-al")
+    assert (facts["model"], facts["pretrained_on"]) == ("wrn-16-4-gain", {"source": "data:cifar100"})
+    assert facts["converted_from"]["sha256"] == hashlib.sha256((tmp_path / "WRN_16_4.dill").read_bytes()).hexdigest()
     model = vision(3, 32, 10)["wrn-16-4-gain"]()
     said: list[str] = []
     fresh = load_pretrained(model, str(tmp_path / "made"), say=said.append)
@@ -237,14 +230,6 @@ def test_a_converted_folder_starts_a_run_and_has_the_files_digest(tmp_path, fedl
     assert "another set of classes" in said[0]
     gain = torch.from_numpy(params["wide_res_net/First_conv"]["gain"])
     assert torch.equal(model.get_parameter("stem.gain").detach(), gain)
-    status, _, err = fedlsg("convert", "WRN_16_4.dill", "--out", "made")
-    assert status == 1
-    assert "nothing is overwritten" in err
-
-
-def test_weights_that_have_seen_a_workload_are_refused_for_it(tmp_path, fedlsg):
-    (tmp_path / "w.dill").write_bytes(pickle.dumps(made_params(0)))
-    assert fedlsg("convert", "w.dill", "--trained-on", "digits", "--out", "made")[0] == 0
-    status, _, err = fedlsg("run", "digits", "-c", "pretrained=made", "--rounds", "1", "--engine", "local")
-    assert status == 1
-    assert "was trained on the rows of digits" in err
+    again = program(tmp_path, "WRN_16_4.dill", "--out", "made")
+    assert again.returncode == 1
+    assert "nothing is overwritten" in again.stderr

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlsg.attacks.audit.independent import independent_epsilon
+from benchmarks.independent import independent_epsilon
 from fedlsg.attacks.membership.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from simulations.convert.arrays import read_arrays
-from simulations.convert.command import converted
+from examples.convert_weights import converted, read_arrays
 from simulations.models import vision
 
 BLOCKS = (3, 4, 6, 3)
@@ -80,10 +79,10 @@ def logits(state: State, x: Tensor) -> Tensor:
 def test_logits_are_theirs(name, bottleneck, tmp_path):
     state = made(0, bottleneck=bottleneck)
     save_file(state, tmp_path / "w.safetensors")
-    found = converted(read_arrays(tmp_path / "w.safetensors"))
-    assert found.model == name
+    found, weights = converted(read_arrays(tmp_path / "w.safetensors"))
+    assert found == name
     model = vision(3, 64, 4)[name]()
-    model.load_state_dict(found.weights)
+    model.load_state_dict(weights)
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     theirs = logits(state, x)
     torch.testing.assert_close(model(x), theirs, atol=1e-3, rtol=1e-3)
