@@ -1,7 +1,6 @@
 """Engines: where clients run. ``ray`` shares them out to Ray workers; ``local`` runs them in this process."""
 
 import os
-import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
