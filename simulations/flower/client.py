@@ -12,7 +12,7 @@ from simulations import workloads
 from simulations.client.app import make_app
 from simulations.flower.announced import announced
 from simulations.grids.refusals import SettingsError
-from simulations.settings.settings import Settings, from_mapping
+from simulations.settings.settings import AUTO, Settings, from_mapping
 from simulations.workloads import Workload
 from simulations.workloads.own.workload import MODEL, make
 
@@ -46,7 +46,7 @@ def client_app(
         if "preset" in given:
             raise SettingsError("the server announces a preset and not its settings: it has another version of fedlsg")
         method = str(given.get("method"))
-        if method not in strategies.names() and method not in strategies.given():
+        if method != AUTO and method not in strategies.names() and method not in strategies.given():
             raise SettingsError(f"this app knows no method {method!r}: give it as client_app(methods=[...])")
         if digest != code_digest(name, method):
             raise SettingsError(

@@ -8,15 +8,17 @@ from flwr.app import ArrayRecord, ConfigRecord
 EVALUATES = "the server evaluates the model, on the workload's public test rows, with the workload's metrics="
 OTHERWISE = {
     "min_train_nodes": "clients_per_round=, who trains in a round, and min_survivors=, how many must answer",
+    "min_fit_clients": "clients_per_round=, who trains in a round, and min_survivors=, how many must answer",
+    "min_evaluate_clients": EVALUATES,
     "fraction_evaluate": EVALUATES,
     "min_evaluate_nodes": EVALUATES,
     "evaluate_metrics_aggr_fn": EVALUATES,
     "evaluate_fn": "start(evaluate_fn=...), or the workload's metrics=",
     "train_metrics_aggr_fn": "no metrics of training: clients send what is private, and nothing else",
     "weighted_by_key": "weighting=, equal or by each client's public number of examples",
-    "arrayrecord_key": "nothing: payloads are packed by fedlsg",
-    "configrecord_key": "nothing: settings travel with each message",
-    "inplace": "nothing",
+    "arrayrecord_key": "no name: payloads are packed by fedlsg",
+    "configrecord_key": "no name: settings travel with each message",
+    "inplace": "no such choice",
     "initial_parameters": "the workload's model: load a checkpoint in the function that builds it",
     "fit_metrics_aggregation_fn": "no metrics of training: clients send what is private, and nothing else",
     "evaluate_metrics_aggregation_fn": EVALUATES,
@@ -41,9 +43,9 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(settings)
     if found.get("fraction_evaluate") == 0.0:
         del found["fraction_evaluate"]
-    if (least := found.pop("min_available_nodes", None)) is not None:
+    if (least := found.pop("min_available_nodes", found.pop("min_available_clients", None))) is not None:
         found.setdefault("clients", least)
-    share = found.pop("fraction_train", None)
+    share = found.pop("fraction_train", found.pop("fraction_fit", None))
     if share is not None and share != 1.0:
         if not 0 < share < 1:
             raise ValueError(f"expected 0 < fraction_train={share!r} <= 1")

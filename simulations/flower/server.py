@@ -85,7 +85,7 @@ class Strategy(FlowerStrategy):
         ``Result.evaluate_metrics_serverapp`` has accuracy, loss and the workload's metrics by round, those before the
         first under 0, and what ``evaluate_fn(round, arrays)`` returns, which gets the model that is evaluated here;
         ``train_metrics_clientapp`` also has epsilon, bytes and numbers of clients. ``Strategy.run`` is the
-        ``fedlsg.Run`` afterwards. A second ``start`` makes a second run, or continues the one in ``out``.
+        ``fedlsg.Run`` afterwards. A second ``start`` makes a second run: without ``out``, in a new directory.
         The initial weights are those of the workload's model: load a checkpoint in its function.
         Raises RuntimeError if clients are missing or the run diverged, ValueError for settings that no run accepts, for
         ``initial_arrays``, and for a ``train_config`` or ``evaluate_config`` with keys.

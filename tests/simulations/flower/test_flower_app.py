@@ -185,6 +185,16 @@ def test_a_wrapper_that_does_not_start_it_is_told_so():
         fedlsg.flower.Strategy(two_sides, **SETTINGS).configure_train(1, ArrayRecord(), ConfigRecord(), Nodes(None, 1))
 
 
+def test_nothing_but_epsilon(tmp_path):
+    """Method, rates and rounds follow from the rule, on the server and on each client alike."""
+    strategy = fedlsg.flower.Strategy(two_sides, epsilon=8.0, out=tmp_path / "run", reproducible=True)
+    with task_identity():
+        result = strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 2), num_rounds=3)
+    assert strategy.run.summary["method"] == "dpsgd"
+    assert 0 < strategy.run.epsilon <= 8
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+
+
 def test_the_settings_that_travel_are_counted_on_the_wire(tmp_path):
     run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app")
     alone = fedlsg.simulate(
