@@ -187,7 +187,8 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
     if job.sampler != "grid":
         storage = open_storage(job.folder.path)
         return {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start, job.sampler) for arm in varied}
-    record, found = job.folder.record(), {}
+    record = job.folder.record()
+    found: dict[str, Picker] = {}
     for arm in varied:
         cells = [arm.cell(number, {}) for number in range(arm.trials)]
         begun = [cell for cell in cells if cell.name in record]

@@ -9,6 +9,7 @@ from simulations.compare.lines import measured, shown
 from simulations.compare.search.arm import Arm, Trial, best_of
 from simulations.compare.search.plots import figures
 from simulations.compare.search.space import shown as value_shown
+from simulations.compare.search.space import tunable
 from simulations.compare.table import unfinished
 from simulations.report.facts import made_section
 from simulations.report.figure import drawing, looks, png
@@ -80,15 +81,21 @@ class Found:
 
 
 def edge_notes(arm: Arm, best: Trial | None) -> list[str]:
-    """A sentence for each best value at an edge of its range."""
+    """A sentence for each best value at an edge of its range, unless the setting takes no value beyond it."""
     found = []
+    known = tunable(str(arm.given["method"]))
     for name, side in ({} if best is None else arm.edges(best.params)).items():
         assert best is not None
         end, beyond = ("lower", "lower") if side == "lowest" else ("upper", "higher")
-        found.append(
-            f"The best {name} of {arm.label}, {_value(best.params[name])}, is at the edge: it is at the {end} end of "
-            f"its range. A {beyond} one may be better: give a wider range, and another --out."
-        )
+        words = f"The best {name} of {arm.label}, {_value(best.params[name])}, is at the edge: it is "
+        limits = known[name].setting
+        if best.params[name] == (limits.at_least if side == "lowest" else limits.at_most):
+            found.append(f"{words}the {side} that the setting takes.")
+        else:
+            found.append(
+                f"{words}at the {end} end of its range. A {beyond} one may be better: give a wider range, and another "
+                "--out."
+            )
     return found
 
 
