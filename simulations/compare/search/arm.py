@@ -1,6 +1,6 @@
 """One method of a search: what its trials share, what it varies, and its trials as cells of a grid."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,9 +46,9 @@ class Arm:
             given=given,
         )  # fmt: skip
 
-    def checked(self) -> list[Cell]:
-        """What to check before the first trial: the start, and the ends or listed values of each setting."""
-        tried = [{}, *({one.name: value} for one in self.space for value in one.ends)]
+    def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
+        """What to check before the first trial: the start, and ``points``, or the ends of each setting's range."""
+        tried = [{}, *(points or ({one.name: value} for one in self.space for value in one.ends))]
         return [
             replace(self.cell(0, own), name="-".join([self.label, *(word(*pair) for pair in own.items())]))
             for own in tried

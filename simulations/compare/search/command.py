@@ -92,19 +92,23 @@ def make_job(
     grid, refused = accepted(grid)
     shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
     spaces, dropped = make_spaces(read_spec(search), grid.entries, shared)
-    arms, deltas = [], []
+    arms: list[Arm] = []
+    deltas, cells = [], []
     for entry in grid.entries:
         own, space = shared[entry.label], spaces[entry.label]
         refuse_client_level(from_mapping(own), "a search, which states what choosing costs,")
         own = own if rows.private else {**as_many_rows(from_mapping(own)), **own}
         settings = prepare(from_mapping(own)).settings
-        count = len(combinations(space)) if sampler == "grid" else trials or TRIALS
-        arms.append(
-            Arm(label=entry.label, given=own, epsilon=settings.epsilon, space=space, start=values_of(settings),
-                trials=count if space else 0)
+        points = combinations(space) if sampler == "grid" else []
+        count = len(points) or trials or TRIALS
+        arm = Arm(
+            label=entry.label, given=own, epsilon=settings.epsilon, space=space, start=values_of(settings),
+            trials=count if space else 0,
         )  # fmt: skip
+        arms.append(arm)
+        cells += arm.checked(points)
         deltas.append(settings.delta)
-    check_cells(cell for arm in arms for cell in arm.checked())
+    check_cells(cells)
     return Job(
         grid=grid, arms=tuple(arms), rows=rows, sampler=sampler, delta=min(deltas),
         folder=Folder(Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()),
