@@ -25,7 +25,7 @@ LAYERS = (
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",
     "simulations.callbacks", "simulations.plan",
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
-    "simulations.run", "simulations.compare", "simulations.tune", "simulations.study", "simulations.inspection",
+    "simulations.run", "simulations.compare", "simulations.inspection",
     "simulations.attack",
     "simulations.audit", "simulations.exports",
     "simulations.api", "simulations.flower",

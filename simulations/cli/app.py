@@ -1,7 +1,7 @@
 """The command line: ``fedlsg run``, ``resume``, ``calibrate``, and the lists of what there is.
 
 ``compare`` and ``report`` are in ``simulations.cli.compare``, ``inspect``, ``audit`` and ``attack`` in ``examine``,
-``export`` and ``payload`` in ``exports``, ``tune`` in ``tune``.
+``export`` and ``payload`` in ``exports``.
 """
 
 import atexit
@@ -17,7 +17,7 @@ from rich.console import Console
 from fedlsg.choices import REMOVED, choose
 from fedlsg.failure import without_exit
 from simulations.cli import INTERRUPTED
-from simulations.cli.compare import compare, report
+from simulations.cli.compare import compare, report, tune
 from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
@@ -35,7 +35,6 @@ from simulations.cli.options import (
     setting,
     starting,
 )
-from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
 
@@ -233,7 +232,7 @@ def without_command(
         raise typer.Exit(2)
 
 
-app.command(short_help="Choose settings by trials; what choosing costs in privacy.")(tune)
+app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(tune)
 app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)

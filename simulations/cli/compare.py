@@ -14,11 +14,20 @@ JOBS = (
 )
 VARY = "Any other setting with its values; repeatable: all combinations are run. Two settings make a heat map."
 YES = "Do not ask before what takes longer than an hour; only a terminal is asked."
-STUDY = (
-    "First choose settings of each method by trials: NAME=log:0.1..10; NAME=int:2..16; NAME=A,B,C, or a TOML file. "
-    "--seeds then also runs the best settings."
+SEARCH = (
+    "First choose settings of each method by trials: NAME=log:0.1..10, NAME=int:2..16, NAME=A,B,C, or a TOML file; "
+    "repeatable. --seeds then also runs the best settings."
 )
-ON = "With --study, rows of the trials: held-out (default; costs privacy), data:NAME or data:PATH (public), synthetic."
+ON = (
+    "With --search, rows of the trials: data:NAME or data:PATH (public rows), synthetic, or held-out (costs privacy, "
+    "and says how much)."
+)
+SAMPLER = "With --search: tpe (default) or random, by Optuna; grid, every combination of lists, needs nothing."
+MOVED = (
+    "fedlsg tune is now fedlsg compare --search. For the same job give the method, the rows and what to try: "
+    "fedlsg compare WORKLOAD --methods METHOD --on ROWS --search learning_rate=log:0.1..10 (ranges, by Optuna), or "
+    "--search learning_rate=0.2,0.4,0.8 --sampler grid (lists, without Optuna); -c and --epsilons as before"
+)
 
 
 def compare(
@@ -29,9 +38,11 @@ def compare(
     ranks: Annotated[str | None, option(help="For the methods that have a rank.")] = None,
     sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
     vary: Annotated[list[str] | None, option(metavar="NAME=A,B,C", help=VARY)] = None,
-    study: Annotated[str | None, option(help=STUDY)] = None,
-    trials: Annotated[int | None, option(help="With --study: trials of each method, default 20.")] = None,
+    search: Annotated[list[str] | None, option(metavar="NAME=RANGE", help=SEARCH)] = None,
+    sampler: Annotated[str | None, option(help=SAMPLER)] = None,
+    trials: Annotated[int | None, option(help="With --search: trials of each method, default 20.")] = None,
     on: Annotated[str | None, option(help=ON)] = None,
+    study: Annotated[str | None, typer.Option(hidden=True)] = None,
     grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
     budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
     yes: Annotated[bool, option("--yes", help=YES)] = False,
@@ -39,7 +50,7 @@ def compare(
     engine: Annotated[str | None, option(help="local (default) or ray.")] = None,
     axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
     link: Annotated[str | None, option(help=LINK)] = None,
-    out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD, runs/study-WORKLOAD.")] = None,
+    out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD, runs/search-WORKLOAD.")] = None,
     data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
     ray_address: RayAddress = None,
     config: Annotated[
@@ -52,6 +63,8 @@ def compare(
     Leaves one table, plots and report.html. The first rounds give an estimate of the time; above an hour a terminal is
     asked whether to go on. A setting that a method lacks is left out for it.
     """
+    if study is not None:
+        raise ValueError(f"--study is now --search, and says the rows of its trials: --search {study!r} --on held-out")
     axes: dict[str, object] = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities}
     axes |= {"seeds": seeds, "vary": vary}
     with starting():
@@ -63,17 +76,22 @@ def compare(
     use_cluster(ray_address, engine or "local")
     view = make_view(axis, link)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
-    if study is not None:
-        from simulations.study.command import make_job, study_and_runs
+    if search:
+        from simulations.compare.search.command import make_job, search_and_runs
 
         with console.status("loading data"):
-            job = make_job(made, study, trials=trials, on=on, out=out)
+            job = make_job(made, search, sampler=sampler, trials=trials, on=on, out=out)
         runs = seeds is not None
-        return study_and_runs(job, console, jobs=jobs, budget_minutes=budget_minutes, runs=runs, view=view, yes=yes)
-    for name, value in {"trials": trials, "on": on}.items():
+        return search_and_runs(job, console, jobs=jobs, budget_minutes=budget_minutes, runs=runs, view=view, yes=yes)
+    for name, value in {"sampler": sampler, "trials": trials, "on": on}.items():
         if value is not None:
-            raise ValueError(f"--{name} belongs to --study: add that, or leave it out")
+            raise ValueError(f"--{name} belongs to --search: add that, or leave it out")
     return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes)
+
+
+def tune() -> None:
+    """Refuse, with the command line that does the same job now."""
+    raise ValueError(MOVED)
 
 
 def report(

@@ -3,4 +3,5 @@
 cells/    which runs, and running them        lines       means over seeds         output  files and page
 collect   results of runs, and their labels   table       the table                plots         figures
 command   compare and report                  bytes_axis  axes, bytes at equal epsilon
+search/   settings chosen by trials before
 """

@@ -17,6 +17,7 @@ from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
 from simulations.compare.cells.asking import ask_above_an_hour
+from simulations.compare.cells.check import check_cells
 from simulations.compare.cells.grid import Cell, Grid
 from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, read_varied, split_settings, words
 from simulations.compare.cells.having import dropped_lines
@@ -103,7 +104,7 @@ def compare_command(
 
     Where it takes more than an hour, a terminal is asked whether to go on, unless ``yes``.
 
-    Raises ValueError before anything runs if a cell of the folder was run with other settings.
+    Raises ValueError before anything runs if a cell cannot run, or was run in this folder with other settings.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"expected --jobs {jobs} >= 1")
@@ -116,6 +117,8 @@ def compare_command(
     for line in view.left_out:
         print_line(line, console, "yellow")
     cells, folder = grid.cells(), Folder(path)
+    with console.status("checking the cells"):
+        check_cells(folder.unfinished(cells))
     text = tomli_w.dumps(as_toml(published(grid)))
     with one_ray(folder.unfinished(cells)) as ray:
         with writing_to(path):
@@ -127,12 +130,14 @@ def compare_command(
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
-    """The grid without the methods that its settings refuse, and the reason for each of those by its label.
+    """The grid without the methods that its settings refuse in every cell, and the reason for each by its label.
 
     Raises ValueError, with the reasons, if no method is left.
     """
-    given = {cell.label: cell.given for cell in grid.cells()}
-    refused = {label: reason for label, settings in given.items() if (reason := refusal(settings)) is not None}
+    reasons: dict[str, list[str | None]] = {}
+    for cell in grid.cells():
+        reasons.setdefault(cell.label, []).append(refusal(cell.given))
+    refused = {label: str(own[-1]) for label, own in reasons.items() if None not in own}
     if len(refused) == len(grid.entries):
         raise all_refused(refused)
     kept = tuple(entry for entry in grid.entries if entry.label not in refused)

@@ -160,7 +160,7 @@ def notes(table: Sequence[Line]) -> list[str]:
     found += [CLIENT_LEVEL] if any(line.unit == "client" for line in table) else []
     if any(line.varied for line in table):
         found.append(
-            "The best of these settings is chosen on these rows: fedlsg compare --study chooses on other rows."
+            "The best of these settings is chosen on these rows: fedlsg compare --search chooses on other rows."
         )
     found += trust_words(line.trust for line in table)
     if any(_differs_outside(line) for line in table):

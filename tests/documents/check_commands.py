@@ -18,10 +18,9 @@ from flwr.common.config import parse_config_args
 from torch import nn
 
 import simulations.compare.command
+import simulations.compare.search.command
 import simulations.engines
 import simulations.run
-import simulations.study.command
-import simulations.tune.command
 from fedlsg.choices import choose
 from fedlsg.payload import find_codec
 from simulations import workloads
@@ -38,7 +37,7 @@ from tests.places import REPOSITORY
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_/|]*$|^\.\.\.$|[\[$]")
 """What a sentence writes for something else: RUN, NAME, [RUN], ..., $variable."""
 FOLDERS = ("RUN", "DIR", "MIRROR")
-UNTIL_WORK = ("run", "compare", "tune")
+UNTIL_WORK = ("run", "compare")
 """Commands whose own code is called: it stops where the plan would be made."""
 LOOKS_AT = ("seed", "device")
 """Options of commands that look at a run, of the name of a setting but with a meaning of their own."""
@@ -69,8 +68,7 @@ def without_work() -> Iterator[None]:
         patch.setattr(simulations.run, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
         patch.setattr(simulations.compare.command, "compare_command", begin)
-        patch.setattr(simulations.tune.command, "tune_command", begin)
-        patch.setattr(simulations.study.command, "study_and_runs", begin)
+        patch.setattr(simulations.compare.search.command, "search_and_runs", begin)
         patch.setattr(simulations.engines, "ahead", lambda *_, **__: nullcontext())
         patch.setattr(simulations.engines, "use_cluster", lambda *_: None)
         yield

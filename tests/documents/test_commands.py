@@ -61,7 +61,7 @@ def test_there_are_many():
     "fedlsg compare digits --methods lsg,gone",
     "fedlsg compare --grid docs/results/gone.toml",
     "fedlsg compare ... --axes bytes",
-    "fedlsg tune digits --on gone",
+    "fedlsg compare digits --methods lsg --search rank=2,4 --on gone",
     "fedlsg attack --membership -c rnk=4",
     "fedlsg settings gone",
     "fedlsg list presets gone",

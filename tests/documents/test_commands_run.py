@@ -39,7 +39,7 @@ def lines(text: str) -> Iterator[list[str]]:
             and "runs/2" not in line
         ):
             small = MEMBERSHIP if "--membership" in words else SMALL[name]
-            yield [name, *words, *small, *(["--trials", "2"] if "--study" in words else [])]
+            yield [name, *words, *small, *(["--trials", "2"] if "--search" in words and "grid" not in words else [])]
 
 
 DOCUMENTS_WITH_LINES = [path for path in DOCUMENTS if "results" not in path.parts and list(lines(path.read_text()))]

@@ -36,8 +36,10 @@ def test_every_public_name_is_described():
 def test_every_command_and_every_workload_is_described():
     commands, sets = ((FOLDER / f"{name}.md").read_text() for name in ("commands", "workloads"))
     for name, command in command_line().commands.items():
+        if command.hidden:
+            continue
         section = commands.split(f"## fedlsg {name}\n")[1].split("\n## ")[0]
-        options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+        options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
         assert all(option.opts[0] in section for option in options)
     assert all(f"| `{name}` |" in sets for name in workloads.names())
 

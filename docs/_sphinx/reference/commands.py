@@ -21,15 +21,15 @@ STATUS = {
 
 def commands() -> str:
     """Every command with its arguments and options."""
-    group = command_line()
-    rows = ((f"[`fedlsg {name}`](#fedlsg-{name})", one.get_short_help_str(200)) for name, one in group.commands.items())
+    known = {name: one for name, one in command_line().commands.items() if not one.hidden}
+    rows = ((f"[`fedlsg {name}`](#fedlsg-{name})", one.get_short_help_str(200)) for name, one in known.items())
     return page(
         "Command line",
         "`fedlsg COMMAND --help` prints what this page says.",
         table(("command", "what it does"), rows),
         "## Exit status",
         table(("status", "meaning"), STATUS.items()),
-        *(part for name, one in group.commands.items() for part in described(name, one)),
+        *(part for name, one in known.items() for part in described(name, one)),
     )
 
 

@@ -24,7 +24,7 @@ from simulations.compare.vary_plots import curves, heat_maps, heat_panels, varie
 from simulations.report.progress import live_bar
 from simulations.rundir.results import Result, results_csv
 from tests.simulations.support.compare_cases import grid, result
-from tests.simulations.support.study_cases import finish
+from tests.simulations.support.search_cases import finish
 
 CLIPS, NOISES = (0.1, 1.0, 10.0), (0.5, 2.0)
 METHODS = {"dpsgd": {}, "lsg": {}, "sgd": {}, "lsg-c3": {"method": "lsg", "clip_norm": 3.0}}

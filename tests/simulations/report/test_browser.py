@@ -24,7 +24,7 @@ WIDTHS = (400, 900, 1400)
 SCHEMES = ("light", "dark")
 MOST_BYTES = 1_000_000
 KINDS = (
-    "run", "unfinished", "compare", "compare-bytes", "tune", "membership", "attack", "partition", "audit", "inspect",
+    "run", "unfinished", "compare", "compare-bytes", "search", "membership", "attack", "partition", "audit", "inspect",
 )  # fmt: skip
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

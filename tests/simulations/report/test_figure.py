@@ -160,7 +160,7 @@ def test_a_curve_is_described_by_its_ends_and_a_level_by_its_height():
 
 
 def test_words_across_are_said_as_they_are():
-    """As of ``fedlsg tune --vary schedule=constant,cosine``."""
+    """As of ``fedlsg compare --vary schedule=constant,cosine``."""
     figure = new_figure(3.0, 2.0)
     figure.subplots().plot(["constant", "cosine"], [14.0, 15.5])
     (panel,) = drawing(figure, "A caption.").panels

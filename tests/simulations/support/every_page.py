@@ -1,7 +1,6 @@
 """A page of each kind, made by the code that makes a user's: from tiny runs, or from results made up."""
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -18,16 +17,17 @@ from simulations.attack.recorded.report import write as write_attack
 from simulations.attack.recorded.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
-from simulations.compare.lines import Line, lines
+from simulations.compare.lines import lines
 from simulations.compare.output import page as compare_page
+from simulations.compare.search.arm import Arm, Trial
+from simulations.compare.search.output import Found
+from simulations.compare.search.output import page as search_page
+from simulations.compare.search.space import Choices, Span
 from simulations.inspection.command import inspect_command
 from simulations.report.partition import partition_command
 from simulations.report.run_page import run_page
 from simulations.rundir.results import Result
 from simulations.settings.settings import from_mapping
-from simulations.tune.axes import Axis
-from simulations.tune.output import Search
-from simulations.tune.output import page as tune_page
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import SMALL, Run, run_local
 
@@ -47,17 +47,20 @@ def compared(axis: str) -> str:
     return compare_page("digits", RESULTS, lines(RESULTS), command=command, grid="seeds = [0]", view=View(axis=axis))
 
 
-def tuned() -> str:
-    """The page of ``fedlsg tune``."""
-    axes = [Axis(name=name, values=(1, 2, 4), start=1, listed=True) for name in ("rank", "learning_rate", "clip_norm")]
-    points: Mapping[tuple[int, ...], Line] = {
-        (at, 1, other): Line(runs=(result(0.5 + 0.1 * at + 0.01 * other),)) for at in range(3) for other in range(2)
-    }
-    return tune_page(
-        Search(
-            title="digits, lsg: rank tuned", rows="synthetic inputs", axes=axes, lines=points, best=(2, 1, 1),
-            edges={}, finished=True, privacy=("Choosing costs privacy.",), costs=True, notes=("A note.",),
-            command="fedlsg run digits -c rank=4", made_by="fedlsg tune digits",
+def searched() -> str:
+    """The page of ``fedlsg compare --search``."""
+    space = (Choices(name="rank", values=(1, 2, 4)), Span(name="learning_rate", low=0.1, high=10.0, log=True))
+    arm = Arm(label="lsg", given={"method": "lsg"}, epsilon=8.0, space=space, start={}, trials=6)
+    trials = [
+        Trial(arm=arm, number=at, params={"rank": (1, 2, 4)[at % 3], "learning_rate": 0.2 * 2**at},
+              result=result(0.5 + 0.05 * at))
+        for at in range(6)
+    ]  # fmt: skip
+    return search_page(
+        Found(
+            title="digits: rank searched", rows="synthetic inputs", arms=[arm], trials=trials, sampler="tpe",
+            finished=True, costs=True, privacy=("Choosing costs privacy.",), dropped=("A note.",),
+            command="fedlsg compare --grid best.toml", made_by="fedlsg compare digits",
         )
     )  # fmt: skip
 
@@ -90,7 +93,7 @@ def every_page(folder: Path, small: Run, unfinished: Result, models: Trained) ->
         "unfinished": run_page(unfinished),
         "compare": compared("epsilon"),
         "compare-bytes": compared("bytes"),
-        "tune": tuned(),
+        "search": searched(),
         "membership": found_members(models),
     }
     for name, text in texts.items():

@@ -1,26 +1,32 @@
-"""One method of a study: what its trials share, what it varies, and its trials as cells of a grid."""
+"""One method of a search: what its trials share, what it varies, and its trials as cells of a grid."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulations.compare.cells.grid import Cell, Grid
+from simulations.compare.cells.grid import Cell, Grid, word
 from simulations.compare.cells.runner import Folder
 from simulations.compare.collect import cell_result
 from simulations.compare.lines import Line
+from simulations.compare.search.space import Dimension, Side
 from simulations.rundir.results import Result
-from simulations.study.space import Dimension
-from simulations.tune.search import Side
-from simulations.tune.trials import FIRST_SEED
 
-ALONE = {"epsilons": "--epsilons", "ranks": "--ranks", "sparsities": "--sparsities"}
-"""Axes of a grid that a study has no use for, apart from one epsilon."""
+FIRST_SEED = 100
+"""Trials have a seed of their own: those of a comparison, from 0, then see settings that were not chosen on them."""
+ALONE = {
+    "epsilons": ("--epsilons", "give one epsilon"),
+    "ranks": ("--ranks", "search rank"),
+    "sparsities": ("--sparsities", "search sparsity"),
+    "vary": ("--vary", "give its values to --search"),
+}
+"""Axes of a grid that a search has no use for, apart from one epsilon, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """A method under its label. given: settings of all its trials. epsilon: the target, None without one.
 
+    trials: how many it gets.
     start: the values that its settings have if nobody says anything.
     """
 
@@ -29,15 +35,24 @@ class Arm:
     epsilon: float | None
     space: tuple[Dimension, ...]
     start: Mapping[str, Any]
+    trials: int
 
     def cell(self, number: int, params: Mapping[str, Any]) -> Cell:
-        """Trial ``number`` as a run; trials have the seed of ``fedlsg tune``, which no comparison has."""
+        """Trial ``number`` as a run."""
         name = f"{self.label}-trial{number:03d}"
         given = {**self.given, **params, "seed": FIRST_SEED}
         return Cell(
             name=name, label=name, method=given["method"], seed=FIRST_SEED, epsilon=None, rank=None, sparsity=None,
             given=given,
         )  # fmt: skip
+
+    def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
+        """What to check before the first trial: the start, and ``points``, or the ends of each setting's range."""
+        tried = [{}, *(points or ({one.name: value} for one in self.space for value in one.ends))]
+        return [
+            replace(self.cell(0, own), name="-".join([self.label, *(word(*pair) for pair in own.items())]))
+            for own in tried
+        ]
 
     def edges(self, params: Mapping[str, Any]) -> dict[str, Side]:
         """The settings whose value is at an edge of its range."""
@@ -73,16 +88,11 @@ def read_trial(folder: Folder, arm: Arm, number: int, params: Mapping[str, Any])
 def bases(grid: Grid) -> dict[str, dict[str, Any]]:
     """The settings that each method of a grid has in all its trials, by label.
 
-    Raises ValueError, naming the option, for axes that a study does not have.
+    Raises ValueError, naming the option, for axes that a search does not have.
     """
-    for name, option in ALONE.items():
+    for name, (option, fix) in ALONE.items():
         if len(getattr(grid, name)) > (name == "epsilons"):
-            fix = (
-                "give one epsilon"
-                if name == "epsilons"
-                else f"vary {name[:-1] if name == 'ranks' else 'sparsity'} in it"
-            )
-            raise ValueError(f"{option} is an axis of a grid, and --study replaces grids: {fix}")
+            raise ValueError(f"{option} is an axis of a grid, and --search chooses by trials: {fix}")
     first = replace(grid, seeds=(0,)).cells()
     return {cell.label: {name: value for name, value in cell.given.items() if name != "seed"} for cell in first}
 

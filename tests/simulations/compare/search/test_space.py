@@ -1,17 +1,20 @@
-"""Ranges of ``--study``: what they mean, which method gets them, what is refused."""
+"""Ranges of ``--search``: what they mean, which method gets them, what is refused."""
 
 import pytest
 
 from simulations.compare.cells.grid import Entry
 from simulations.compare.cells.having import dropped_lines, lacks
-from simulations.study.space import Choices, Span, make_spaces, read_spec
+from simulations.compare.search.arm import Arm, Trial
+from simulations.compare.search.output import edge_notes
+from simulations.compare.search.space import Choices, Span, make_spaces, read_spec
+from tests.simulations.support.compare_cases import result
 
 TEXT = "learning_rate=log:0.1..10; rank=int:2..16; clip-norm=0.5, 1,2; lsg.learning_rate=0.5..2"
 
 
 def spaces(text: str, *methods: str, **given: object):
     entries = [Entry(label=method, method=method) for method in methods]
-    return make_spaces(read_spec(text), entries, {method: given for method in methods})
+    return make_spaces(read_spec([text]), entries, {method: given for method in methods})
 
 
 def test_each_method_gets_what_it_has_and_the_rest_is_named():
@@ -31,11 +34,12 @@ def test_each_method_gets_what_it_has_and_the_rest_is_named():
 
 
 def test_a_file_says_the_same_as_the_text(tmp_path):
-    file = tmp_path / "study.toml"
+    file = tmp_path / "search.toml"
     file.write_text(
         'learning_rate = "log:0.1..10"\nrank = "int:2..16"\nclip-norm = [0.5, 1, 2]\n[lsg]\nlearning_rate = "0.5..2"\n'
     )
     assert spaces(str(file), "dpsgd", "lsg") == spaces(TEXT, "dpsgd", "lsg")
+    assert read_spec(TEXT.split(";")) == read_spec([TEXT])  # given several times
 
 
 def test_a_setting_that_a_recipe_does_not_look_at_is_lacking():
@@ -66,7 +70,7 @@ def test_the_edges_of_a_range(dimension, value, side):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("learning_rate=1", "a study needs two values at least; fix one with -c learning_rate=1"),
+        ("learning_rate=1", "a search needs two values at least; fix one with -c learning_rate=1"),
         ("learning_rate=2..1", "expected a range from a lower to a higher number, got 2..1"),
         ("weight_decay=log:0..0.9", "a logarithmic range starts above 0"),
         ("learning_rate=int:1..4", "learning_rate: it is no integer"),
@@ -75,14 +79,24 @@ def test_the_edges_of_a_range(dimension, value, side):
         ("learning_rate=a..b", "expected a number"),
         ("learning_rat=1..2", "unknown setting of dpsgd, lsg to vary 'learning_rat'; did you mean 'learning_rate'"),
         ("probes=1,2", "unknown setting of dpsgd, lsg to vary 'probes'"),
-        ("rgp.rank=1,2", "unknown method of this study 'rgp'"),
+        ("rgp.rank=1,2", "unknown method of this search 'rgp'"),
         ("noise_multiplier=1..2", "it changes what is measured or how private it is, give it with -c"),
-        ("rounds=1..2; rounds=3,4", "--study gives rounds twice"),
-        ("rounds", "cannot read the study rounds: No such file"),
-        ("rounds=2,3; rank", "expected NAME=RANGE or NAME=A,B,C in --study, got 'rank'"),
-        ("momentum=0.1,0.2", "momentum is varied by --study: leave -c momentum=... out for dpsgd"),
+        ("rounds=1..2; rounds=3,4", "--search gives rounds twice"),
+        ("rounds", "cannot read the search rounds: No such file"),
+        ("rounds=2,3; rank", "expected NAME=RANGE or NAME=A,B,C in --search, got 'rank'"),
+        ("momentum=0.1,0.2", "momentum is varied by --search: leave -c momentum=... out for dpsgd"),
     ],
 )
 def test_what_is_refused(text, words):
     with pytest.raises(ValueError, match=words.replace("(", r"\(")):
         spaces(text, "dpsgd", "lsg", momentum=0.5)  # given with -c
+
+
+def test_an_edge_that_the_setting_ends_at_asks_for_no_wider_range():
+    (space,) = spaces("rank=1,2,4", "lsg")[0].values()
+    arm = Arm(label="lsg", given={"method": "lsg"}, epsilon=None, space=space, start={}, trials=3)
+    lowest, highest = (
+        edge_notes(arm, Trial(arm=arm, number=0, params={"rank": value}, result=result(0.5))) for value in (1, 4)
+    )
+    assert lowest == ["The best rank of lsg, 1, is at the edge: it is the lowest that the setting takes."]
+    assert "A higher one may be better: give a wider range" in highest[0]

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from fedlsg.owner_only import make_parents
 from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.places import Ray, one_ray
-from simulations.compare.cells.worker import Worker
+from simulations.compare.cells.worker import Job, Outcome, Worker
 from simulations.engines.signals import sigterm_raises
 from simulations.rundir.files.atomic import writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir
-from simulations.tune.trials import kept_process
 
 
 class Place(NamedTuple):
@@ -49,3 +48,50 @@ def searching(path: Path, cells: Sequence[Cell], *, jobs: int | None, budget_min
 
 def _is_held_out(given: Mapping[str, Any]) -> bool:
     return given.get("holdout") is not None and given.get("public_rows") is None
+
+
+@contextmanager
+def kept_process() -> Iterator[Callable[[], Any]]:
+    """For ``new_worker`` of ``run_cells``: processes that stay for the next batch of trials; they end here.
+
+    A start takes seconds, and noise that a process has calibrated is not calibrated again. Not for Ray: an idle process
+    would keep Ray workers that others wait for.
+    """
+    idle: list[Worker] = []
+    try:
+        yield lambda: _Lent(idle)
+    finally:
+        for worker in idle:
+            worker.close()
+
+
+class _Lent:
+    """A worker that goes back to the idle ones when it is closed, unless it is at work or in any trouble."""
+
+    def __init__(self, idle: list[Worker]) -> None:
+        self._idle = idle
+        self._worker = idle.pop() if idle else Worker()
+        self._fit = True
+        self.channel = self._worker.channel
+
+    @property
+    def alive(self) -> bool:
+        return self._worker.alive
+
+    def submit(self, job: Job) -> None:
+        self._fit = False
+        self._worker.submit(job)
+
+    def outcome(self) -> Outcome:
+        found = self._worker.outcome()
+        self._fit = found.status == "done"
+        return found
+
+    def interrupt(self) -> None:
+        self._worker.interrupt()
+
+    def close(self) -> None:
+        if self._fit and self._worker.alive:
+            self._idle.append(self._worker)
+        else:
+            self._worker.close()

@@ -112,7 +112,7 @@ def statement(trials: Sequence[Trial], *, delta: float, final_epsilon: float | N
         )
     found.append(
         "A tighter bound is known for random search (Papernot and Steinke 2022): a random number of trials, each with "
-        "settings drawn independently, and a private score. It does not cover this search, where each trial follows "
-        "from earlier results, so it is not used here."
+        "settings drawn independently, and a private score. It does not cover this search, whose number of trials is "
+        "fixed and whose scores have no noise, so it is not used here."
     )
     return found

@@ -1,7 +1,8 @@
-"""One Optuna study for each method, in one journal file: ask for settings, tell what they reached, continue later.
+"""What is tried next, for each method: ask for settings, tell what they reached, continue later.
 
-Each trial has a sampler of its own, seeded by the name of the method and the number of the trial. So a study that was
-interrupted goes on as one that ran through. Optuna itself is imported here alone.
+Ranges have one Optuna study for each method, in one journal file. Each trial has a sampler of its own, seeded by the
+name of the method and the number of the trial. So a search that was interrupted goes on as one that ran through.
+A grid of lists needs no Optuna, which is imported here alone.
 """
 
 import hashlib
@@ -9,17 +10,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedlsg.owner_only import open_file
+from simulations.compare.search.space import Choices, Dimension
 from simulations.rundir.files.atomic import write_atomically
-from simulations.study.space import Choices, Dimension
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
 
+SAMPLERS = ("tpe", "random", "grid")
 FILE = "studies.log"
 """The journal of all studies of a folder; Optuna's own tools read it."""
 SPACE = "space"
@@ -40,11 +43,14 @@ class Asked:
 
 
 def check_installed() -> None:
-    """Raise ValueError, with the command that installs it, if Optuna is missing."""
+    """Raise ValueError, with the command that installs it and what works without, if Optuna is missing."""
     try:
         import_module("optuna")
     except ImportError as error:
-        raise ValueError(f"--study needs Optuna: pip install 'fedlsg[study]' ({error})") from None
+        raise ValueError(
+            f"--search needs Optuna: pip install 'fedlsg[study]' ({error}); without it, --sampler grid tries all "
+            "combinations of lists such as learning_rate=0.1,0.4,1.6"
+        ) from None
 
 
 def open_storage(folder: Path) -> "BaseStorage":
@@ -70,16 +76,56 @@ def open_storage(folder: Path) -> "BaseStorage":
         raise ValueError(f"{file} is damaged ({error}): restore it from a copy, or choose another --out") from None
 
 
+class GridPicker:
+    """All combinations of the listed values of one method, in order; ``outcomes``: of the trials that were begun."""
+
+    def __init__(self, space: Sequence[Dimension], outcomes: Sequence[str | None] = ()) -> None:
+        self.points = combinations(space)
+        self._outcomes = list(outcomes)
+
+    def asked(self) -> list[Asked]:
+        """All trials so far, in order."""
+        return [
+            Asked(number=number, params=self.points[number], outcome=outcome)
+            for number, outcome in enumerate(self._outcomes)
+        ]
+
+    def ask(self) -> Asked:
+        """The next combination."""
+        self._outcomes.append(None)
+        return self.asked()[-1]
+
+    def tell(self, number: int, outcome: Outcome, score: float = 0.0) -> None:
+        """The outcome of a trial that was asked for."""
+        self._outcomes[number] = outcome
+
+
+def combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
+    """Every combination of the listed values. Raises ValueError, naming the setting, for a range."""
+    for one in space:
+        if not isinstance(one, Choices):
+            raise ValueError(
+                f"--sampler grid tries lists, got the range {one.name}={one.words}: give {one.name}=A,B,C, or take "
+                "--sampler tpe or random"
+            )
+    return [
+        dict(zip((one.name for one in space), values, strict=True)) for values in product(*(one.ends for one in space))
+    ]
+
+
 class MethodStudy:
     """The study of one method. ``start``: settings of the first trial, as far as they are in the ranges.
 
     Raises ValueError if the folder has a study of the same method with other ranges.
     """
 
-    def __init__(self, storage: "BaseStorage", name: str, space: Sequence[Dimension], start: Mapping[str, Any]) -> None:
+    def __init__(
+        self, storage: "BaseStorage", name: str, space: Sequence[Dimension], start: Mapping[str, Any],
+        sampler: str = "tpe",
+    ) -> None:  # fmt: skip
         import optuna
 
-        self.name = name
+        self.name, self.kind = name, sampler
         self._distributions = {dimension.name: distribution(dimension) for dimension in space}
         self._study = optuna.create_study(
             storage=storage, study_name=name, direction="maximize", load_if_exists=True, sampler=self._sampler(0)
@@ -94,8 +140,8 @@ class MethodStudy:
         elif before != now:
             names = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
             raise ValueError(
-                f"the folder holds a study of {name} with other ranges of {', '.join(names)}: give the same ranges, or "
-                "another --out"
+                f"the folder holds a search of {name} with other ranges of {', '.join(names)}: give the same ranges, "
+                "or another --out"
             )
 
     def asked(self) -> list[Asked]:
@@ -122,10 +168,13 @@ class MethodStudy:
             self._study.tell(number, state=TrialState.PRUNED if outcome == "diverged" else TrialState.FAIL)
 
     def _sampler(self, number: int) -> Any:
-        from optuna.samplers import TPESampler
+        from optuna.samplers import RandomSampler, TPESampler
 
         digest = hashlib.sha256(f"{self.name} {number}".encode()).digest()
-        return TPESampler(seed=int.from_bytes(digest[:4]))
+        return (RandomSampler if self.kind == "random" else TPESampler)(seed=int.from_bytes(digest[:4]))
+
+
+Picker = MethodStudy | GridPicker
 
 
 def distribution(dimension: Dimension) -> "BaseDistribution":

@@ -1,12 +1,12 @@
-"""The figures of a study: the best accuracy so far after each trial, and the accuracy against each setting."""
+"""The figures of a search: the best accuracy so far after each trial, and the accuracy against each setting."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.lines import measured
+from simulations.compare.search.arm import Arm, Trial, best_of, score_of
+from simulations.compare.search.space import Choices, Dimension
 from simulations.report.figure import legend_outside, looks, new_figure, use_style, whole_numbers
-from simulations.study.arm import Arm, Trial, best_of, score_of
-from simulations.study.space import Choices, Dimension
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,9 +9,9 @@ from dp_accounting.pld import PLDAccountant
 
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy import Entry, Ledger
+from simulations.compare.search.privacy import PARTITION, Trial, epsilon_of, read_trials, statement
 from simulations.report.words import epsilon_words
 from simulations.rundir.rundir import RunDir
-from simulations.tune.privacy import PARTITION, Trial, epsilon_of, read_trials, statement
 
 DELTA = 1e-5
 

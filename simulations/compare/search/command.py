@@ -1,9 +1,9 @@
-"""``fedlsg compare --study``: trials of every method, what they found and cost, and the runs that follow."""
+"""``fedlsg compare --search``: trials of every method, what they found and cost, and the runs that follow."""
 
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,32 @@ import tomli_w
 from rich.console import Console
 
 from fedlsg import user_code
+from fedlsg.choices import choose
 from simulations.compare.bytes_axis import View
 from simulations.compare.cells.asking import ask_above_an_hour
+from simulations.compare.cells.check import check_cells
 from simulations.compare.cells.grid import Entry, Grid
 from simulations.compare.cells.grid_file import as_toml
 from simulations.compare.cells.having import dropped_lines
 from simulations.compare.cells.progress import GridDisplay
 from simulations.compare.cells.runner import Folder
 from simulations.compare.command import accepted, compare_command, published
+from simulations.compare.search import output
+from simulations.compare.search.arm import Arm, bases
+from simulations.compare.search.pickers import (
+    SAMPLERS,
+    GridPicker,
+    MethodStudy,
+    Picker,
+    check_installed,
+    combinations,
+    open_storage,
+)
+from simulations.compare.search.place import Place, searching
+from simulations.compare.search.privacy import epsilon_of, read_trials, statement
+from simulations.compare.search.rows import Rows, as_many_rows, rows_of
+from simulations.compare.search.space import make_spaces, read_spec
+from simulations.compare.search.trials import Runner
 from simulations.compare.table import unfinished
 from simulations.plan.prepare import prepare
 from simulations.plan.unit import refuse_client_level
@@ -28,31 +46,21 @@ from simulations.report.words import epsilon_words
 from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.refusals import left_out
 from simulations.settings.settings import from_mapping, values_of
-from simulations.study import output
-from simulations.study.arm import Arm, bases
-from simulations.study.optuna_study import MethodStudy, check_installed, open_storage
-from simulations.study.space import make_spaces, read_spec
-from simulations.study.trials import Runner
-from simulations.tune.command import COSTLY, FREE, as_many_rows
-from simulations.tune.place import Place, searching
-from simulations.tune.privacy import epsilon_of, read_trials, statement
-from simulations.tune.rows import HELD_OUT, Rows, rows_of
 
 TRIALS = 20
-"""Trials of a method, unless ``--trials`` says otherwise."""
+"""Trials of a method, unless ``--trials`` or a grid says otherwise."""
 BEST, FINAL = "best.toml", "final"
-"""The grid of the runs with the best settings, and their folder in that of the study."""
-TEST = "--on test: no setting is chosen on the test split, because its accuracies would then be too high: "
+"""The grid of the runs with the best settings, and their folder in that of the search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A study to run. grid: the comparison that it is about. delta: that of the trials."""
+    """A search to run. grid: the comparison that it is about. delta: that of the trials."""
 
     grid: Grid
     arms: tuple[Arm, ...]
     rows: Rows
-    each: int
+    sampler: str
     delta: float
     folder: Folder
     notices: tuple[str, ...]
@@ -63,52 +71,61 @@ class Job:
         return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
 
 
-def make_job(grid: Grid, study: str, *, trials: int | None, on: str | None, out: str | None) -> Job:
-    """The study that the options describe; reads the data, and writes nothing.
+def make_job(
+    grid: Grid, search: Sequence[str], *, sampler: str | None = None, trials: int | None = None, on: str | None,
+    out: str | None,
+) -> Job:  # fmt: skip
+    """The search that the options describe; reads the data, and writes nothing.
 
     Raises ValueError, naming the option and the fix, for what no trial accepts.
     """
-    check_installed()
-    each = TRIALS if trials is None else trials
-    if each < 1:
-        raise ValueError(f"expected --trials {each} >= 1")
-    if on == "test":
-        raise ValueError(TEST + "--on held-out, data:NAME|PATH or synthetic")
-    rows, spec = rows_of(on or HELD_OUT), read_spec(study)
+    rows, sampler = rows_of(on), choose("sampler", sampler or "tpe", dict(zip(SAMPLERS, SAMPLERS, strict=True)))
+    if trials is not None and trials < 1:
+        raise ValueError(f"expected --trials {trials} >= 1")
+    if trials is not None and sampler == "grid":
+        raise ValueError("--sampler grid tries every combination: leave --trials out")
+    if sampler != "grid":
+        check_installed()
     given = [grid.settings, *(entry.settings for entry in grid.entries)]
     if any("public_rows" in settings for settings in given):
-        raise ValueError("public_rows is given to the trials by the study: say it as --on")
+        raise ValueError("public_rows is given to the trials by the search: say it as --on")
     grid, refused = accepted(grid)
     shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
-    spaces, dropped = make_spaces(spec, grid.entries, shared)
-    arms, deltas = [], []
+    spaces, dropped = make_spaces(read_spec(search), grid.entries, shared)
+    arms: list[Arm] = []
+    deltas, cells = [], []
     for entry in grid.entries:
-        own = shared[entry.label]
-        refuse_client_level(from_mapping(own), "a study, which states what choosing costs,")
+        own, space = shared[entry.label], spaces[entry.label]
+        refuse_client_level(from_mapping(own), "a search, which states what choosing costs,")
         own = own if rows.private else {**as_many_rows(from_mapping(own)), **own}
         settings = prepare(from_mapping(own)).settings
-        arms.append(
-            Arm(label=entry.label, given=own, epsilon=settings.epsilon, space=spaces[entry.label],
-                start=values_of(settings))
+        points = combinations(space) if sampler == "grid" else []
+        count = len(points) or trials or TRIALS
+        arm = Arm(
+            label=entry.label, given=own, epsilon=settings.epsilon, space=space, start=values_of(settings),
+            trials=count if space else 0,
         )  # fmt: skip
+        arms.append(arm)
+        cells += arm.checked(points)
         deltas.append(settings.delta)
+    check_cells(cells)
     return Job(
-        grid=grid, arms=tuple(arms), rows=rows, each=each, delta=min(deltas),
-        folder=Folder(Path(out or f"runs/study-{user_code.short(grid.workload)}").expanduser().resolve()),
+        grid=grid, arms=tuple(arms), rows=rows, sampler=sampler, delta=min(deltas),
+        folder=Folder(Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()),
         notices=(*left_out(refused), *dropped_lines(dropped)),
     )  # fmt: skip
 
 
-def study_and_runs(
+def search_and_runs(
     job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, runs: bool, view: View,
     yes: bool = False,
 ) -> int:  # fmt: skip
-    """The study; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
+    """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
 
-    The time that the study took counts. Returns the exit status.
+    The time that the search took counts. Returns the exit status.
     """
     began = time.monotonic()
-    status, best = study_command(job, console, jobs=jobs, budget_minutes=budget_minutes, yes=yes)
+    status, best = search_command(job, console, jobs=jobs, budget_minutes=budget_minutes, yes=yes)
     if best is None or not runs:
         return status
     if budget_minutes is not None:
@@ -119,13 +136,13 @@ def study_and_runs(
     )  # fmt: skip
 
 
-def study_command(
+def search_command(
     job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, yes: bool = False
 ) -> tuple[int, Grid | None]:
-    """Run or continue a study: (exit status, the grid with the best settings); 1 where a method has no finished trial.
+    """Run or continue a search: (exit status, the grid with the best settings); 1 where a method has no finished trial.
 
-    There is no grid before the study is finished. Raises ValueError before anything runs if the folder holds a
-    study of other ranges or trials with other settings.
+    There is no grid before the search is finished. Raises ValueError before anything runs if the folder holds a
+    search of other ranges or trials with other settings.
     """
     start = [arm.cell(0, {}) for arm in job.arms]
     with searching(job.folder.path, start, jobs=jobs, budget_minutes=budget_minutes) as place:
@@ -134,14 +151,14 @@ def study_command(
 
 def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: bool) -> tuple[int, Grid | None]:
     announce(job, console)
-    storage = open_storage(job.folder.path)
-    studies = {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start) for arm in job.arms if arm.space}
     varied = [arm for arm in job.arms if arm.space]
-    done = sum(asked.outcome is not None for study in studies.values() for asked in study.asked())
+    asked = pickers_of(job, varied)
+    done = sum(one.outcome is not None for picker in asked.values() for one in picker.asked())
     ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=place.budget_seconds)
-    display = GridDisplay(console, job.folder, job.each * len(varied), done, what="all trials", on_estimate=ask)
+    planned = sum(arm.trials for arm in varied)
+    display = GridDisplay(console, job.folder, planned, done, what="all trials", on_estimate=ask)
     runner = Runner(
-        folder=job.folder, arms=varied, studies=studies, each=job.each, jobs=jobs, ray=place.ray,
+        folder=job.folder, arms=varied, pickers=asked, jobs=jobs, ray=place.ray,
         budget_seconds=place.budget_seconds, new_worker=place.new_worker, display=display,
         after=lambda: _after(job, runner, console),
     )  # fmt: skip
@@ -150,9 +167,9 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
         with display.progress:
             finished = runner.run()
         if not finished:
-            console.print("the study is not finished; the same command continues it", style="yellow")
+            console.print("the search is not finished; the same command continues it", style="yellow")
     except (KeyboardInterrupt, SystemExit):
-        console.print("the same command continues this study", markup=False)
+        console.print("the same command continues this search", markup=False)
         raise
     finally:
         found = describe(job, runner, finished=finished, ended=True)
@@ -166,6 +183,24 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
     return int(failed), best
 
 
+def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
+    """What chooses the next settings of each method, with the trials that the folder has.
+
+    Of a grid, trials that are not done are tried again.
+    """
+    if job.sampler != "grid":
+        storage = open_storage(job.folder.path)
+        return {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start, job.sampler) for arm in varied}
+    record = job.folder.record()
+    found: dict[str, Picker] = {}
+    for arm in varied:
+        cells = [arm.cell(number, {}) for number in range(arm.trials)]
+        begun = [cell for cell in cells if cell.name in record]
+        states = [job.folder.status(cell, record).status for cell in begun]
+        found[arm.label] = GridPicker(arm.space, ["done" if state == "done" else None for state in states])
+    return found
+
+
 def announce(job: Job, console: Console) -> None:
     """What is about to be tried, on which rows, and whether that costs privacy."""
     console.print(f"{job.title}, folder {job.folder.path}", markup=False, highlight=False, soft_wrap=True)
@@ -174,11 +209,11 @@ def announce(job: Job, console: Console) -> None:
         print_line(f"  {arm.label}: {space}", console)
     for line in job.notices:
         print_line(line, console, "yellow")
-    print_line(f"{job.each} trials for each method, compared on {job.rows.words}", console)
+    print_line(f"{sum(arm.trials for arm in job.arms)} trials, compared on {job.rows.words}", console)
     if job.rows.private:
-        print_line(COSTLY, console, "bold red")
+        print_line(job.rows.cost, console, "bold red")
     else:
-        print_note(FREE.format(rows=job.rows.words), console)
+        print_note(job.rows.cost, console)
 
 
 def _after(job: Job, runner: Runner, console: Console) -> None:
@@ -186,7 +221,7 @@ def _after(job: Job, runner: Runner, console: Console) -> None:
     found = describe(job, runner)
     output.write_tables(job.folder.path, found)
     if job.rows.private and len(found.trials) == 1:
-        planned = job.each * len(runner.arms)
+        planned = sum(arm.trials for arm in runner.arms)
         least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * planned, delta=job.delta)
         print_note(
             f"the epsilon of choosing by {planned} trials like this one: {epsilon_words(least)} at delta {job.delta:g}",
@@ -195,8 +230,8 @@ def _after(job: Job, runner: Runner, console: Console) -> None:
 
 
 def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = False) -> output.Found:
-    """The study so far. ``ended``: it ends or stops here, so say what choosing has cost."""
-    privacy = [COSTLY if job.rows.private else FREE.format(rows=job.rows.words)]
+    """The search so far. ``ended``: it ends or stops here, so say what choosing has cost."""
+    privacy = [job.rows.cost]
     if job.rows.private and ended:
         charged = read_trials(job.folder.path / "cells")
         targets = [arm.epsilon for arm in job.arms if arm.epsilon is not None]
@@ -208,7 +243,7 @@ def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = 
         rows=job.rows.words,
         arms=job.arms,
         trials=runner.trials(),
-        each=job.each,
+        sampler=job.sampler,
         finished=finished,
         costs=job.rows.private,
         privacy=privacy,

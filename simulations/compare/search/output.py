@@ -1,4 +1,4 @@
-"""The files of a study: trials.csv (a row for each trial), study.json, best.toml (a grid), report.html and plots/."""
+"""The files of a search: trials.csv (a row for each trial), search.json, best.toml (a grid), report.html and plots/."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from simulations.compare.lines import measured, shown
+from simulations.compare.search.arm import Arm, Trial, best_of
+from simulations.compare.search.plots import figures
+from simulations.compare.search.space import shown as value_shown
+from simulations.compare.search.space import tunable
 from simulations.compare.table import unfinished
 from simulations.report.facts import made_section
 from simulations.report.figure import drawing, looks, png
@@ -25,9 +29,6 @@ from simulations.report.page import (
 from simulations.report.words import human_bytes
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import as_csv
-from simulations.study.arm import Arm, Trial, best_of
-from simulations.study.plots import figures
-from simulations.tune.notes import shown as value_shown
 
 CAPTIONS = {
     "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; the line is the "
@@ -43,9 +44,9 @@ CHANCE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A study as far as it got.
+    """A search as far as it got.
 
-    rows: what the trials are compared on. each: trials a method. dropped: settings that methods lack, in sentences.
+    rows: what the trials are compared on. dropped: settings that methods lack, in sentences.
     given_up: why a method got no more trials. privacy: what choosing costs, in sentences. command: the runs to start.
     """
 
@@ -53,7 +54,7 @@ class Found:
     rows: str
     arms: Sequence[Arm]
     trials: Sequence[Trial]
-    each: int
+    sampler: str
     finished: bool
     costs: bool
     privacy: Sequence[str]
@@ -80,33 +81,39 @@ class Found:
 
 
 def edge_notes(arm: Arm, best: Trial | None) -> list[str]:
-    """A sentence for each best value at an edge of its range."""
+    """A sentence for each best value at an edge of its range, unless the setting takes no value beyond it."""
     found = []
+    known = tunable(str(arm.given["method"]))
     for name, side in ({} if best is None else arm.edges(best.params)).items():
         assert best is not None
         end, beyond = ("lower", "lower") if side == "lowest" else ("upper", "higher")
-        found.append(
-            f"The best {name} of {arm.label}, {_value(best.params[name])}, is at the edge: it is at the {end} end of "
-            f"its range. A {beyond} one may be better: give a wider range, and another --out."
-        )
+        words = f"The best {name} of {arm.label}, {_value(best.params[name])}, is at the edge: it is "
+        limits = known[name].setting
+        if best.params[name] == (limits.at_least if side == "lowest" else limits.at_most):
+            found.append(f"{words}the {side} that the setting takes.")
+        else:
+            found.append(
+                f"{words}at the {end} end of its range. A {beyond} one may be better: give a wider range, and another "
+                "--out."
+            )
     return found
 
 
 def write_tables(folder: Path, found: Found) -> None:
-    """trials.csv and study.json: milliseconds."""
+    """trials.csv and search.json: milliseconds."""
     write_atomically(folder / "trials.csv", trials_csv(found).encode())
     whole = {
         "title": found.title,
         "rows": found.rows,
         "finished": found.finished,
-        "trials_each": found.each,
+        "sampler": found.sampler,
         "methods": {arm.label: _record(found, arm) for arm in found.arms},
         "dropped": list(found.dropped),
         "notes": found.notes,
         "privacy": list(found.privacy),
         "command": found.command,
     }
-    write_atomically(folder / "study.json", json_text(whole))
+    write_atomically(folder / "search.json", json_text(whole))
 
 
 def trials_csv(found: Found) -> str:
@@ -134,6 +141,7 @@ def _record(found: Found, arm: Arm) -> dict[str, Any]:
     return {
         "method": arm.given["method"],
         "varied": {one.name: one.words for one in arm.space},
+        "planned": arm.trials,
         "trials": len(own),
         "done": sum(trial.result.done for trial in own),
         "best_trial": None if best is None else best.number,
@@ -167,7 +175,7 @@ def table(found: Found) -> Table:
             arm.label,
             *("--" if best is None or name not in best.params else _value(best.params[name]) for name in names),
             "--" if line is None or line.mean is None else shown(line, line.mean),
-            f"{done}/{found.each if arm.space else 0}",
+            f"{done}/{arm.trials}",
             "--" if line is None or line.uplink is None else human_bytes(line.uplink),
             ", ".join(f"{name} {side}" for name, side in edges.items()) or ("--" if best is None else "none"),
         )
@@ -200,18 +208,18 @@ def headline(found: Found) -> str:
 
 
 def page(found: Found) -> str:
-    """The page of a study."""
+    """The page of a search."""
     done = [trial.result for trial in found.trials if trial.result.done]
     drawn = [drawing(figure, CAPTIONS[name]) for name, figure in figures(found.arms, found.trials).items()]
     left = unfinished([trial.line for trial in found.trials])
-    end = "Every method has its trials." if found.finished else "The study is not finished."
+    end = "Every method has its trials." if found.finished else "The search is not finished."
     space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in found.arms}
     return render(
         Page(
-            kind="fedlsg compare --study",
+            kind="fedlsg compare --search",
             title=found.title,
             headline=headline(found),
-            lead=f"{len(done)} trials finished, {found.each} for each method, on {found.rows}. {end}",
+            lead=f"{len(done)} of {sum(arm.trials for arm in found.arms)} trials finished, on {found.rows}. {end}",
             warnings=tuple(found.privacy[:2]) if found.costs else (),
             sections=(
                 Section(parts=(table(found), *(Text(words=note) for note in (*found.notes, *found.dropped)))),

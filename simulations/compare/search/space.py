@@ -1,4 +1,4 @@
-"""What a study varies: "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2" of ``--study``, or a TOML file.
+"""What a search varies: "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2" of ``--search``, or a TOML file.
 
 The file has the same words:
 
@@ -14,22 +14,36 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import strategies
 from fedlsg.choices import choose
 from fedlsg.setting import Declared, unknown
-from simulations.compare.cells.grid import Entry
+from simulations.compare.cells.grid import AXES, Entry
 from simulations.compare.cells.having import lacks
-from simulations.tune.axes import REFUSED, tunable
-from simulations.tune.notes import shown
-from simulations.tune.search import Side
+from simulations.plan.continuity import HARMLESS
+from simulations.settings.settings import (
+    RUN,
+    codec_settings,
+    mechanism_settings,
+    method_settings,
+    server_settings,
+)
+
+REFUSED = HARMLESS | {*AXES} | {
+    "preset", "from_preset", "noise_multiplier", "delta", "unit", "trust", "min_survivors", "colluders", "reproducible",
+    "sampling", "mechanism", "dataset", "subset", "input_columns", "label_column", "test_split", "train_rows",
+    "holdout", "public_rows",
+}  # fmt: skip
+"""Settings that change what is measured or how private it is: the best accuracy does not choose them."""
 
 NEAR = 0.05
 """A value is at the edge of a range if it is in its lowest or highest twentieth, on its scale."""
-EXAMPLE = '--study "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file'
+EXAMPLE = '--search "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file'
 
 KINDS = re.compile(r"\s*((?:(?:log|int):)*)(.*)", re.DOTALL)
 
+Side = Literal["lowest", "highest"]
 Spec = dict[tuple[str, str], str]
 """Ranges as texts, by (label of a method, or "" for all methods; setting)."""
 
@@ -47,6 +61,11 @@ class Span:
     def holds(self, value: Any) -> bool:
         """Whether a value is in the range."""
         return _is_number(value) and self.low <= value <= self.high
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The values that a check of the range tries."""
+        return (self.low, self.high)
 
     def side(self, value: float) -> Side | None:
         """The edge that the value is at, if any: see ``NEAR``; for integers the end itself."""
@@ -72,6 +91,11 @@ class Choices:
         """Whether a value is one of the list."""
         return value in self.values
 
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """The values that a check of the list tries: all."""
+        return self.values
+
     def side(self, value: Any) -> Side | None:
         """Whether the value is the first or the last of a list of numbers."""
         if not all(map(_is_number, self.values)) or value not in (self.values[0], self.values[-1]):
@@ -86,12 +110,13 @@ class Choices:
 Dimension = Span | Choices
 
 
-def read_spec(text: str) -> Spec:
-    """The ranges of ``--study``: a file where the text has no "=" or ends with .toml.
+def read_spec(texts: Sequence[str]) -> Spec:
+    """The ranges of ``--search``, which may be given several times; one that has no "=" or ends with .toml is a file.
 
     Raises ValueError for a file that cannot be read, and for a setting without a range or with two.
     """
-    if text.strip().endswith(".toml") or "=" not in text:
+    text = ";".join(texts)
+    if len(texts) == 1 and (text.strip().endswith(".toml") or "=" not in text):
         return _from_file(text.strip())
     found: Spec = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -99,9 +124,9 @@ def read_spec(text: str) -> Spec:
         label, _, name = key.strip().rpartition(".")
         place = (label, name.replace("-", "_"))
         if not sign or not value.strip():
-            raise ValueError(f"expected NAME=RANGE or NAME=A,B,C in --study, got {part!r}; for example {EXAMPLE}")
+            raise ValueError(f"expected NAME=RANGE or NAME=A,B,C in --search, got {part!r}; for example {EXAMPLE}")
         if place in found:
-            raise ValueError(f"--study gives {key.strip()} twice: give it once")
+            raise ValueError(f"--search gives {key.strip()} twice: give it once")
         found[place] = value.strip()
     if not found:
         raise ValueError(f"expected {EXAMPLE}")
@@ -112,7 +137,7 @@ def _from_file(path: str) -> Spec:
     try:
         table = tomllib.loads(Path(path).expanduser().read_text())
     except OSError as error:
-        raise ValueError(f"cannot read the study {path}: {error.strerror}; expected {EXAMPLE}") from None
+        raise ValueError(f"cannot read the search {path}: {error.strerror}; expected {EXAMPLE}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no TOML file: {error}") from None
     found: Spec = {}
@@ -140,9 +165,9 @@ def make_spaces(
     labels = [entry.label for entry in entries]
     for label, name in spec:
         if label:
-            choose("method of this study", label, dict.fromkeys(labels))
+            choose("method of this search", label, dict.fromkeys(labels))
         if name in REFUSED:
-            raise ValueError(f"--study {name}: it changes what is measured or how private it is, give it with -c")
+            raise ValueError(f"--search {name}: it changes what is measured or how private it is, give it with -c")
     spaces: dict[str, tuple[Dimension, ...]] = {}
     dropped: list[tuple[str, str]] = []
     known: set[str] = set()
@@ -157,9 +182,9 @@ def make_spaces(
                 continue
             known.add(name)
             if name in given[entry.label]:
-                raise ValueError(f"{name} is varied by --study: leave -c {name}=... out for {entry.label}")
+                raise ValueError(f"{name} is varied by --search: leave -c {name}=... out for {entry.label}")
             dimension = parse(own[name], text)
-            if lacks(entry.method, name, given[entry.label], _ends(dimension)):
+            if lacks(entry.method, name, given[entry.label], dimension.ends):
                 dropped.append((entry.label, name))
             else:
                 dimensions.append(dimension)
@@ -169,7 +194,7 @@ def make_spaces(
             every = {known: one for entry in entries for known, one in tunable(entry.method).items()}
             raise unknown(f"setting of {', '.join(labels)} to vary", name, every)
     if not any(spaces.values()):
-        raise ValueError(f"no method of {', '.join(labels)} has a setting of --study")
+        raise ValueError(f"no method of {', '.join(labels)} has a setting of --search")
     return spaces, dropped
 
 
@@ -186,31 +211,41 @@ def parse(declared: Declared, text: str) -> Dimension:
         low_text, _, high_text = rest.partition("..")
         return _span(declared, kinds, low_text, high_text)
     if kinds:
-        raise ValueError(f"--study {name}={text}: expected a range such as 1..16 after {min(kinds)}:")
+        raise ValueError(f"--search {name}={text}: expected a range such as 1..16 after {min(kinds)}:")
     values = list(dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip()))
     if len(values) < 2:
-        raise ValueError(f"--study {name}={text}: a study needs two values at least; fix one with -c {name}={text}")
+        raise ValueError(f"--search {name}={text}: a search needs two values at least; fix one with -c {name}={text}")
     return Choices(name=name, values=tuple(sorted(values) if all(map(_is_number, values)) else values))
 
 
 def _span(declared: Declared, kinds: set[str], low_text: str, high_text: str) -> Span:
     name = declared.name
     if declared.kind is bool:
-        raise ValueError(f"--study {name}: it is no number, so give a list: {name}=false,true")
+        raise ValueError(f"--search {name}: it is no number, so give a list: {name}=false,true")
     if "int" in kinds and declared.kind is float:
-        raise ValueError(f"--study {name}: it is no integer; leave int: out, or give a list: {name}=1,2,4")
+        raise ValueError(f"--search {name}: it is no integer; leave int: out, or give a list: {name}=1,2,4")
     low, high = declared.parse(low_text.strip()), declared.parse(high_text.strip())
     if low is None or high is None or not low < high or math.isinf(high):
         raise ValueError(
-            f"--study {name}: expected a range from a lower to a higher number, got {low_text}..{high_text}"
+            f"--search {name}: expected a range from a lower to a higher number, got {low_text}..{high_text}"
         )
     if "log" in kinds and not low > 0:
-        raise ValueError(f"--study {name}: a logarithmic range starts above 0, got {low_text}..{high_text}")
+        raise ValueError(f"--search {name}: a logarithmic range starts above 0, got {low_text}..{high_text}")
     return Span(name=name, low=low, high=high, log="log" in kinds, whole=declared.kind is int)
 
 
-def _ends(dimension: Dimension) -> tuple[Any, ...]:
-    return dimension.values if isinstance(dimension, Choices) else (dimension.low, dimension.high)
+def tunable(method: str) -> dict[str, Declared]:
+    """Declarations of the settings that a run of this method has and that accuracy may choose."""
+    declared = {**RUN, **mechanism_settings(), **server_settings(), **codec_settings(), **method_settings()}
+    own = {*RUN, *mechanism_settings(), *server_settings(), *codec_settings(), *strategies.own_settings(method)}
+    return {name: one for name, one in declared.items() if name in own and name not in REFUSED}
+
+
+def shown(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def _is_number(value: Any) -> bool:

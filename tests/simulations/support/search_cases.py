@@ -1,4 +1,4 @@
-"""Trials of a study that run nothing: an accuracy that depends on the settings, and a ledger."""
+"""Trials of a search that run nothing: an accuracy that depends on the settings, and a ledger."""
 
 import json
 from pathlib import Path

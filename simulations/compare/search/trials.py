@@ -1,4 +1,4 @@
-"""Run the trials of a study: all methods in turn, so that each has equally many whenever it stops."""
+"""Run the trials of a search: all methods in turn, so that all are equally far whenever it stops."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 from simulations.compare.cells.places import Ray, share_out
 from simulations.compare.cells.progress import GridDisplay
 from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
+from simulations.compare.search.arm import Arm, Trial, read_trial, score_of
+from simulations.compare.search.pickers import Asked, Picker
 from simulations.engines.cluster import processors
-from simulations.study.arm import Arm, Trial, read_trial, score_of
-from simulations.study.optuna_study import Asked, MethodStudy
 
 PATIENCE = 3
 """So many trials of a method that fail, before one is done, end its trials: its settings cannot work."""
@@ -20,15 +20,14 @@ GOING = ("interrupted", "not run")
 
 @dataclass(kw_only=True)
 class Runner:
-    """``each``: trials a method. ``after``: called when trials have ended.
+    """``after``: called when trials have ended.
 
     given_up: why a method got no more trials, by its label.
     """
 
     folder: Folder
     arms: Sequence[Arm]
-    studies: dict[str, MethodStudy]
-    each: int
+    pickers: dict[str, Picker]
     jobs: int | None
     ray: Ray
     budget_seconds: float | None
@@ -54,23 +53,23 @@ class Runner:
         return [
             read_trial(self.folder, arm, asked.number, asked.params)
             for arm in self.arms
-            for asked in self.studies[arm.label].asked()
+            for asked in self.pickers[arm.label].asked()
         ]
 
     def _next(self) -> list[tuple[Arm, Asked]]:
         """The next trials, at most as many as run at a time: those that were interrupted first, then new ones."""
         room = self.jobs or (1 if self.ray is None else processors())
-        asked = {arm.label: self.studies[arm.label].asked() for arm in self._open()}
+        asked = {arm.label: self.pickers[arm.label].asked() for arm in self._open()}
         waiting = [(arm, one) for arm in self._open() for one in asked[arm.label] if one.outcome is None]
         batch = waiting[:room]
         counts = {label: len(own) for label, own in asked.items()}
         while len(batch) < room:
-            left = [arm for arm in self._open() if counts[arm.label] < self.each]
+            left = [arm for arm in self._open() if counts[arm.label] < arm.trials]
             if not left:
                 break
             arm = min(left, key=lambda arm: counts[arm.label])
             counts[arm.label] += 1
-            batch.append((arm, self.studies[arm.label].ask()))
+            batch.append((arm, self.pickers[arm.label].ask()))
         return batch
 
     def _open(self) -> list[Arm]:
@@ -94,19 +93,19 @@ class Runner:
         """Tell the outcomes; False if one has none yet, because the time is over or it was interrupted."""
         whole = True
         for arm, asked in batch:
-            trial, study = read_trial(self.folder, arm, asked.number, asked.params), self.studies[arm.label]
+            trial, picker = read_trial(self.folder, arm, asked.number, asked.params), self.pickers[arm.label]
             if trial.result.status in GOING:
                 whole = False
             elif trial.result.done:
-                study.tell(asked.number, "done", score_of(trial))
+                picker.tell(asked.number, "done", score_of(trial))
             else:
-                study.tell(asked.number, "diverged" if trial.diverged else "failed")
+                picker.tell(asked.number, "diverged" if trial.diverged else "failed")
                 self._give_up(arm, trial)
         return whole
 
     def _give_up(self, arm: Arm, trial: Trial) -> None:
         """End the trials of a method whose first ones all failed with an error."""
-        outcomes = [asked.outcome for asked in self.studies[arm.label].asked()]
+        outcomes = [asked.outcome for asked in self.pickers[arm.label].asked()]
         if len(outcomes) >= PATIENCE and set(outcomes) == {"failed"}:
             log = self.folder.log(arm.cell(trial.number, trial.params))
             self.given_up[arm.label] = f"its first {len(outcomes)} trials failed: {trial.result.reason} (a log: {log})"

@@ -1,0 +1,340 @@
+"""A search with made-up trials: its order, files, cost, resumption and refusals. Then one with real trials."""
+
+import csv
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedlsg.accounting import Event, compose
+from simulations.compare.cells.grid_file import from_toml
+from simulations.compare.cells.worker import Job as CellJob
+from simulations.compare.cells.worker import Outcome
+from simulations.compare.search import output, place
+from simulations.compare.search.arm import FIRST_SEED
+from simulations.compare.search.command import make_job, search_command
+from simulations.compare.search.pickers import FILE
+from simulations.report.words import epsilon_words
+from tests.simulations.support.compare_cases import fake
+from tests.simulations.support.search_cases import SPENT, accuracy_of, finish
+
+TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
+SPACE = "learning_rate=log:0.25..4; rank=int:2..16"
+
+
+@pytest.fixture
+def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, list[str]]]:
+    """Run a search with made-up trials: (exit status, what is printed, what the workers were asked)."""
+
+    def run(outcomes: Callable[[CellJob], Outcome | None] = finish, **options: Any) -> tuple[int, str, list[str]]:
+        new_worker, log = fake(outcomes)
+
+        @contextmanager
+        def workers() -> Iterator[Any]:
+            yield new_worker
+
+        monkeypatch.setattr(place, "kept_process", workers)
+        if not options.pop("draw", False):  # figures take seconds
+            monkeypatch.setattr(output, "write", output.write_tables)
+        settings = TINY | options.pop("settings", {})
+        methods = {name: {} for name in options.pop("methods", ("dpsgd", "lsg"))}
+        grid = from_toml({"workload": "digits", "settings": settings, "methods": methods} | options.pop("grid", {}))
+        budget = options.pop("budget_minutes", None)
+        given = {"search": SPACE, "trials": 3, "on": "held-out", "out": str(tmp_path / "search")} | options
+        text = StringIO()
+        try:
+            job = make_job(grid, [given.pop("search")], **given)
+            status, run.best = search_command(  # type: ignore[attr-defined]
+                job, Console(file=text, width=150), jobs=None, budget_minutes=budget
+            )
+        finally:
+            run.printed = " ".join(text.getvalue().split())  # type: ignore[attr-defined]
+        return status, run.printed, [line for line in log if line.startswith("start")]  # type: ignore[attr-defined]
+
+    return run
+
+
+def trials_of(folder: Path) -> dict[str, dict[str, str]]:
+    return {row["name"]: row for row in csv.DictReader((folder / "trials.csv").read_text().splitlines())}
+
+
+def test_methods_take_turns_and_the_best_of_each_is_kept(search, tmp_path):
+    status, printed, asked = search(draw=True)
+    assert status == 0
+    assert asked == [f"start {name}-trial{number:03d}" for number in range(3) for name in ("dpsgd", "lsg")]
+    assert "rank: no setting of dpsgd, left out there" in printed
+    found = json.loads((tmp_path / "search" / "search.json").read_text())
+    rows = trials_of(tmp_path / "search")
+    for label in ("dpsgd", "lsg"):
+        own = found["methods"][label]
+        best = max((row for row in rows.values() if row["label"] == label), key=lambda row: float(row["accuracy"]))
+        assert own["best_trial"] == int(best["trial"])
+        assert own["accuracy"] == pytest.approx(accuracy_of(own["best"]))
+        assert best["best"] == "True"
+    preset = {"dpsgd": 0.4, "lsg": 0.8}
+    assert {n: float(rows[f"{n}-trial000"]["learning_rate"]) for n in preset} == preset  # the first trial: the preset's
+    assert {row["seed"] for row in rows.values()} == {str(FIRST_SEED)}  # no comparison has it
+    grid = from_toml(tomllib.loads((tmp_path / "search" / "best.toml").read_text()))
+    assert {entry.label: dict(entry.settings) for entry in grid.entries} == {
+        label: own["best"] for label, own in found["methods"].items()
+    }
+    assert "holdout" not in grid.settings  # the runs that follow train on all rows, and are measured on the test split
+    assert search.best == grid
+    page = (tmp_path / "search" / "report.html").read_text()
+    assert "What choosing costs in privacy" in page
+    assert page.count('<svg role="img"') == 3
+    assert (tmp_path / "search" / "plots" / "history.png").exists()
+
+
+def test_trials_never_see_the_test_split(search):
+    """They are measured on held-out or public rows; asked for the test split, the command refuses."""
+    seen: list[dict[str, Any]] = []
+
+    def look(job: CellJob) -> Outcome:
+        seen.append(job.given)
+        return finish(job)
+
+    search(look, trials=1)
+    assert {given["holdout"] for given in seen} == {0.1}
+    with pytest.raises(ValueError, match="no setting is chosen on the test split"):
+        search(on="test")
+
+
+def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(search, tmp_path):
+    _, printed, _ = search()
+    spent = compose([Event(**(SPENT | {"steps": 2 * 6}))], delta=1e-5).upper
+    one = compose([Event(**(SPENT | {"steps": 2 * 3}))], delta=1e-5).upper
+    assert one < spent  # negative control: of the trials of one method alone
+    cost = f"the epsilon of choosing is {epsilon_words(spent)} at delta 1e-05"
+    sentence = f"Choosing among 6 trials by held-out private rows: {cost}"
+    note = tomllib.loads((tmp_path / "search" / "best.toml").read_text())["notes"][0]
+    for text in (printed, json.loads((tmp_path / "search" / "search.json").read_text())["privacy"][0], note):
+        assert sentence in text
+    assert "the epsilon of choosing is inf for them" in note
+    assert printed.index("CHOOSING COSTS PRIVACY") < printed.index("[1/6]")
+    assert f"the epsilon of choosing by 6 trials like this one: {epsilon_words(spent)}" in printed
+
+
+def test_public_rows_cost_nothing(search, tmp_path):
+    _, printed, _ = search(on="synthetic", trials=1)
+    assert "Choosing costs no privacy" in printed
+    assert "epsilon of choosing" not in printed
+    assert "notes" in (tmp_path / "search" / "best.toml").read_text()
+    assert "public-rows" in next((tmp_path / "search" / "cells").glob("*/config.toml")).read_text()
+
+
+def test_an_interrupted_search_goes_on_as_one_that_ran_through(search, tmp_path):
+    def stop(job: CellJob) -> Outcome:
+        if "lsg-trial001" in job.path:
+            raise KeyboardInterrupt
+        return finish(job)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(stop)
+    assert "the same command continues this search" in search.printed
+    journal = tmp_path / "search" / FILE
+    journal.write_bytes(journal.read_bytes() + b'{"op_code":5,"worker')  # a line that a crash left incomplete
+    _, _, asked = search()
+    assert asked == ["start lsg-trial001", "start dpsgd-trial002", "start lsg-trial002"]
+    names = ("learning_rate", "rank", "accuracy", "status")
+    interrupted = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "search").items()}
+    status, _, asked = search()
+    assert (status, asked) == (0, [])
+    _, _, asked = search(out=str(tmp_path / "through"))
+    assert len(asked) == 6
+    through = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "through").items()}
+    assert interrupted == through
+    _, _, asked = search(trials=4)
+    assert asked == ["start dpsgd-trial003", "start lsg-trial003"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"search": "learning_rate=log:0.25..8; rank=int:2..16"},
+            "a search of dpsgd with other ranges of learning_rate",
+        ),
+        ({"settings": {"rounds": 3}}, r"rounds = 2 \(now 3\); give the same settings, or another --out"),
+    ],
+)
+def test_another_search_in_the_same_folder_is_refused(changes, words, search):
+    search(trials=1)
+    with pytest.raises(ValueError, match=words):
+        search(**changes)
+
+
+def test_a_run_that_diverged_counts_and_is_never_the_best(search, tmp_path):
+    def outcomes(job: CellJob) -> Outcome:
+        return finish(job, diverged="dpsgd-trial000" in job.path)
+
+    status, printed, _ = search(outcomes, methods=("dpsgd",), search="learning_rate=0.5..2")
+    assert status == 0
+    assert "dpsgd-trial000: failed: the loss is nan" in printed
+    own = json.loads((tmp_path / "search" / "search.json").read_text())["methods"]["dpsgd"]
+    assert (own["trials"], own["done"]) == (3, 2)
+    assert own["best_trial"] != 0
+
+
+def test_a_method_whose_first_trials_fail_gets_no_more(search, tmp_path):
+    def outcomes(job: CellJob) -> Outcome:
+        return Outcome(status="failed", reason="no room") if "lsg" in job.path else finish(job)
+
+    status, printed, asked = search(outcomes, trials=5)
+    assert status == 1
+    assert sum("lsg" in line for line in asked) == 3
+    assert sum("dpsgd" in line for line in asked) == 5
+    assert "lsg: its first 3 trials failed: no room" in printed
+    assert [entry.label for entry in search.best.entries] == ["dpsgd"]
+
+
+def test_out_of_time_it_says_that_it_is_not_finished(search, tmp_path):
+    status, printed, _ = search(lambda job: None if "lsg" in job.path else finish(job), budget_minutes=0.01)
+    assert status == 1  # lsg has no finished trial
+    assert "the search is not finished; the same command continues it" in printed
+    assert search.best is None
+    assert json.loads((tmp_path / "search" / "search.json").read_text())["finished"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on": None}, r"say with --on which rows the trials use: data:NAME or data:PATH .*held-out .*costs privacy"),
+        ({"on": "data:digits"}, "public_rows=data:digits is refused: it is the run's own workload"),
+        ({"on": "data:nowhere.npz"}, "there is no file .*nowhere.npz, and no workload of that name"),
+        ({"grid": {"vary": {"momentum": [0, 0.9]}}}, "--vary is an axis of a grid, .*: give its values to --search"),
+        ({"search": "rank=int:2..4000"}, "1 of 4 cells cannot run, .*: lsg-rank4000: rank=4000 carries no layer"),
+        ({"sampler": "best"}, "unknown sampler 'best', expected one of tpe, random, grid"),
+        ({"sampler": "grid", "trials": None}, "--sampler grid tries lists, got the range learning_rate=0.25 to 4"),
+        ({"sampler": "grid"}, "--sampler grid tries every combination: leave --trials out"),
+        ({"trials": 0}, "expected --trials 0 >= 1"),
+        ({"on": "data:"}, "expected --on held-out"),
+        ({"settings": {"public_rows": "synthetic"}}, "say it as --on"),
+        ({"settings": {"noise_multiplier": 2.0, "learning_rate": 1.0}}, "leave -c learning_rate=... out for dpsgd"),
+        ({"grid": {"ranks": [2, 4]}}, "--ranks is an axis of a grid, and --search chooses by trials: search rank"),
+        ({"grid": {"epsilons": [1.0, 8.0], "settings": {"rounds": 2}}}, "give one epsilon"),
+        ({"budget_minutes": 0}, "expected --budget-minutes 0 > 0"),
+        ({"settings": {"unit": "client", "trust": "server"}}, "it needs unit=example, got unit=client"),
+        ({"search": "unit=example,client"}, "--search unit: it changes what is measured or how private it is"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_written(options, words, search, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        search(**options)
+    assert not (tmp_path / "search").exists()
+
+
+def test_random_draws_do_not_depend_on_what_was_measured(search, tmp_path):
+    """Negative control: those of TPE do, once it has some."""
+
+    def worse(job: CellJob) -> Outcome:
+        done = finish(job)
+        summary = Path(job.path) / "summary.json"
+        found = json.loads(summary.read_text())
+        summary.write_text(json.dumps(found | {"accuracy": 1 - found["accuracy"]}))
+        return done
+
+    for sampler, count, same in (("random", 4, True), ("tpe", 14, False)):
+        drawn = []
+        for name, outcomes in (("better", finish), ("worse", worse)):
+            out = tmp_path / f"{sampler}-{name}"
+            search(outcomes, methods=("dpsgd",), search="learning_rate=0.25..4", sampler=sampler, trials=count,
+                   out=str(out))  # fmt: skip
+            drawn.append([row["learning_rate"] for row in trials_of(out).values()])
+        assert (drawn[0] == drawn[1]) is same
+
+
+GRID = {"search": "learning_rate=0.5,1; rank=2,8", "sampler": "grid", "trials": None}
+
+
+def test_a_grid_tries_every_combination_and_needs_no_optuna(search, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ValueError, match=r"needs Optuna: pip install 'fedlsg\[study\]' .*--sampler grid"):
+        search()
+    assert not (tmp_path / "search").exists()
+
+    def stop(job: CellJob) -> Outcome:
+        if "lsg-trial002" in job.path:
+            raise KeyboardInterrupt
+        return Outcome(status="failed", reason="no room") if "lsg-trial001" in job.path else finish(job)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(stop, **GRID)
+    _, printed, asked = search(**GRID)
+    assert asked == [f"start lsg-trial{number:03d}" for number in (1, 2, 3)]  # what failed is tried again
+    tried = [(row["label"], row["learning_rate"], row["rank"]) for row in trials_of(tmp_path / "search").values()]
+    pairs = [("0.5", "2"), ("0.5", "8"), ("1.0", "2"), ("1.0", "8")]
+    assert tried == [("dpsgd", "0.5", ""), ("dpsgd", "1.0", ""), *(("lsg", *pair) for pair in pairs)]
+    assert {entry.label: entry.settings for entry in search.best.entries} == {
+        "dpsgd": {"learning_rate": 1.0}, "lsg": {"learning_rate": 1.0, "rank": 8}
+    }  # fmt: skip
+    assert "Choosing among 6 trials by held-out private rows" in printed
+    assert search(**GRID)[2] == []
+    with pytest.raises(ValueError, match=r"learning_rate = 0.5 \(now 0.25\); give the same settings, or another --out"):
+        search(**GRID | {"search": "learning_rate=0.25,1; rank=2,8"})
+
+
+@pytest.mark.slow
+def test_a_real_search_and_the_runs_that_follow(fedlsg, tmp_path):
+    """Two trials of one method, the comparison with the best one, and the same command again."""
+    settings = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
+    words = ["compare", "digits", "--methods", "dpsgd", *settings, "--search", "learning_rate=log:0.1..1", "--trials",
+             "2", "--on", "held-out", "--seeds", "1", "--out", "here"]  # fmt: skip
+    status, out, err = fedlsg(*words)
+    assert (status, err) == (0, ""), out
+    here = tmp_path / "here"
+    best = json.loads((here / "search.json").read_text())["methods"]["dpsgd"]["best"]["learning_rate"]
+    config = tomllib.loads((here / "final" / "cells" / "dpsgd-seed0" / "config.toml").read_text())
+    assert config["learning-rate"] == best
+    assert "holdout" not in config or config["holdout"] == "preset"
+    for text in ((here / "final" / "table.md").read_text(), (here / "final" / "report.html").read_text(), out):
+        assert "Settings were chosen by 2 trials on held-out rows" in " ".join(text.split())
+
+
+def test_a_real_grid_on_synthetic_rows(fedlsg, tmp_path):
+    """As many rows as the private ones are, none of which is read; then the same command again, from the folder."""
+    settings = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
+    words = ("compare", "digits", "--methods", "dpsgd", *settings, "--on", "synthetic", "--sampler", "grid", "--search",
+             "learning_rate=0.2,0.4", "--out", "here")  # fmt: skip
+    status, out, err = fedlsg(*words)
+    assert (status, err) == (0, "")
+    printed = " ".join(out.split())
+    assert "Choosing costs no privacy: the trials use synthetic inputs with labels of a random teacher alone" in printed
+    assert "epsilon of choosing" not in printed
+    here = tmp_path / "here"
+    assert json.loads((here / "search.json").read_text())["methods"]["dpsgd"]["done"] == 2
+    best = (here / "best.toml").read_text()
+    assert "public_rows" not in best
+    assert "train_rows" not in best
+    run = here / "cells" / "dpsgd-trial000"
+    config = (run / "config.toml").read_text()
+    assert 'public-rows = "synthetic"' in config
+    assert "train-rows = 1437" in config
+    log = (here / "logs" / f"{run.name}.log").read_text()
+    assert "the clients hold public rows: synthetic" in log
+    assert "646 to 647 examples" in log  # nine tenths of 1,437 in two parts
+    before = {path: path.read_bytes() for path in (here / "cells").rglob("*") if path.is_file()}
+    assert fedlsg(*words)[0] == 0
+    assert {path: path.read_bytes() for path in (here / "cells").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tune", "digits", "--method", "lsg", "--on", "synthetic"), "fedlsg tune is now fedlsg compare --search"),
+        (("compare", "--methods", "lsg", "--study", "rank=2,4"), "--study is now --search"),
+        (("compare", "--methods", "lsg", "--on", "held-out"), "--on belongs to --search"),
+    ],
+)
+def test_old_names_say_the_new_ones(words, message, fedlsg):
+    status, _, err = fedlsg(*words)
+    assert status == 1
+    assert message in err
+    assert len(err.splitlines()) == 1
