@@ -19,9 +19,10 @@ from fedlsg.lowrank import flatten_kernel
 from fedlsg.masks import Mask
 from fedlsg.privacy import Mechanism
 from fedlsg.public import Public
-from fedlsg.setting import Setting
+from fedlsg.setting import Setting, check_declared
 
-Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=1, aliases=("r",))]
+Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
+"""0 is for carriers that have none: dense gradients, and the form preconditioned."""
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
 
 PAYS_BELOW = 0.8
@@ -134,6 +135,13 @@ class Carrier:
     def in_sizes(self) -> "Carrier":
         """A carrier that sends as many values and costs nothing to make."""
         return self
+
+
+def check_rank(carrier: Carrier) -> None:
+    """Raise ValueError for a value that no declaration accepts, and for a rank of 0."""
+    check_declared(carrier)
+    if carrier.rank < 1:
+        raise ValueError(f"expected rank={carrier.rank} >= 1 for low-rank carriers")
 
 
 def of_pairs(

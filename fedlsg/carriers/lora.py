@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, weights_that_pay
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank, weights_that_pay
 from fedlsg.carriers.dense import freeze_all_but
 from fedlsg.carriers.head import find_classifier
 from fedlsg.carriers.low_rank import LowRank
@@ -26,7 +26,7 @@ from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.public import Public
 from fedlsg.randomness import public_generator
-from fedlsg.setting import Setting, check_declared
+from fedlsg.setting import Setting
 
 DOWN, CORE, UP, BASE = ".down.weight", ".core.weight", ".up.weight", ".base.weight"
 
@@ -110,7 +110,7 @@ class Lora(Carrier):
     orthonormal: bool = False
 
     def __post_init__(self) -> None:
-        check_declared(self)
+        check_rank(self)
 
     @property
     def scale(self) -> float:  # type: ignore[override]

@@ -10,14 +10,14 @@ from typing import Annotated, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, matrix_shape, of_pairs
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, check_rank, matrix_shape, of_pairs
 from fedlsg.carriers.dense import Dense
 from fedlsg.carriers.own import OwnCarriers, unit_vectors
 from fedlsg.frame import Coordinates
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.public import Public
 from fedlsg.randomness import public_generator
-from fedlsg.setting import Setting, check_declared
+from fedlsg.setting import Setting
 
 Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
 Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")]
@@ -36,7 +36,7 @@ class LowRank(Carrier):
     residual: Residual = True
 
     def __post_init__(self) -> None:
-        check_declared(self)
+        check_rank(self)
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
         """Without the residual: cut W_0. Cut later, W - W_0 would be the residual that was cut off, not the updates."""

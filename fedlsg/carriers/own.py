@@ -10,15 +10,13 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedlsg.carriers.base import Carrier, of_pairs
+from fedlsg.carriers.base import Carrier, Rank, of_pairs
 from fedlsg.choices import did_you_mean
 from fedlsg.forms import CORE, FORMS, PRECONDITIONED, TANGENT, Form, Sizes
 from fedlsg.frame import Coordinates
 from fedlsg.public import MakeCarriers, Public, call, name_of
 from fedlsg.setting import Setting, check_declared
 
-MadeRank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
-"""0 is for the form preconditioned, which has no rank."""
 OutRank = Annotated[int, Setting("Columns of L of a core S = L^T dW R^T; rank is R's rows.", at_least=1)]
 
 Pair = tuple[Tensor, Tensor]
@@ -45,7 +43,7 @@ class OwnCarriers(Carrier):
 
     kind: ClassVar[str] = "own"
     make: MakeCarriers
-    rank: MadeRank = 0
+    rank: Rank = 0
     form: Any = TANGENT
     out_rank: OutRank | None = None
 

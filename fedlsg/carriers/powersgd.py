@@ -16,14 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank
 from fedlsg.carriers.dense import Dense
 from fedlsg.carriers.low_rank import Warmup, changes, low_rank_coordinates
 from fedlsg.carriers.personal import shared_values, with_zeros
 from fedlsg.frame import Coordinates, Frame, Part
 from fedlsg.lowrank import flatten_kernel, orthonormal_columns
 from fedlsg.public import Public
-from fedlsg.setting import check_declared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Factors(Carrier):
     warmup: Warmup = 1
 
     def __post_init__(self) -> None:
-        check_declared(self)
+        check_rank(self)
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
         """Those of what is sent: the carriers of W - W_0, of which clients use R."""

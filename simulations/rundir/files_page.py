@@ -36,8 +36,7 @@ COMMANDS_HEAD = """
 ## What commands write
 
 Next to a run, or into `--out`. All of it is computed from training rows without noise: for its owner only. `fedlsg
-report`, `compare`, `export` and `convert` write what the umask says; `fedlsg payload` follows the payload's own folder, `fedlsg tune` and `compare
---study` close a folder of trials on held-out rows.
+report`, `compare` and `export` write what the umask says; `fedlsg payload` follows the payload's own folder, `fedlsg compare --search` closes a folder of trials on held-out rows.
 The cache of decoded data (`~/.cache/fedlsg`, or `FEDLSG_CACHE`) is made for its owner only; an existing folder that
 others may read stays so.
 """

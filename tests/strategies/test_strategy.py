@@ -24,8 +24,8 @@ from strategies.federation.wire import (
     DISK_FULL,
     FAILED,
     FRAME_DIFFERS,
+    IN_RUN_LOG,
     LOST,
-    NO_REASON,
     failure,
     read_frame,
     read_update,
@@ -117,7 +117,7 @@ def bad(kind: str, message: Message, honest: Message) -> Any:
 REASONS = {
     "error": r"\[7\] planted", "nothing": "no reply before the round's timeout", "text": "no reply",
     "empty": "no payload", "metrics": "no payload", "garbage": "payload length: expected .* bytes, got 7",
-    "raise": rf"\[1001\] {NO_REASON}",
+    "raise": rf"\[1001\] {IN_RUN_LOG}",
 }  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor, nn
 
-from fedlsg.carriers.base import Carrier, of_pairs
-from fedlsg.carriers.own import MadeRank, OutRank, made_form
+from fedlsg.carriers.base import Carrier, Rank, of_pairs
+from fedlsg.carriers.own import OutRank, made_form
 from fedlsg.carriers.rounding import EVEN, longest
 from fedlsg.forms import CORE, EMBEDDING, FORMS, PRECONDITIONED, TANGENT, Sizes
 from fedlsg.frame import Block, Coordinates
@@ -53,7 +53,7 @@ class Probe(Carrier):
     kind: ClassVar[str] = "probe"
     predicts: ClassVar[bool] = True
     form: Any = TANGENT
-    rank: MadeRank = 0
+    rank: Rank = 0
     out_rank: OutRank | None = None
     refresh: CarrierRefresh = 20
     source: ProbeInputs = "auto"

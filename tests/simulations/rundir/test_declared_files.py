@@ -45,6 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Between them, and with ``made``, they leave every declared file."""
 ELSEWHERE = (
+    "code.json",
     "wandb/**",
     "*-run-id",
     "best/*",

@@ -197,7 +197,7 @@ def test_a_new_file_declares_its_parameters(folder):
     (folder / "wider.py").write_text(WIDE.format(kind="int", name="wider"))
     width, rank = recipe_settings()["width"], recipe_settings()["rank"]
     assert (width.kind, width.range, width.setting.meaning) == (int, "x >= 1", "Width.")
-    assert (rank.range, takers_of("width")) == ("x >= 1", ("wide", "wider"))
+    assert (rank.range, takers_of("width")) == ("x >= 0", ("wide", "wider"))
     with pytest.raises(ValueError, match="expected width=0 >= 1"):
         recipe("wide", width=0)
 

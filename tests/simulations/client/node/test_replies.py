@@ -20,7 +20,7 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.grids.refusals import OwnDataError
 from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import NO_REASON
+from strategies.federation.wire import IN_RUN_LOG, NO_REASON
 from tests.simulations.support.deployed import (
     Server,
     digits_file,
@@ -109,7 +109,7 @@ def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_pat
 
     monkeypatch.setattr(simulations.client.train, "pack", once)
     run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
-    assert run.rows[0].reasons == f"0: [1001] {NO_REASON}"
+    assert run.rows[0].reasons == f"0: [1001] {IN_RUN_LOG}"
     assert "MemoryError: batch of 123" in run.log
     assert [e.round for e in run.entries(0)] == [1, 2]
 
@@ -123,7 +123,7 @@ def test_what_a_client_app_raises_leaves_an_engine_without_its_text(failure, tmp
 
     plan, directory = plan_at(tmp_path / "run", rounds=1)
     run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore, client=client))
-    assert run.rows[0].reasons == f"0: [1001] {NO_REASON}"
+    assert run.rows[0].reasons == f"0: [1001] {IN_RUN_LOG}"
     assert type(FAILURES[failure]).__name__ in run.log
 
 
