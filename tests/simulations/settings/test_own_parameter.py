@@ -112,7 +112,7 @@ def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):
 
 
 TWICE = """
-from fedlsg.carriers import Carrier, Rank
+from fedlsg.carriers import RandomCarriers, Rank
 from fedlsg.method import Method
 
 def recipe(*, rank: Rank = 1, train: str = "a", mechanism, server):
