@@ -53,7 +53,7 @@ TAIL = """
 
 | number | what it counts |
 |---|---|
-| `uplink_bytes` | packed payloads, including headers ([how they are packed](communication.md)); `--codec noise-floor` sends about 3 bits a value |
+| `uplink_bytes` | packed payloads, including headers ([how they are packed](communication.md)) |
 | `uplink_bytes_wire` | the serialised Flower messages ([each message, seconds on named links, bytes on a socket](communication.md#three-levels)) |
 | `uplink_bytes_dense` | 4 bytes times all trainable parameters, for the same number of messages |
 | `downlink_bytes` | the weights sent to each selected client or, with `--downlink sparse`, the [updates that it missed](communication.md#downlink) |

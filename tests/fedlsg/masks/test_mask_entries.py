@@ -196,7 +196,7 @@ def test_a_mask_sees_public_values_only():
     """By construction: all that it may read is here, and none of it is a gradient or an example."""
     names = {f.name for f in fields(Public)}
     assert names == {
-        "weights", "initial", "carried", "coordinates", "energies", "time", "updates", "seed", "pruned",
+        "weights", "initial", "carried", "coordinates", "pairs", "energies", "time", "updates", "seed", "pruned",
         "make_model",
     }  # fmt: skip
     assert set(apply_mask.__annotations__) == {"blocks", "mask", "public", "return"}

@@ -29,10 +29,8 @@ NEEDS = (
 )  # fmt: skip
 OTHERS = {
     "run": "run --out RUN --engine local", "compare": "compare digits --methods lsg --epsilons 8 --out GRID",
-    "tune": None,
-    "calibrate": "calibrate --epsilon 1", "partition": None, "presets": "presets", "settings": "settings",
-    "workloads": "workloads", "methods": "methods", "docs": "docs",
-    "convert": "convert RUN/checkpoint/latest.pt --out x",
+    "calibrate": "calibrate --epsilon 1", "partition": None, "list": "list methods", "settings": "settings",
+    "docs": "docs", "tune": None,
 }  # fmt: skip
 """Commands without a run directory, with what they do where one is; None: they take a name of a user's alone."""
 
@@ -64,9 +62,10 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Sent:
     with fresh(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder / "sender"))
         quick(folder / "RUN", workload=names["workload"], rounds=2, **settings)
+    manifest = ["manifest.json*", "clients/manifest.json*"]  # it would tell that the copies are not whole
     for copy, without in (("UNFINISHED", ["summary.json"]), ("OLD", ["model.safetensors", "updates/*/frame.*"])):
         shutil.copytree(folder / "RUN", folder / copy)
-        for pattern in without:
+        for pattern in (*without, *manifest):
             for path in (folder / copy).glob(pattern):
                 path.unlink()
     shutil.copytree(folder / "RUN", folder / "GRID/cells/lsg-epsilon8-seed0")

@@ -194,7 +194,7 @@ def test_a_run_that_is_resumed_starts_its_engine_ahead(engine, count, fedlsg, tm
     """While its plan is made."""
     seen: list[int] = []
     monkeypatch.setattr(cluster.Cluster, "_keep", lambda self: self._started.set())
-    monkeypatch.setattr(run, "resume_command", lambda *_: seen.append(len(cluster._AHEAD)))
+    monkeypatch.setattr(run, "resume_command", lambda *_, **__: seen.append(len(cluster._AHEAD)))
     (tmp_path / "config.toml").write_text(f'engine = "{engine}"\n')
     assert fedlsg("resume", str(tmp_path))[0] == 0
     assert seen == [count]
