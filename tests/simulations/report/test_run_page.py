@@ -20,7 +20,7 @@ from simulations.report.figure import png
 from simulations.report.run_page import command, course, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result, row
-from tests.simulations.support.runs import Run, reconfigure
+from tests.simulations.support.runs import Run, reconfigure, without_manifest
 
 HOSTILE = '<script>alert("1")</script>&\'"<img src=http://x onerror=y>'
 RESULTS = [
@@ -239,8 +239,10 @@ def test_what_is_no_run_is_refused(name, text, message, fedlsg, small, tmp_path)
         (tmp_path / "run" / name).unlink()
     else:
         (tmp_path / "run" / name).write_text(text)
-    status, out, err = fedlsg("report", "run", str(small.path), "--out", "there")
-    assert (status, out) == (1, "")
+    assert f"run/{name}" in fedlsg("report", "run")[2], "the manifest finds it, too"
+    without_manifest(tmp_path / "run")
+    status, _, err = fedlsg("report", "run", str(small.path), "--out", "there")
+    assert status == 1
     assert message in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "there").exists()

@@ -130,7 +130,6 @@ def made_old(run: Run, *, trust: str) -> Run:
     return run
 
 
-@pytest.mark.filterwarnings("ignore:.*manifest.json is not there")
 @pytest.mark.parametrize("trust", ["secure", "aggregate"])
 def test_an_old_run_is_shown_with_the_epsilon_that_holds_against_its_clients(trust, tmp_path):
     old = made_old(run_local(tmp_path / "run", **SECRET, trust=trust, clients=3), trust=trust)

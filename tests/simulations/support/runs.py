@@ -140,5 +140,12 @@ def pages(*, written: bool) -> Iterator[None]:
 
 
 def reconfigure(run: Run, **changes: Any) -> None:
-    """Edit the config.toml of a run."""
+    """Edit the config.toml of a run, which has no manifest then: it would find the edit."""
     run.directory.config.write_text(tomli_w.dumps(run.config | changes))
+    without_manifest(run.path)
+
+
+def without_manifest(folder: Path) -> None:
+    """As a run of an older version."""
+    for path in (*folder.glob("manifest.json*"), *folder.glob("clients/manifest.json*")):
+        path.unlink()
