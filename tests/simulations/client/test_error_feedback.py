@@ -20,7 +20,7 @@ from simulations.plan.plan import Base
 from simulations.rundir import feedback_box
 from simulations.rundir.feedback_box import FeedbackBox
 from strategies.federation.wire import Announcement
-from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after, without_manifest
 
 SILENT: dict[str, Any] = {"noise_multiplier": None, "rounds": 4, "sample_rate": 0.2, "learning_rate": 0.3}
 KINDS: dict[str, dict[str, Any]] = {
@@ -119,6 +119,9 @@ def test_a_resumed_run_without_its_memory_is_another(whole, tmp_path):
     stopped = stopped_after(2, tmp_path / "run", record_updates=True, **SILENT | KINDS["topk"])
     for path in (stopped.path / "clients" / "client-000001").iterdir():
         path.unlink()
+    with pytest.raises(ValueError, match=r"feedback-\*.bin \(missing\)"):
+        resume_local(tmp_path / "run")
+    without_manifest(stopped.path)
     assert not same(resume_local(tmp_path / "run"), whole)
 
 

@@ -8,7 +8,7 @@ from fedlsg.discrete import Release
 from fedlsg.privacy import Entry, Ledger, read_entries
 from fedlsg.training.client import client_step
 from simulations.engines import local
-from strategies.federation.wire import NO_REASON
+from strategies.federation.wire import IN_RUN_LOG
 from tests.simulations.support.runs import Run, ignore, plan_at
 from tests.simulations.support.secure_clients import FIVE, charged_clients, recorded_sum, run_five
 
@@ -58,7 +58,7 @@ def test_a_client_that_fails_at_its_noise_is_charged_and_says_nothing(where, tmp
     monkeypatch.setattr(Release, "encode", failing)
     run = run_five(tmp_path / "run", **SECRET)
     assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
-    assert NO_REASON in run.rows[0].reasons
+    assert IN_RUN_LOG in run.rows[0].reasons
     assert "SECRETROW" not in run.rows[0].reasons
     assert charged_clients(run) == [0, 1, 2, 3, 4]
     assert recorded_sum(run) is not None

@@ -125,7 +125,7 @@ def test_a_lost_key_stops_the_client(tmp_path):
     (key,) = Path(run.path).rglob("batches.key")
     assert key.stat().st_mode & 0o077 == 0
     key.unlink()
-    with pytest.raises(Exception, match=r"batches\.key is missing"):
+    with pytest.raises(Exception, match=r"batches\.key \(missing\)"):
         resume_local(tmp_path / "run")
 
 
