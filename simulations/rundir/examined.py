@@ -139,6 +139,9 @@ def _compare(run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], 
         try:
             verify(path, mark)
         except DamagedError:
+            if path == run.journal.path and not record["closed"] and _is_journal(run):
+                found.notes.append(f"{path} began anew since the last checkpoint, as it does when it is long")
+                continue
             found.changed[name] = _how(path, mark)
             continue
         if path.exists() and path.stat().st_size > mark["bytes"] and not name.startswith(MAY_GROW):
@@ -146,6 +149,13 @@ def _compare(run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], 
                 found.changed[name] = "longer than at the end of the run"
             else:
                 found.notes.append(f"{path} has more than the last checkpoint knows: fedlsg resume cuts it there")
+
+
+def _is_journal(run: RunDir) -> bool:
+    try:
+        return bool(run.journal.pending())
+    except LedgerError:
+        return False
 
 
 def _digest_differs(path: Path, mark: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.manifest import all_files
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.broken_runs import KINDS, copy_run, resumed
-from tests.simulations.support.runs import Run, reconfigure, run_local, stopped_after
+from tests.simulations.support.runs import Run, edit, run_local, stopped_after
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
@@ -94,7 +94,7 @@ def test_a_lost_memory_is_said(runs, copies):
 
 def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
     run, said = copies(runs["finished"]), list[str]()
-    reconfigure(run, rank=3)
+    edit(run, rank=3)
     with pytest.raises(DamagedError, match=r"changed since the run: .*config\.toml .*fedlsg resume compares it"):
         open_run(run.path, RESULTS, said.append)
     run = copies(runs["finished"])
@@ -142,7 +142,7 @@ def test_half_a_config_is_no_other_engine(state, runs, copies):
 
 def test_a_change_that_resume_accepts_is_accepted_from_then_on(runs, copies):
     run = copies(runs["interrupted"])
-    reconfigure(run, threads=2)
+    edit(run, threads=2)
     assert "config.toml" in examine(run.directory).changed
     printed = resumed(run)
     assert "threads = 2 (was 1)" in printed

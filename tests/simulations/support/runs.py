@@ -141,8 +141,13 @@ def pages(*, written: bool) -> Iterator[None]:
 
 def reconfigure(run: Run, **changes: Any) -> None:
     """Edit the config.toml of a run, which has no manifest then: it would find the edit."""
-    run.directory.config.write_text(tomli_w.dumps(run.config | changes))
+    edit(run, **changes)
     without_manifest(run.path)
+
+
+def edit(run: Run, **changes: Any) -> None:
+    """Edit the config.toml of a run."""
+    run.directory.config.write_text(tomli_w.dumps(run.config | changes))
 
 
 def without_manifest(folder: Path) -> None:

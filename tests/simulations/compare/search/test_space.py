@@ -93,10 +93,10 @@ def test_what_is_refused(text, words):
 
 
 def test_an_edge_that_the_setting_ends_at_asks_for_no_wider_range():
-    (space,) = spaces("rank=1,2,4", "lsg")[0].values()
+    (space,) = spaces("power_steps=1,2,4", "lsg")[0].values()
     arm = Arm(label="lsg", given={"method": "lsg"}, epsilon=None, space=space, start={}, trials=3)
     lowest, highest = (
-        edge_notes(arm, Trial(arm=arm, number=0, params={"rank": value}, result=result(0.5))) for value in (1, 4)
+        edge_notes(arm, Trial(arm=arm, number=0, params={"power_steps": value}, result=result(0.5))) for value in (1, 4)
     )
-    assert lowest == ["The best rank of lsg, 1, is at the edge: it is the lowest that the setting takes."]
+    assert lowest == ["The best power_steps of lsg, 1, is at the edge: it is the lowest that the setting takes."]
     assert "A higher one may be better: give a wider range" in highest[0]
