@@ -80,7 +80,7 @@ def test_the_example_of_a_flower_app(installed, tmp_path, monkeypatch):
 
 def test_the_examples_are_short():
     programs = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("flower_app/*/*.py")]
-    assert len(programs) == 8
+    assert len(programs) == 9
     for program in set(EXAMPLES.glob("*.py")) - {EXAMPLES / "convert_weights.py"}:  # reads what others wrote
         assert len(program.read_text().splitlines()) < 60, program
     assert sum(len(path.read_text().splitlines()) for path in EXAMPLES.glob("flower_app/*/*.py")) < 60
