@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.choices import did_you_mean
 from fedlsg.lowrank import (
     add_core,
     add_reconstruction,
@@ -202,3 +203,18 @@ class Embedding(EmbeddingOnly):
 TANGENT, CORE, PRECONDITIONED = Tangent(), Core(), Preconditioned()
 EMBEDDING, EMBEDDING_ONLY = Embedding(), EmbeddingOnly()
 FORMS: dict[str, Form] = {form.name: form for form in (TANGENT, CORE, PRECONDITIONED, EMBEDDING, EMBEDDING_ONLY)}
+
+
+def find_form(form: Form | str, rank: int, out_rank: int | None, known: Sequence[str]) -> Form:
+    """The form of a name. Raises ValueError for one that is not known, or ranks that it does not have, or lacks."""
+    found = FORMS.get(form) if isinstance(form, str) else form
+    if found is None or found.name not in known:
+        word = form if isinstance(form, str) else form.name
+        raise ValueError(f"expected form in {', '.join(known)}, got {word!r}{did_you_mean(word, known)}")
+    if rank < 1 and found is not PRECONDITIONED:
+        raise ValueError(f"expected rank={rank} >= 1 for low-rank carriers")
+    if out_rank is not None and found is not CORE:
+        raise ValueError(
+            f"out_rank={out_rank} is for form='core': in the form {found.name!r} L and R have no two ranks"
+        )
+    return found

@@ -15,7 +15,6 @@ from fedlsg.forms import CORE, TANGENT, Form, Part, Sizes
 from fedlsg.frame import Block, Coordinates
 from fedlsg.gradients import check_initialized
 from fedlsg.gradients.calls.ways import ways_of
-from fedlsg.lowrank import flatten_kernel
 from fedlsg.masks import Mask
 from fedlsg.privacy import Mechanism
 from fedlsg.public import Public
@@ -222,9 +221,3 @@ def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
         f"{given} carries no layer of {model}: {rule} < {PAYS_BELOW} m n holds for no Linear or Conv2d layer before "
         f"the classifier; choose a smaller {smaller}, or a dense method such as dpsgd"
     )
-
-
-def matrix_shape(W: Tensor) -> tuple[int, int]:
-    """(m, n) of a weight, a kernel flattened."""
-    m, n = flatten_kernel(W).shape
-    return m, n

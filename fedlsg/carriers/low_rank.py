@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, check_rank, matrix_shape, of_pairs
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, check_rank, of_pairs
 from fedlsg.carriers.dense import Dense
 from fedlsg.carriers.own import OwnCarriers, unit_vectors
 from fedlsg.frame import Coordinates
@@ -86,7 +86,8 @@ class RandomCarriers(LowRank):
         made = {}
         for name in public.carried:
             W, generator = public.weights[name].detach(), public.generator("carriers", public.time.round, name)
-            made[name] = random_carriers(matrix_shape(W), self.rank, generator=generator, like=W)
+            m, n = flatten_kernel(W).shape
+            made[name] = random_carriers((m, n), self.rank, generator=generator, like=W)
         return of_pairs(public.weights, made, self.form)
 
 

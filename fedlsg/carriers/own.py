@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.carriers.base import Carrier, Rank, of_pairs
-from fedlsg.choices import did_you_mean
-from fedlsg.forms import CORE, FORMS, PRECONDITIONED, TANGENT, Form, Sizes
+from fedlsg.forms import TANGENT, Sizes, find_form
 from fedlsg.frame import Coordinates
 from fedlsg.public import MakeCarriers, Public, call, name_of
 from fedlsg.setting import Setting, check_declared
@@ -52,7 +51,7 @@ class OwnCarriers(Carrier):
         if not callable(self.make):
             raise ValueError(f"own carriers need make=function, got {type(self.make).__name__}")
         known = ("tangent", "core", "preconditioned")
-        object.__setattr__(self, "form", made_form(self.form, self.rank, self.out_rank, known))
+        object.__setattr__(self, "form", find_form(self.form, self.rank, self.out_rank, known))
 
     @property
     def functions(self) -> tuple[Callable[..., object], ...]:
@@ -75,21 +74,6 @@ class OwnCarriers(Carrier):
     def in_sizes(self) -> Carrier:
         """Unit vectors."""
         return replace(self, make=unit_vectors)
-
-
-def made_form(form: Form | str, rank: int, out_rank: int | None, known: Sequence[str]) -> Form:
-    """The form of a name. Raises ValueError for one that is not known, or ranks that it does not have, or lacks."""
-    found = FORMS.get(form) if isinstance(form, str) else form
-    if found is None or found.name not in known:
-        word = form if isinstance(form, str) else form.name
-        raise ValueError(f"expected form in {', '.join(known)}, got {word!r}{did_you_mean(word, known)}")
-    if rank < 1 and found is not PRECONDITIONED:
-        raise ValueError(f"expected rank={rank} >= 1 for low-rank carriers")
-    if out_rank is not None and found is not CORE:
-        raise ValueError(
-            f"out_rank={out_rank} is for form='core': in the form {found.name!r} L and R have no two ranks"
-        )
-    return found
 
 
 def unit_vectors(public: Public) -> Mapping[str, Pair]:

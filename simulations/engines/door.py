@@ -1,8 +1,8 @@
 """Who may use Ray: a Ray of our own asks everybody for a token; of a Ray that others started we say what is open.
 
 Loopback is not private: every user of a machine reaches it, and who reaches Ray's ports runs code as the owner. With
-``RAY_AUTH_MODE=token`` Ray's services refuse whoever does not send the token. It is in a file, so that no argument list
-and no environment has it, only the path.
+``RAY_AUTH_MODE=token`` Ray's services refuse calls without the token. It is in a file, so that no argument list and no
+environment has it, only the path.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 OPEN = (
-    "this Ray cluster asks nobody for a token: whoever reaches its ports, also other users of its machines, can read "
+    "this Ray cluster asks nobody for a token: who reaches its ports, other users of its machines too, can read "
     "the run and run code as its owner; start Ray with RAY_AUTH_MODE=token (fedlsg docs scaling)"
 )
 
@@ -44,7 +44,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def say_what_is_open() -> None:
-    """Print one line if Ray, which this process did not start, asks for no token; once for runs of one parent."""
+    """Print one line if this process sends no token to a Ray that it did not start; once for runs of one parent.
+
+    With a token nothing is said, although such a Ray may take calls without it: it does not tell.
+    """
     if os.environ.get(MODE) != "token" and parent_process() is None:
         print(f"fedlsg: {OPEN}", file=sys.stderr)
 

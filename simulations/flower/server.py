@@ -106,7 +106,7 @@ class Strategy(FlowerStrategy):
                 scores = scores_of(rows[-1]) if rows else dict(inner.measured() or {})
                 if evaluate_fn is not None:
                     with inner.state.evaluated() as model:
-                        scores |= dict(evaluate_fn(round, ArrayRecord(model.state_dict())) or {})
+                        scores |= as_metrics(evaluate_fn(round, ArrayRecord(model.state_dict())))
                 return MetricRecord(scores) if scores else None
 
             results.append(
@@ -169,6 +169,13 @@ class Strategy(FlowerStrategy):
                 "called: subclass it, or give callbacks=, in place of a strategy that wraps it"
             )
         return self._inner
+
+
+def as_metrics(made: object) -> dict[str, Any]:
+    """What ``evaluate_fn`` returned. Raises ValueError for anything but metrics by name, or None."""
+    if made is None or isinstance(made, MetricRecord | dict):
+        return dict(made or {})
+    raise ValueError(f"evaluate_fn: expected a MetricRecord, a dict or None, got a {type(made).__name__}")
 
 
 def scores_of(row: Row) -> dict[str, Any]:

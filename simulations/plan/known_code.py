@@ -7,6 +7,7 @@ others could have written it, nothing is known, and commands ask. Parallel runs 
 
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -32,11 +33,12 @@ def is_known(digest: str, name: str) -> bool:
 
 
 def remember(code: Iterable[tuple[str, str]]) -> None:
-    """Keep digests and names of code that the user named himself. A home that cannot be written keeps nothing."""
+    """Keep digests and names of code that the user named himself. A home that cannot be written keeps nothing, and one
+    line says so: the run asks for its code when it is resumed."""
     from simulations.rundir.lock import locked_folder  # imports torch, which a look at the list must not
 
     new = [_entry(digest, name) for digest, name in code if digest]
-    with suppress(OSError, RuntimeError):
+    try:
         file = place()
         if not new or set(new) <= set(_read(file)[-KEPT // 2 :]):
             return
@@ -44,6 +46,8 @@ def remember(code: Iterable[tuple[str, str]]) -> None:
         with locked_folder(file.parent):
             kept = [line for line in _read(file) if line not in new]
             write_atomically(file, b"".join(line + b"\n" for line in [*kept, *new][-KEPT:]), private=True)
+    except (OSError, RuntimeError) as error:
+        print(f"fedlsg: this code is not kept as known, so resume will ask for it ({error})", file=sys.stderr)
 
 
 def _entry(digest: str, name: str) -> bytes:

@@ -79,7 +79,7 @@ def allow_code(
     """
     try:
         names = code_in(tomllib.loads((run / "config.toml").read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # whoever reads the settings reports it
+    except (OSError, ValueError):  # what reads the settings reports it
         return []
     mine, before = code_in(named), recorded(run).get("files", {})
     wanted = {setting: _find(run, setting, names[setting], mine.get(setting)) for setting in names if setting in needs}

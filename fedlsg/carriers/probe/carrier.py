@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar
 from torch import Tensor, nn
 
 from fedlsg.carriers.base import Carrier, Rank, of_pairs
-from fedlsg.carriers.own import OutRank, made_form
+from fedlsg.carriers.own import OutRank
 from fedlsg.carriers.rounding import EVEN, longest
-from fedlsg.forms import CORE, EMBEDDING, FORMS, PRECONDITIONED, TANGENT, Sizes
+from fedlsg.forms import CORE, EMBEDDING, FORMS, PRECONDITIONED, TANGENT, Sizes, find_form
 from fedlsg.frame import Block, Coordinates
 from fedlsg.gradients import trainable
 from fedlsg.privacy import Mechanism
@@ -64,7 +64,7 @@ class Probe(Carrier):
 
     def __post_init__(self) -> None:
         check_declared(self)
-        object.__setattr__(self, "form", made_form(self.form, self.rank, self.out_rank, tuple(FORMS)))
+        object.__setattr__(self, "form", find_form(self.form, self.rank, self.out_rank, tuple(FORMS)))
 
     def sizes(self, W: Tensor) -> Sizes:
         """With the rank of either side."""

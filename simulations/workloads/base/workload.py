@@ -253,7 +253,7 @@ class LoadedWorkload:
     raw: the workload whose inputs became these features; None for inputs as they are.
     left_out: training rows that train_rows or holdout took away. They are as private as the others.
     normalised: mean and deviation of each column or channel that inputs were normalised by, with normalise=public.
-    data: how rows of a user's own were read, for whoever uses the model: columns, classes, scale. All of it public.
+    data: how rows of a user's own were read, for users of the model: columns, classes, scale. All of it public.
     said: the same in one line for the owner of the data, with the number of rows.
     Raises ValueError for a label outside [0, num_classes).
     """

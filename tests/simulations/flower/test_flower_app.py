@@ -180,6 +180,15 @@ def test_start_of_another_strategy(given, words):
         fedlsg.flower.Strategy(two_sides, **SETTINGS).start(Nodes(None, 1), **given)
 
 
+def test_an_evaluate_fn_of_another_form_is_named(tmp_path):
+    strategy = fedlsg.flower.Strategy(two_sides, out=tmp_path / "run", **SETTINGS)
+    with (
+        task_identity(),
+        pytest.raises(ValueError, match="evaluate_fn: expected a MetricRecord, a dict or None, got a tuple"),
+    ):
+        strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 2), num_rounds=1, evaluate_fn=lambda *_: (0.5, {}))
+
+
 def test_a_wrapper_that_does_not_start_it_is_told_so():
     with pytest.raises(RuntimeError, match="subclass it, or give callbacks="):
         fedlsg.flower.Strategy(two_sides, **SETTINGS).configure_train(1, ArrayRecord(), ConfigRecord(), Nodes(None, 1))

@@ -68,7 +68,7 @@ def test_parallel_runs_lose_nothing():
 
 
 @pytest.mark.parametrize("broken", ["a file", "read only", "no home"])
-def test_a_home_that_cannot_be_written_knows_nothing_and_does_not_fail(broken, home, monkeypatch):
+def test_a_home_that_cannot_be_written_knows_nothing_and_does_not_fail(broken, home, monkeypatch, capsys):
     if broken == "a file":
         (home / "config").write_text("")
     elif broken == "read only":
@@ -78,6 +78,7 @@ def test_a_home_that_cannot_be_written_knows_nothing_and_does_not_fail(broken, h
         monkeypatch.setattr(Path, "home", _none)
     remember([(DIGEST, "/a/mine.py")])
     assert not is_known(DIGEST, "/a/mine.py")
+    assert "resume will ask for it" in capsys.readouterr().err
 
 
 def _none() -> Path:
