@@ -2,7 +2,8 @@
 
 Two runs in two threads would seed and draw from one generator, and neither would have the weights that it has alone.
 So the second one waits. A thread may enter again what it has entered; an exception, an interruption of a notebook
-included, lets the next one in.
+included, lets the next one in. Code of others is not held: a model that another thread builds meanwhile draws from the
+same generator, and changes what dropout draws here.
 """
 
 import logging
