@@ -2,9 +2,14 @@
 
 app = fedlsg.flower.client_app(workload)                             client_app.py
 result = fedlsg.flower.Strategy(workload, epsilon=8.0).start(grid)   server_app.py
+
+An app that keeps its own training: ``private_update`` as a mod of its ClientApp, or ``reply`` with a PrivateStep, and
+``PrivateUpdates`` around its strategy.
 """
 
 from simulations.flower.client import client_app
+from simulations.flower.private_update import private_update, reply
+from simulations.flower.private_updates import PrivateUpdates
 from simulations.flower.server import Strategy
 
-__all__ = ["Strategy", "client_app"]
+__all__ = ["PrivateUpdates", "Strategy", "client_app", "private_update", "reply"]

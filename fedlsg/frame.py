@@ -10,7 +10,7 @@ public seed.
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.forms import TANGENT, Form, Part
+from fedlsg.lowrank import flatten_kernel
 
 Group = Literal["carriers", "norms", "classifier"]
 """Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole head.
@@ -200,6 +201,19 @@ class Frame:
             for c, sent in self.by_parameter(self.unflatten(values))
         }
 
+    def project(self, gradients: Mapping[str, Tensor]) -> Float[Tensor, " kept"]:
+        """Kept values of weight-shaped gradients: what a step would send of them. Linear.
+
+        ``gradients``: one in the shape of every parameter of the frame.
+        """
+        made = {
+            (c.name, part): sent
+            for c in self.coordinates
+            for part, sent in zip(c.parts, _sent(c, gradients[c.name]), strict=True)
+        }
+        flat = torch.cat([made[b.parameter, b.part].flatten() * b.weight for b in self.blocks])
+        return flat if self.kept == self.size else flat[self.indices.to(flat.device)]
+
     def by_parameter(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Coordinates, list[Tensor]]]:
         """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for each block."""
         of = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
@@ -219,6 +233,10 @@ class Frame:
             full = values.new_zeros(self.size).index_copy_(0, self.indices.to(values.device), values)
         pieces = full.split([block.size for block in self.blocks])
         return [piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)]
+
+
+def _sent(c: Coordinates, G: Tensor) -> tuple[Tensor, ...]:
+    return (G,) if c.L is None or c.R is None else c.form.project(flatten_kernel(G), c.L, c.R)
 
 
 def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:

@@ -180,6 +180,16 @@ class PrivateStep:
             _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
 
     @property
+    def num_examples(self) -> int:
+        """N: the size of the data set, which is public."""
+        return self._spending.num_examples
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the ledger is a file of the user's, which remembers what was spent when this object ends."""
+        return self._account.lasting
+
+    @property
     def steps(self) -> int:
         """T: the steps that were planned."""
         return self._spending.steps

@@ -41,15 +41,19 @@ def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordD
     try:
         terms = _terms(base, stage, partition)
         if stage.name == KEYS:
-            client = _begin(base, terms, partition, state)
+            s, labels = base.settings, (*base.stream, "secure sum", partition, terms.round, terms.attempt)
+            client = begin(
+                terms, partition, state,
+                lambda: reproducible_root(s.seed, *labels) if s.reproducible else secret_root(),
+            )  # fmt: skip
             answer = client.keys()
         else:
-            client = _restore(terms, partition, state)
+            client = restore(terms, partition, state)
             answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
             answer = answers[stage.name](stage.message)
     except ProtocolError as error:
         raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
-    _store(client, state)
+    store(client, state)
     return answer
 
 
@@ -84,7 +88,7 @@ def masked_values(
                 f"expected {release.values} values of {release.grid.bits} bits, the server says {stage.length} of "
                 f"{stage.bits}"
             )
-        client = _restore(_terms(base, stage, partition), partition, state)
+        client = restore(_terms(base, stage, partition), partition, state)
         client.accept(stage.message)
         if client.stage not in (KEYS, SHARES, MASKED):
             return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
@@ -93,7 +97,7 @@ def masked_values(
     seed = base.settings.seed
     values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))
     message = client.masked(values.numpy())
-    _store(client, state)
+    store(client, state)
     return message
 
 
@@ -124,14 +128,14 @@ def _terms(base: Base, stage: Stage, partition: int) -> Terms:
         raise ProtocolError(str(error)) from None
 
 
-def _begin(base: Base, terms: Terms, partition: int, state: RecordDict) -> Client:
+def begin(terms: Terms, number: int, state: RecordDict, make_root: Callable[[], bytes]) -> Client:
     """The client of an attempt, with new secrets unless it has begun; those of an earlier attempt are forgotten.
 
     Refused: an attempt of a run that is not later than the last one. It may have been answered with other keys.
     """
     record = state.config_records.get(RECORD, ConfigRecord())
     if record.get("terms") == terms.digest:
-        return _restore(terms, partition, state)
+        return restore(terms, number, state)
     kept, asked = record.get(_last(terms)), (terms.round, terms.attempt)
     last = tuple(int(number) for number in kept) if isinstance(kept, list) else ()
     if asked <= last:
@@ -139,21 +143,20 @@ def _begin(base: Base, terms: Terms, partition: int, state: RecordDict) -> Clien
             f"expected a later attempt than the last one of this run, number {last[1]} of round {last[0]}, got number"
             f" {asked[1]} of round {asked[0]}"
         )
-    s = base.settings
-    labels = (*base.stream, "secure sum", partition, terms.round, terms.attempt)
-    return Client(terms, partition, reproducible_root(s.seed, *labels) if s.reproducible else secret_root())
+    return Client(terms, number, make_root())
 
 
-def _restore(terms: Terms, partition: int, state: RecordDict) -> Client:
+def restore(terms: Terms, number: int, state: RecordDict) -> Client:
+    """The client of an attempt that has begun. Raises ProtocolError for another one."""
     record = state.config_records.get(RECORD)
     if record is None or record["terms"] != terms.digest:
         raise ProtocolError("this client has not announced keys for this attempt, or has restarted since")
     stored = record["state"]
     assert isinstance(stored, bytes)
-    return Client.restore(terms, partition, stored)
+    return Client.restore(terms, number, stored)
 
 
-def _store(client: Client, state: RecordDict) -> None:
+def store(client: Client, state: RecordDict) -> None:
     """Keep the client, and which attempt of its run is the last one; of other runs that stays as it is."""
     terms, record = client.terms, state.config_records.get(RECORD, ConfigRecord())
     last = [terms.round, terms.attempt]

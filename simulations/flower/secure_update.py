@@ -1,0 +1,175 @@
+"""Whole updates in a secure sum, inside of somebody's Flower app: the client's stages, and the server's round.
+
+A client adds its share of the noise on a grid, and masks it (``fedlsg.secure_sum``): the server learns the sum alone.
+A client's number in the protocol follows from its node id, which both sides know from Flower and not from a message.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from logging import WARNING
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from jaxtyping import Float64
+from torch import Tensor
+
+from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Total, secret_root
+from fedlsg.secure_sum import Terms as Attempt
+from fedlsg.training.client import AddNoise
+from simulations.client.secure_sum import begin, restore, store
+from simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
+from simulations.grids.refusals import SecureSumRefusedError
+from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage, write_stage
+
+
+def number_of(node: int) -> int:
+    """A node's number in secure sums, below 2^32."""
+    return int.from_bytes(hashlib.sha256(f"fedlsg client {node}".encode()).digest()[:4], "little")
+
+
+def answer_stage(content: RecordDict, terms: Terms, context: Context) -> bytes:
+    """The answer to a stage without values. Raises SecureSumRefusedError for what the protocol forbids."""
+    stage = _stage(content)
+    try:
+        attempt, me = _attempt(stage, terms), number_of(context.node_id)
+        if stage.name == KEYS:
+            client = begin(attempt, me, context.state, secret_root)
+            answer = client.keys()
+        else:
+            client = restore(attempt, me, context.state)
+            answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
+            answer = answers[stage.name](stage.message)
+    except SecureSumError as error:
+        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
+    store(client, context.state)
+    return answer
+
+
+def masked_update(content: RecordDict, here: Round, context: Context, train: Callable[[AddNoise], Tensor]) -> bytes:
+    """The masked values of a round; ``train`` charges the ledger and gives the integers that the noise leaves.
+
+    An attempt that was answered gets that answer, and nothing is charged. Raises SecureSumRefusedError before a charge.
+    """
+    stage = _stage(content)
+    try:
+        client = _accepted(stage, here, context)
+        if client.stage != MASKED:
+            return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
+    except SecureSumError as error:
+        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
+    release, terms = here.release(len(stage.clients)), here.terms
+    values = train(lambda total, _, stream: release.encode(total, stream, seed=terms.seed, round=terms.round))
+    message = client.masked(values.numpy())
+    store(client, context.state)
+    return message
+
+
+def _accepted(stage: Stage, here: Round, context: Context) -> Client:
+    release = here.release(len(stage.clients))
+    if (stage.name, stage.round) != (MASKED, here.terms.round):
+        raise SecureSumError(f"expected stage {MASKED!r} of round {here.terms.round}, got {stage.name!r}")
+    if (stage.length, stage.bits) != (release.values, release.grid.bits):
+        raise SecureSumError(
+            f"expected {release.values} values of {release.grid.bits} bits, got {stage.length} of others"
+        )
+    client = restore(_attempt(stage, here.terms), number_of(context.node_id), context.state)
+    client.accept(stage.message)
+    return client
+
+
+def _stage(content: RecordDict) -> Stage:
+    try:
+        return read_stage(content)
+    except ValueError as error:
+        raise SecureSumRefusedError(f"secure sum: {error}") from None
+
+
+def _attempt(stage: Stage, terms: Terms) -> Attempt:
+    try:
+        return stage.terms(terms.sums(len(stage.clients)))
+    except ValueError as error:
+        raise SecureSumError(str(error)) from None
+
+
+class SecureRound:
+    """The server's side of one attempt, in the order of its methods. ``run``: 32 bytes, new for each start."""
+
+    def __init__(self, grid: Grid, here: Round, run: bytes, messages: Iterable[Message]) -> None:
+        self._grid, self._here = grid, here
+        self._messages = {number_of(m.metadata.dst_node_id): m for m in messages}
+        self._nodes = {number: m.metadata.dst_node_id for number, m in self._messages.items()}
+        release = here.release(len(self._messages))
+        self._stage = Stage(
+            name=KEYS, run=run, round=here.terms.round, attempt=0, clients=tuple(sorted(self._messages)),
+            length=release.values, bits=release.grid.bits,
+        )  # fmt: skip
+        self._release = release
+        self._server = Server(_attempt(self._stage, here.terms))
+
+    def begin(self) -> list[Message]:
+        """Keys and shares; then the messages of training for the clients that are still there."""
+        sent = self._server.rosters(self._ask(KEYS, dict.fromkeys(self._nodes, b"")).items())
+        if not isinstance(sent, GivenUp):
+            sent = self._server.deliveries(self._ask(SHARES, sent).items())
+        if isinstance(sent, GivenUp):
+            self._explain(sent)
+            return []
+        for number, delivery in sent.items():
+            write_stage(self._messages[number].content, replace(self._stage, name=MASKED, message=delivery))
+        return [self._messages[number] for number in sent]
+
+    def mean(self, masked: dict[int, bytes]) -> Float64[Tensor, " kept"] | None:
+        """The mean of the survivors' updates, with its noise; None where the round is given up. ``masked``: by node."""
+        sent = self._server.survivors({number_of(node): message for node, message in masked.items()}.items())
+        if not isinstance(sent, GivenUp):
+            sent = self._server.requests(self._ask(AGREE, sent).items())
+        found: Total | GivenUp = (
+            sent if isinstance(sent, GivenUp) else self._server.total(self._ask(UNMASK, sent).items())
+        )
+        self._explain(found)
+        if isinstance(found, GivenUp):
+            return None
+        words = torch.from_numpy(found.values.astype("int64"))
+        total = self._release.decode(words, seed=self._here.terms.seed, round=self._here.terms.round)
+        return total / len(found.survivors)
+
+    def _ask(self, name: str, messages: dict[int, bytes]) -> dict[int, bytes]:
+        asked = []
+        for number, text in messages.items():
+            content = RecordDict({KEY: self._here.terms.record()})
+            write_stage(content, replace(self._stage, name=name, message=text))
+            asked.append(Message(content, self._nodes[number], MessageType.TRAIN))
+        replies = self._grid.send_and_receive(asked)
+        return {number_of(r.metadata.src_node_id): p for r in replies if (p := payload_of(r)) is not None}
+
+    def _explain(self, outcome: object) -> None:
+        for number, why in self._server.refused.items():
+            log(WARNING, "node %s is left out of the secure sum: %s", self._nodes.get(number), why)
+        if isinstance(outcome, GivenUp):
+            log(WARNING, "round %d: %s", self._here.terms.round, outcome)
+
+
+def payload_of(reply: Message) -> bytes | None:
+    """The payload of a reply; None, with a line in the log, of an error or of anything else."""
+    record = None if reply.has_error() else reply.content.config_records.get(KEY)
+    payload = None if record is None else record.get(PAYLOAD)
+    if isinstance(payload, bytes):
+        return payload
+    why = reply.error.reason if reply.has_error() else "its reply has no payload"
+    log(WARNING, "node %s: %s", reply.metadata.src_node_id, str(why)[:300])
+    return None
+
+
+def new_run() -> bytes:
+    """A name that no other run has."""
+    return secrets.token_bytes(32)
+
+
+def reply_record(payload: bytes) -> ConfigRecord:
+    """A payload as it travels."""
+    return ConfigRecord({PAYLOAD: payload})

@@ -1,0 +1,245 @@
+"""How a whole update of a model travels: projected on a round's frame, masked, packed; and rebuilt by the server.
+
+Symbols: W_t the weights that a client got, W those that it came to, U = W - W_t its update.
+    values   the frame's coordinates of U (``Frame.project``): dL = U R^T, dR = L^T U where carried, else U
+    rebuilt  W_t plus Eq. 3 of the values (``Frame.gradients``)
+Both sides make the frame from W_t, the round and the terms, which are public, and compare its digest.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from jaxtyping import Float
+from torch import Tensor, nn
+
+import strategies
+from fedlsg.carriers import Dense, LowRank, RandomCarriers, carried_parameters, find_classifier, prepare_model
+from fedlsg.carriers.low_rank import LowRankChange
+from fedlsg.discrete import Release, SumTerms, plan_release
+from fedlsg.frame import Frame
+from fedlsg.gradients import trainable
+from fedlsg.method import Method, Schedule, initial_needed
+from fedlsg.payload import Dither, Expected, find_codec, pack, unpack
+from fedlsg.state import PublicState
+from simulations.grids.refusals import SettingsError
+from strategies.federation.secure_sum.wire import MESSAGE as SUM_MESSAGE
+from strategies.federation.secure_sum.wire import TERMS as SUM_TERMS
+from strategies.federation.secure_sum.wire import read_stage, stage_of
+
+KEY = "fedlsg.update"
+"""The ConfigRecord of the terms in a message, and of the payload in its reply."""
+PAYLOAD = "payload"
+OURS = (KEY, SUM_TERMS, SUM_MESSAGE)
+"""The records of fedlsg in a message."""
+
+FAR = 10.0
+"""Standard deviations beyond which the norm of a payload's noise is no accident."""
+
+State = dict[str, Tensor]
+"""A state_dict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What server and clients agree on in a round; all of it is public.
+
+    method, settings: a recipe's name and its settings. unit: "client", whose whole update the client clips and makes
+    noisy, or "example", whose update private steps made: nothing is added. round of rounds, from 1. seed: of carriers
+    and masks. codec: of the values. delta: at which clients say their epsilon. digest: of the frame, in hex.
+    """
+
+    method: str
+    settings: str
+    unit: str
+    round: int
+    rounds: int
+    seed: int
+    codec: str
+    digest: str = ""
+    trust: str = "client"
+    min_survivors: int = 0
+    colluders: int = 0
+    delta: float = 1e-5
+
+    def record(self) -> ConfigRecord:
+        """The terms as they travel."""
+        return ConfigRecord(asdict(self))
+
+    def sums(self, clients: int) -> SumTerms:
+        """The secure sums of so many clients. Raises ValueError for numbers that do not fit."""
+        return SumTerms(
+            clients=clients, min_survivors=self.min_survivors, colluders=self.colluders, expected_examples=clients,
+            releases=self.rounds, delta=self.delta,
+        )  # fmt: skip
+
+    def recipe(self) -> Method:
+        """The method. Raises ValueError for one that does not exist, or whose frames do not follow from W_t alone."""
+        made = strategies.recipe(self.method, **json.loads(self.settings))
+        carrier, mask = made.carrier, made.mask
+        simple = isinstance(carrier, (Dense, LowRank, RandomCarriers)) and not isinstance(carrier, LowRankChange)
+        if not simple or not carrier.residual or mask.ranking == "gradients" or made.prune.active or made.personal:
+            raise ValueError(
+                f"method {self.method!r} needs more than the weights of the round to make its frame, and whole updates "
+                "have no more: choose dpsgd, rs, lsg, rgp-random or another method of low-rank, random or no carriers"
+            )
+        if self.trust != "secure":
+            return made
+        share = 1 / math.sqrt(self.min_survivors - self.colluders)
+        return replace(made, mechanism=replace(made.mechanism, noise_share=share, colluders=self.colluders))
+
+
+Trust = Literal["client", "secure"]
+
+
+def check_trust(terms: Terms, least: Trust, colluders: int) -> None:
+    """Raise SettingsError for terms that are weaker than what a client accepts, or are for an example."""
+    if terms.unit != "client":
+        raise SettingsError(
+            f"private_update protects a client, and PrivateUpdates of the server has unit={terms.unit!r}: give 'client'"
+        )
+    if terms.trust == "secure" and least != "secure":
+        raise SettingsError(
+            "the server asks for shares of noise in a secure sum, and this client adds all of it: "
+            "private_update(trust='secure') accepts them"
+        )
+    if terms.trust == "secure" and terms.colluders < colluders:
+        raise SettingsError(
+            f"the server's secure sums tolerate colluders={terms.colluders}, and this client asks for {colluders}"
+        )
+    if terms.trust not in ("client", "secure"):
+        raise SettingsError(f"the server asks for trust={terms.trust!r}, which no private update has")
+
+
+def for_app(message: Message) -> Message:
+    """The message as the app knows it, without what is fedlsg's."""
+    message.content = RecordDict({name: record for name, record in message.content.items() if name not in OURS})
+    return message
+
+
+def clients_of(content: RecordDict) -> tuple[int, ...]:
+    """The clients of a message's secure sum; none without one."""
+    return () if stage_of(content) is None else read_stage(content).clients
+
+
+def read_terms(content: RecordDict) -> Terms:
+    """The terms of a message. Raises SettingsError if it has none."""
+    record = content.config_records.get(KEY)
+    names = {f.name for f in fields(Terms)}
+    if record is None or set(record) != names:
+        raise SettingsError(
+            "the message has no terms of private updates: the server needs the strategy fedlsg.flower.PrivateUpdates, "
+            "of the same version of fedlsg"
+        )
+    return Terms(**dict(record))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round's frame, and the weights that it starts from."""
+
+    terms: Terms
+    method: Method
+    frame: Frame
+    before: State
+
+    @classmethod
+    def of(cls, build: Callable[[], nn.Module], arrays: ArrayRecord, terms: Terms) -> "Round":
+        """From the function that builds the model, and W_t. Raises ValueError for weights of another model."""
+        method, model, before = terms.recipe(), build(), arrays.to_torch_state_dict()
+        prepare_model(model, method.carrier, seed=terms.seed)
+        check_state(model, before)
+        model.load_state_dict(before)
+        parameters, carried = trainable(model), carried_parameters(model, method.carrier)
+        state = PublicState(  # without ``start``: a layer that mixes examples is no fault in a client's whole update
+            model=model, method=method, schedule=Schedule(rounds=terms.rounds), seed=terms.seed,
+            classifier=find_classifier(model), carried=carried,
+            initial={name: parameters[name].detach() for name in initial_needed(method, parameters, carried)},
+        )  # fmt: skip
+        return cls(terms, method, state.frame(terms.round, updates=terms.round - 1), before)
+
+    def release(self, clients: int) -> Release:
+        """The release of a secure sum of so many clients."""
+        where = self.frame
+        return plan_release(
+            self.terms.sums(clients), self.method.mechanism, values=where.kept, blocks=len(where.blocks)
+        )
+
+    def values(self, after: State) -> Float[Tensor, " kept"]:
+        """The coordinates of an update. Raises ValueError for weights of another model."""
+        names = [c.name for c in self.frame.coordinates]
+        if wrong := [n for n in names if n not in after or after[n].shape != self.before[n].shape]:
+            raise ValueError(
+                f"the app's reply has no {wrong[0]} of the shape that it was sent: return model.state_dict()"
+            )
+        return self.frame.project({name: after[name].float() - self.before[name].float() for name in names})
+
+    def pack(self, values: Float[Tensor, " kept"], node: int) -> bytes:
+        """The payload of a node's values."""
+        return pack(
+            values, self.frame.indices, size=self.frame.size, round=self.terms.round, digest=self.frame.digest,
+            codec=find_codec(self.terms.codec), blocks=self.frame.blocks, dither=self._dither(node),
+        )  # fmt: skip
+
+    def unpack(self, payload: bytes, node: int) -> Float[Tensor, " kept"]:
+        """The values of any bytes. Raises PayloadError for what is no payload of a clip and its noise."""
+        mechanism, kept = self.method.mechanism, self.frame.kept
+        most = mechanism.sensitivity(len(self.frame.blocks)) + mechanism.noise_std * (math.sqrt(kept) + FAR)
+        return unpack(
+            payload,
+            Expected(
+                round=self.terms.round, codec=find_codec(self.terms.codec), index_mode="derived", size=self.frame.size,
+                indices=self.frame.indices, digest=self.frame.digest, blocks=self.frame.blocks,
+                dither=self._dither(node), max_norm=most,
+            ),
+        )  # fmt: skip
+
+    def rebuilt(self, values: Float[Tensor, " kept"]) -> State:
+        """W_t plus Eq. 3 of the values; what is not trained stays as it is."""
+        moved = self.frame.gradients(values)
+        return {n: W + moved[n].to(W) if n in moved else W for n, W in self.before.items()}
+
+    def _dither(self, node: int) -> Dither:
+        return Dither(seed=self.terms.seed, client=node, noise_std=self.method.mechanism.noise_std)
+
+
+def check_state(model: nn.Module, state: State) -> None:
+    """Raise ValueError for weights of another model, and for a model whose buffers a private update cannot keep."""
+    expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in state.items()}
+    if expected != found:
+        odd = sorted(set(expected.items()) ^ set(found.items()))[0]
+        raise ValueError(
+            f"the weights are not those of {type(model).__name__}: {odd[0]} {list(odd[1])} is only in one; give "
+            "the function that builds the app's model, and its state_dict() as initial_arrays"
+        )
+    for name, module in model.named_modules():
+        if getattr(module, "track_running_stats", False) and getattr(module, "running_mean", None) is not None:
+            raise ValueError(
+                f"{name} ({type(module).__name__}) keeps statistics of private data in buffers, which no clip covers: "
+                "use GroupNorm, LayerNorm, or track_running_stats=False"
+            )
+
+
+def dense_bytes(state: State) -> int:
+    """Bytes of all weights as they are."""
+    return sum(t.numel() * t.element_size() for t in state.values())
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    """Settings of a method as text."""
+    return json.dumps(settings, sort_keys=True)
+
+
+def as_arrays(state: State) -> ArrayRecord:
+    """A state_dict as Flower's arrays."""
+    return ArrayRecord({name: t.detach() for name, t in state.items()})
+
+
+def to_cpu(state: State) -> State:
+    """The tensors of a state_dict on the CPU."""
+    return {name: torch.as_tensor(t).detach().cpu() for name, t in state.items()}
