@@ -40,11 +40,12 @@ from simulations.flower.whole_update import (
 )
 from simulations.grids.refusals import OverBudgetError, SettingsError
 from strategies.federation.secure_sum.wire import MASKED, stage_of
-from strategies.federation.wire import IN_RUN_LOG, NO_REASON
+from strategies.federation.wire import NO_REASON
 from strategies.private_step import PrivateStep
 
 NUM_EXAMPLES = "num-examples"
 """The key by which Flower's strategies weigh replies, unless they are told another."""
+Numbers = dict[str, int | float | list[int] | list[float]]
 
 
 def private_update(
@@ -91,8 +92,7 @@ def private_update(
             with without_exit():
                 return _private_reply(message, context, call_next)
         except Exception as error:
-            reason = IN_RUN_LOG if is_simulated(context) else NO_REASON
-            return refusal(error, message, on_run_disk=False, reason=reason)
+            return refusal(error, message, on_run_disk=False, reason=NO_REASON)
 
     def _private_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         terms = read_terms(message.content)
@@ -142,7 +142,7 @@ def reply(
             "this PrivateStep has a ledger that ends with it, and the next round would not count what it spent: give "
             "PrivateStep(ledger=PATH), one file for each data set"
         )
-    numbers = {weighted_by_key: step.num_examples, "epsilon": step.epsilon(), "steps": step.steps_taken}
+    numbers: Numbers = {weighted_by_key: step.num_examples, "epsilon": step.epsilon(), "steps": step.steps_taken}
     after = to_cpu(step.model.state_dict())
     if KEY not in message.content.config_records:
         return Message(RecordDict({"arrays": as_arrays(after), "metrics": MetricRecord(numbers)}), reply_to=message)
@@ -167,8 +167,8 @@ def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: Terms) 
         raise SettingsError(str(error)) from None
     if here.frame.digest.hex() != terms.digest:
         raise SettingsError(
-            "this client derives another frame than the server: both need one model, one version of fedlsg, one kind of "
-            "processor"
+            "this client derives another frame than the server: both need one model, one version of fedlsg, one kind "
+            "of processor"
         )
     return here
 
@@ -195,7 +195,10 @@ def _charge(
     book: Ledger, here: Round, client: int, context: Context, within: tuple[float, float], clients: int
 ) -> None:
     """Charge one round, in a secure sum of ``clients``. Raises OverBudgetError; nothing is charged then."""
-    mechanism, run, how = here.method.mechanism, str(context.run_id), {}
+    mechanism, run = here.method.mechanism, str(context.run_id)
+    if not mechanism.private:
+        raise SettingsError(f"the server asks for mechanism {mechanism.kind!r}, which has no epsilon: refused")
+    how: dict[str, Any] = {}
     if here.terms.trust == "secure":
         how = {"min_survivors": here.terms.min_survivors, "colluders": here.terms.colluders}
         how |= {"log_ratio": here.release(clients).log_ratio}
@@ -205,10 +208,6 @@ def _charge(
         noise_multiplier=mechanism.effective_noise_multiplier(len(here.frame.blocks)), clip_norm=mechanism.clip_norm,
         num_examples=1, mechanism=mechanism.kind, run=run, unit="client", **how,
     )  # fmt: skip
-    if not mechanism.private:
-        raise SettingsError(
-            f"the server asks for mechanism {mechanism.kind!r}, which has no epsilon: this client refuses"
-        )
     try:
         book.charge(entry, within=within)
     except BudgetError:
@@ -226,6 +225,6 @@ def _update_of(answer: Message, here: Round) -> Tensor:
     return here.values(to_cpu(after.to_torch_state_dict()))
 
 
-def _answer(message: Message, payload: bytes, numbers: dict[str, float]) -> Message:
+def _answer(message: Message, payload: bytes, numbers: Numbers) -> Message:
     content: dict[str, Any] = {KEY: ConfigRecord({PAYLOAD: payload})}
     return Message(RecordDict(content | ({"metrics": MetricRecord(numbers)} if numbers else {})), reply_to=message)

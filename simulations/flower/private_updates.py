@@ -91,7 +91,12 @@ class PrivateUpdates(FlowerStrategy):
         self._run = b""
         self._round: Round | None = None
         self._sum: SecureRound | None = None
-        self._terms(1, 1, noise_multiplier or 1.0, ROSTER).recipe()
+        tried = self._terms(1, 1, noise_multiplier or 1.0, ROSTER)
+        mechanism = replace(tried, trust="client").recipe().mechanism
+        if unit == "client" and not mechanism.private:
+            raise ValueError(
+                f"mechanism={mechanism.kind!r} has no epsilon, and every client would refuse it: leave it out"
+            )
 
     def start(
         self,
@@ -192,7 +197,7 @@ class PrivateUpdates(FlowerStrategy):
     def _terms(self, round: int, rounds: int, noise: float | None, clients: int) -> Terms:
         settings = self._settings if noise is None else {**self._settings, "noise_multiplier": noise}
         spare = clients // SPARE
-        how: dict[str, int] = {}
+        how: dict[str, Any] = {}
         if self._trust == "secure":
             how = {
                 "min_survivors": clients - spare if self._survivors is None else self._survivors,

@@ -25,6 +25,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.method import Method, Schedule, initial_needed
 from fedlsg.payload import Dither, Expected, find_codec, pack, unpack
+from fedlsg.randomness import own_draws
 from fedlsg.state import PublicState
 from simulations.grids.refusals import SettingsError
 from strategies.federation.secure_sum.wire import MESSAGE as SUM_MESSAGE
@@ -89,6 +90,8 @@ class Terms:
             )
         if self.trust != "secure":
             return made
+        if not 1 <= self.colluders < self.min_survivors:
+            raise ValueError(f"expected 1 <= colluders={self.colluders} < min_survivors={self.min_survivors}")
         share = 1 / math.sqrt(self.min_survivors - self.colluders)
         return replace(made, mechanism=replace(made.mechanism, noise_share=share, colluders=self.colluders))
 
@@ -150,8 +153,10 @@ class Round:
     @classmethod
     def of(cls, build: Callable[[], nn.Module], arrays: ArrayRecord, terms: Terms) -> "Round":
         """From the function that builds the model, and W_t. Raises ValueError for weights of another model."""
-        method, model, before = terms.recipe(), build(), arrays.to_torch_state_dict()
-        prepare_model(model, method.carrier, seed=terms.seed)
+        method, before = terms.recipe(), arrays.to_torch_state_dict()
+        with own_draws("cpu"):  # the app's own generators stay as they are
+            model = build()
+            prepare_model(model, method.carrier, seed=terms.seed)
         check_state(model, before)
         model.load_state_dict(before)
         parameters, carried = trainable(model), carried_parameters(model, method.carrier)

@@ -1,0 +1,360 @@
+"""fedlsg.flower.private_update, reply and PrivateUpdates: apps that keep their own training, on Flower messages."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from torch import nn
+
+import fedlsg
+import fedlsg.flower
+import simulations.flower.private_update as door
+from fedlsg.accounting import epsilon as epsilon_of
+from fedlsg.privacy import Ledger
+from simulations.engines.local import LocalGrid, task_identity
+from simulations.flower.secure_update import number_of
+from simulations.flower.whole_update import Round, Terms
+from simulations.grids.virtual import FIRST_NODE, call_client
+from strategies.federation.secure_sum.wire import MASKED, stage_of
+from strategies.federation.serial import over_the_wire
+
+ROWS, CLIENTS = 30, 5
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def rows(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(client))
+    return x, (x[:, 0] > 0).long()
+
+
+def app_of(*mods: Any, answer: Any = None) -> ClientApp:
+    """The ClientApp of a template: SGD on its own rows; ``answer(message, model)`` in place of the usual reply."""
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        model = build()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        x, y = rows(context.node_config["partition-id"])
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        if answer is not None:
+            return answer(message, model)
+        metrics = MetricRecord({"train_loss": float(loss.detach()), "num-examples": ROWS})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class Nodes(LocalGrid):
+    """Nodes of Flower, each with a Context of its own; ``replies`` is what arrived, ``lost`` never answers."""
+
+    def __init__(self, app: ClientApp, count: int = CLIENTS, lost: Any = ()) -> None:
+        super().__init__(app, count, {})
+        self.contexts: dict[int, RecordDict] = {}
+        self.replies: list[Message] = []
+        self.lost = lost
+
+    def deliver(self, messages: Any, timeout: float | None) -> Any:
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node - FIRST_NODE in self.lost and stage_of(message.content) in (None, MASKED):
+                continue
+            state = self.contexts.setdefault(node, RecordDict())
+            reply = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, state)
+            if reply is not None:
+                self.replies.append(over_the_wire(reply))
+                yield over_the_wire(reply)
+
+
+def wrapped(inner: Any = None, **settings: Any) -> Any:
+    given = {"epsilon": 200.0, "delta": 1e-5, "clip_norm": 1.0, **settings}
+    inner = FedAvg(fraction_evaluate=0.0, weighted_by_key="num-examples") if inner is None else inner
+    return fedlsg.flower.PrivateUpdates(inner, build, **given)
+
+
+def start(strategy: Any, grid: Nodes, rounds: int = 2) -> Any:
+    torch.manual_seed(0)
+    with task_identity():
+        return strategy.start(grid, ArrayRecord(build().state_dict()), num_rounds=rounds)
+
+
+def mod(folder: Path, **given: Any) -> Any:
+    return fedlsg.flower.private_update(build, **{"epsilon": 200.0, "delta": 1e-5, "ledger": folder, **given})
+
+
+def ledgers(folder: Path) -> list[Any]:
+    found = sorted(folder.rglob("client-*.jsonl"))
+    return [Ledger(path, client=int(path.stem.split("-")[1])) for path in found]
+
+
+@pytest.mark.parametrize("trust", ["client", "secure"])
+@pytest.mark.parametrize("method", ["dpsgd", "lsg", "rs"])
+def test_the_app_trains_and_its_ledgers_say_what_it_spent(tmp_path, method, trust):
+    grid = Nodes(app_of(mod(tmp_path, trust=trust)))
+    result = start(wrapped(method=method, trust=trust, epsilon=8.0), grid)
+    books = ledgers(tmp_path)
+    assert len(books) == CLIENTS
+    for book in books:
+        assert [(entry.round, entry.unit, entry.sample_rate) for entry in book.entries] == [
+            (1, "client", 1.0),
+            (2, "client", 1.0),
+        ]
+        assert 7.99 <= book.epsilon(1e-5).upper <= 8.0
+    numbers = result.train_metrics_clientapp[2]
+    assert numbers["epsilon"] == books[0].epsilon(1e-5).upper
+    assert numbers["clients"] == CLIENTS
+    assert method == "dpsgd" or numbers["uplink_bytes"] < numbers["downlink_bytes"]
+    assert oct(books[0].path.stat().st_mode & 0o777) == "0o600"
+
+
+def test_nothing_but_the_payload_and_public_numbers_leaves(tmp_path):
+    grid = Nodes(app_of(mod(tmp_path)))
+    start(wrapped(), grid, rounds=1)
+    for reply in grid.replies:
+        assert not reply.content.array_records
+        assert set(reply.content.metric_records["metrics"]) == {"num-examples", "epsilon"}
+        assert reply.content.metric_records["metrics"]["num-examples"] == 1
+
+
+def test_without_noise_the_sum_is_the_clipped_mean_of_the_apps_own_updates(tmp_path, monkeypatch):
+    """The way of the data, and with the secure sum the same; a clip that is missed is seen."""
+    updates: dict[int, torch.Tensor] = {}
+
+    def recording(message: Message, context: Any, call_next: Any) -> Message:
+        before = torch.cat([t.flatten() for t in message.content["arrays"].to_torch_state_dict().values()])
+        reply = call_next(message, context)
+        after = torch.cat([t.flatten() for t in reply.content["arrays"].to_torch_state_dict().values()])
+        updates[context.node_id] = (after - before).double()
+        return reply
+
+    torch.manual_seed(0)
+    first = torch.cat([t.flatten() for t in build().state_dict().values()]).double()
+    for trust, tolerance in (("client", 2e-3), ("secure", 2e-3)):
+        grid = Nodes(app_of(mod(tmp_path / trust, trust=trust, epsilon=1e9), recording))
+        result = start(wrapped(trust=trust, epsilon=None, noise_multiplier=1e-3, clip_norm=0.1), grid, rounds=1)
+        moved = torch.cat([t.flatten() for t in result.arrays.to_torch_state_dict().values()]).double() - first
+        clipped = torch.stack([u * min(1.0, 0.1 / float(u.norm())) for u in updates.values()]).mean(0)
+        assert all(float(u.norm()) > 0.11 for u in updates.values())  # the clip matters
+        assert float((moved - clipped).norm()) < tolerance
+        unclipped = torch.stack(list(updates.values())).mean(0)
+        assert float((moved - unclipped).norm()) > 10 * tolerance
+
+
+def noise_of(folder: Path, trust: str, monkeypatch: Any, factor: float = 1.0) -> tuple[float, float]:
+    """Deviation of what a round adds to the mean of equal updates, and the deviation that the ledgers claim."""
+    still = app_of(
+        mod(folder, trust=trust),
+        answer=lambda message, _: Message(
+            RecordDict({"arrays": message.content["arrays"]}), reply_to=message
+        ),
+    )  # fmt: skip
+    if factor != 1.0:
+        real = door.clipped_update
+        monkeypatch.setattr(
+            door, "add_noise", lambda total, how, stream: total + stream.normal(len(total)) * how.noise_std * factor
+        )
+        monkeypatch.setattr(door, "clipped_update", real)
+    strategy = wrapped(trust=trust, epsilon=None, noise_multiplier=2.0, clip_norm=0.5)
+    torch.manual_seed(0)
+    before = torch.cat([t.flatten() for t in build().state_dict().values()]).double()
+    result = start(strategy, Nodes(still), rounds=1)
+    after = torch.cat([t.flatten() for t in result.arrays.to_torch_state_dict().values()]).double()
+    entry = ledgers(folder)[0].entries[0]
+    shares = 1.0 if trust == "client" else 1 / (entry.min_survivors - entry.colluders)
+    claimed = entry.noise_multiplier * entry.clip_norm * math.sqrt(CLIENTS * shares) / CLIENTS
+    return float((after - before).std()), claimed
+
+
+@pytest.mark.parametrize("trust", ["client", "secure"])
+def test_the_noise_is_what_the_ledger_says(tmp_path, trust, monkeypatch):
+    found, claimed = noise_of(tmp_path, trust, monkeypatch)
+    assert found == pytest.approx(claimed, rel=0.12)
+
+
+def test_halved_noise_is_seen(tmp_path, monkeypatch):
+    found, claimed = noise_of(tmp_path, "client", monkeypatch, factor=0.5)
+    assert found != pytest.approx(claimed, rel=0.12)
+
+
+def test_a_round_is_charged_before_the_app_trains_and_stays_charged(tmp_path):
+    def fail(message: Message, model: nn.Module) -> Message:
+        raise RuntimeError("row 7 has the label 3")
+
+    grid = Nodes(app_of(mod(tmp_path), answer=fail))
+    start(wrapped(), grid, rounds=1)
+    assert [len(book.entries) for book in ledgers(tmp_path)] == [1] * CLIENTS
+    reasons = {reply.error.reason for reply in grid.replies}
+    assert len(reasons) == 1
+    assert "label" not in reasons.pop()
+
+
+def test_a_client_stops_at_its_own_budget(tmp_path):
+    """Whatever the server asks for: three rounds fit, the fourth does not, and nothing is charged for it."""
+    fits = epsilon_of(noise_multiplier=1.0, sample_rate=1.0, steps=3, delta=1e-5).upper
+    grid = Nodes(app_of(mod(tmp_path, epsilon=fits)))
+    start(wrapped(epsilon=None, noise_multiplier=1.0), grid, rounds=4)
+    assert {len(book.entries) for book in ledgers(tmp_path)} == {3}
+    assert "would pass epsilon=" in grid.replies[-1].error.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "words"),
+    [
+        ({"trust": "secure"}, {}, "adds all of it"),
+        ({"trust": "secure"}, {"trust": "secure", "colluders": 3}, "this client asks for 3"),
+        ({"unit": "example", "epsilon": None}, {}, "unit='example'"),
+    ],
+)
+def test_a_client_refuses_weaker_terms_and_pays_nothing(tmp_path, settings, given, words):
+    grid = Nodes(app_of(mod(tmp_path, **given)))
+    start(wrapped(**settings), grid, rounds=1)
+    assert not ledgers(tmp_path)
+    assert all(words in reply.error.reason for reply in grid.replies)
+
+
+def test_mechanisms_without_epsilon_and_foreign_servers_are_refused(tmp_path):
+    grid = Nodes(app_of(mod(tmp_path)))
+    torch.manual_seed(0)
+    with task_identity():
+        FedAvg(fraction_evaluate=0.0).start(grid, ArrayRecord(build().state_dict()), num_rounds=1)
+    assert all("PrivateUpdates" in reply.error.reason for reply in grid.replies)
+    with pytest.raises(ValueError, match="no epsilon"):
+        wrapped(mechanism="clip-only")
+    lying = wrapped()
+    lying._settings = {**lying._settings, "mechanism": "clip-only"}
+    start(lying, grid, rounds=1)
+    assert "no epsilon" in grid.replies[-1].error.reason
+    assert not ledgers(tmp_path)
+
+
+def test_a_secure_sum_survives_a_lost_client(tmp_path):
+    grid = Nodes(app_of(mod(tmp_path, trust="secure")), lost=(2,))
+    result = start(wrapped(trust="secure", min_survivors=4), grid, rounds=2)
+    assert result.train_metrics_clientapp[2]["clients"] == CLIENTS - 1
+    assert len(ledgers(tmp_path)) == CLIENTS - 1
+    gone = Nodes(app_of(mod(tmp_path / "few", trust="secure")), lost=(1, 2, 3))
+    assert not start(wrapped(trust="secure", min_survivors=4), gone, rounds=1).train_metrics_clientapp
+
+
+def test_numbers_in_a_secure_sum_follow_from_node_ids():
+    assert len({number_of(FIRST_NODE + i) for i in range(1000)}) == 1000
+
+
+def test_any_strategy_of_flower_may_be_inside(tmp_path):
+    seen = []
+
+    class Mine(FedAdam):
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            seen.append([set(reply.content.array_records["arrays"]) for reply in replies])
+            return super().aggregate_train(server_round, replies)
+
+    result = start(wrapped(Mine(fraction_evaluate=0.0)), Nodes(app_of(mod(tmp_path))), rounds=2)
+    assert [len(names) for names in seen] == [CLIENTS, CLIENTS]
+    assert seen[0][0] == set(build().state_dict())
+    assert set(result.train_metrics_clientapp) == {1, 2}
+
+
+def test_a_model_with_running_statistics_is_refused(tmp_path):
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+    strategy = fedlsg.flower.PrivateUpdates(FedAvg(), normed, epsilon=8.0)
+    with task_identity(), pytest.raises(ValueError, match="BatchNorm1d"):
+        strategy.start(Nodes(app_of()), ArrayRecord(normed().state_dict()), num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"method": "gep"}, "whole updates"),
+        ({"method": "lora"}, "whole updates"),
+        ({"epsilon": None}, "give epsilon"),
+        ({"min_survivors": 3}, "trust='secure'"),
+        ({"rnk": 4, "method": "lsg"}, "rank"),
+        ({"unit": "row"}, "unit"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_at_once(given, words):
+    with pytest.raises(ValueError, match=words):
+        wrapped(**given)
+
+
+def private_app(folder: Path, **form: Any) -> ClientApp:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        model = build()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        client = context.node_config["partition-id"]
+        step = fedlsg.PrivateStep(
+            model, nn.CrossEntropyLoss(), num_examples=ROWS, sample_rate=0.5, steps=3, noise_multiplier=1.0, delta=1e-3,
+            learning_rate=0.2, method="dpsgd", ledger=folder / f"{client}.jsonl",
+        )  # fmt: skip
+        batches = step.batches(rows(client))
+        for _ in range(3):
+            step.step(batches)
+        return fedlsg.flower.reply(step, message, **form)
+
+    return app
+
+
+def test_private_steps_answer_a_strategy_of_flower(tmp_path):
+    grid = Nodes(private_app(tmp_path), count=2)
+    result = start(FedAvg(fraction_evaluate=0.0), grid, rounds=2)
+    spent = Ledger(tmp_path / "0.jsonl", client=0).epsilon(1e-3)
+    assert len(Ledger(tmp_path / "0.jsonl", client=0).entries) == 6
+    assert result.train_metrics_clientapp[2]["epsilon"] == pytest.approx(spent.upper)
+    assert not torch.equal(
+        result.arrays.to_torch_state_dict()["0.weight"],
+        grid.replies[0].content["arrays"].to_torch_state_dict()["0.weight"],
+    )
+
+
+def test_private_steps_are_packed_where_the_server_rebuilds(tmp_path):
+    plain, packed = (
+        Nodes(private_app(tmp_path / "a"), count=2),
+        Nodes(private_app(tmp_path / "b", model=build), count=2),
+    )
+    start(FedAvg(fraction_evaluate=0.0), plain, rounds=1)
+    result = start(wrapped(unit="example", epsilon=None, method="rgp-random", rank=2), packed, rounds=1)
+    assert not any(reply.content.array_records for reply in packed.replies)
+    dense = sum(t.numel() * 4 for t in build().state_dict().values())
+    assert result.train_metrics_clientapp[1]["uplink_bytes"] < 2 * dense
+
+
+def test_a_private_step_whose_ledger_ends_with_it_gives_no_reply():
+    step = fedlsg.PrivateStep(build(), nn.CrossEntropyLoss(), num_examples=ROWS, epsilon=8.0, delta=1e-3)
+    with task_identity():
+        message = Message(RecordDict({"arrays": ArrayRecord(build().state_dict())}), FIRST_NODE, "train")
+        with pytest.raises(ValueError, match="ledger=PATH"):
+            fedlsg.flower.reply(step, message)
+
+
+def test_rebuilding_a_payload_is_eq_3_of_the_projected_update():
+    torch.manual_seed(0)
+    before, after = build().state_dict(), build().state_dict()
+    settings = json.dumps({"rank": 2, "sparsity": 0.0, "mechanism": "none"})
+    terms = Terms(method="lsg", settings=settings, unit="example", round=1, rounds=1, seed=0, codec="float32")
+    here = Round.of(build, ArrayRecord(before), terms)
+    rebuilt = here.rebuilt(here.unpack(here.pack(here.values(after), 7), 7))
+    c = next(c for c in here.frame.coordinates if c.carried)
+    U, L, R = after[c.name] - before[c.name], c.L, c.R
+    expected = U @ R.mT @ R + L @ (L.mT @ U) - L @ (L.mT @ U @ R.mT) @ R
+    torch.testing.assert_close(rebuilt[c.name], before[c.name] + expected)
+    torch.testing.assert_close(rebuilt["4.bias"], after["4.bias"])
