@@ -75,7 +75,7 @@ def steps(nodes: int, seed: int, noise: float) -> Any:
     client.LEDGERS = Path(tempfile.mkdtemp())
     app = ClientApp()
     app.train()(client.train)
-    config = {"lr": 0.2, "local-steps": 2, "noise-multiplier": noise}
+    config = {"lr": 4.0, "local-steps": 2, "noise-multiplier": noise}
     return trained(app, FedAvg(fraction_evaluate=0.0), "digits_steps", nodes, 30, config, seed)
 
 

@@ -84,3 +84,24 @@ def test_the_examples_are_short():
     for program in set(EXAMPLES.glob("*.py")) - {EXAMPLES / "convert_weights.py"}:  # reads what others wrote
         assert len(program.read_text().splitlines()) < 60, program
     assert sum(len(path.read_text().splitlines()) for path in EXAMPLES.glob("flower_app/*/*.py")) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("name", ["flower_updates", "flower_steps"])
+def test_an_app_that_keeps_its_training(name, installed, tmp_path, monkeypatch):
+    """Under Flower's own simulation; its ledgers are in the home folder of who runs it."""
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    app, package = tmp_path / "app", name.replace("flower", "digits")
+    shutil.copytree(EXAMPLES / name, app, ignore=shutil.ignore_patterns("__pycache__"))
+    project = app / "pyproject.toml"
+    config = re.sub("num-server-rounds = [0-9]+", "num-server-rounds = 3", project.read_text())
+    project.write_text(config.replace('out = "final_model.pt"', f"out = '{tmp_path / 'model.pt'}'"))
+    status = simulate(app, tmp_path / "flower", nodes=4)
+    log = (tmp_path / "flower" / "flower.log").read_text()
+    assert status == "finished:completed", log[-3000:]
+    assert (tmp_path / "model.pt").exists()
+    ledgers = list((tmp_path / ".local/state" / package.replace("_", "-")).rglob("client-*.jsonl"))
+    assert len(ledgers) == 4
+    assert "'epsilon': " in log

@@ -43,7 +43,7 @@ def api() -> str:
         for group, names in GROUPS.items()
         for part in (f"## {group}", *(described(fedlsg, name) for name in names))
     ]
-    flower = (described(fedlsg.flower, name) for name in ("client_app", "Strategy"))
+    flower = (described(fedlsg.flower, name) for name in fedlsg.flower.__all__)
     return page(
         "Python",
         "These names are public: [what that promises](../stability.md). Everything else may move.",
