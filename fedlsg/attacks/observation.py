@@ -1,4 +1,4 @@
-"""What the adversary sees of one update, what else it is granted, and what an attack gives back.
+"""What the adversary sees of one update, what else it knows, and what an attack gives back.
 
 The adversary knows everything public: architecture and weights W_t of the round, L, R, mask, clip, sigma, Poisson rate,
 local optimizer. It sees payloads as they were sent. The private batch is in none of these types, so an attack, which
@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from fedlsg.frame import Frame
+from fedlsg.frame import Coordinates, Frame
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.privacy import Mechanism
 from fedlsg.training import LocalTraining
 
 View = Literal["client", "aggregate"]
-Granted = Literal["known", "unknown"]
+Assumption = Literal["known", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class ThreatModel:
     """
 
     view: View = "client"
-    labels: Granted = "known"
-    examples: Granted = "known"
+    labels: Assumption = "known"
+    examples: Assumption = "known"
 
     def __post_init__(self) -> None:
-        for name, options in (("view", View), ("labels", Granted), ("examples", Granted)):
+        for name, options in (("view", View), ("labels", Assumption), ("examples", Assumption)):
             if getattr(self, name) not in get_args(options):
                 raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
         if self.labels == "known" and self.examples == "unknown":
@@ -109,22 +109,19 @@ class Observation:
         return {(b.parameter, b.part): piece > 0 for b, piece in zip(self.frame.blocks, pieces, strict=True)}
 
     @property
+    def expected_examples(self) -> int:
+        """The examples that are declared to be in a batch, over all clients; 1 at least."""
+        return max(1, round(self.local.expected_batch * len(self.clients)))
+
+    @property
     def weights(self) -> dict[str, Tensor]:
         """W_t: the trainable parameters by name."""
         return {name: p.detach() for name, p in trainable(self.model).items()}
 
     def in_float64(self) -> "Observation":
         """The same with a float64 copy of model, carriers and values: closed forms lose nothing to rounding."""
-        frame = self.frame
-        coordinates = tuple(
-            c if c.L is None or c.R is None else replace(c, L=c.L.double(), R=c.R.double()) for c in frame.coordinates
-        )
-        return replace(
-            self,
-            model=deepcopy(self.model).double(),
-            values=self.values.double(),
-            frame=replace(frame, coordinates=coordinates),
-        )
+        frame = replace(self.frame, coordinates=_as(self.frame, torch.float64))
+        return replace(self, model=deepcopy(self.model).double(), values=self.values.double(), frame=frame)
 
     def to(self, device: str) -> "Observation":
         """The same with model, frame and values on a device; a model that is elsewhere is copied."""
@@ -136,15 +133,19 @@ class Observation:
 
 
 def _moved(frame: Frame, device: str) -> Frame:
-    coordinates = tuple(
-        c if c.L is None or c.R is None else replace(c, L=c.L.to(device), R=c.R.to(device)) for c in frame.coordinates
-    )
     blocks = tuple(
         b if b.keep.index is None else replace(b, keep=replace(b.keep, index=b.keep.index.to(device)))
         for b in frame.blocks
     )
     sent = None if frame.sent is None else _moved(frame.sent, device)
-    return replace(frame, coordinates=coordinates, blocks=blocks, sent=sent)
+    return replace(frame, coordinates=_as(frame, device), blocks=blocks, sent=sent)
+
+
+def _as(frame: Frame, kind: str | torch.dtype) -> tuple[Coordinates, ...]:
+    """The coordinates with carriers on a device, or in a precision."""
+    return tuple(
+        c if c.L is None or c.R is None else replace(c, L=c.L.to(kind), R=c.R.to(kind)) for c in frame.coordinates
+    )
 
 
 class DoesNotApply(ValueError):  # noqa: N818 - reads as the sentence that its text completes
@@ -159,7 +160,6 @@ class Guess:
     labels: (B, ...) in the order of ``inputs``, None if they were not requested, or cannot be inferred.
     objective: what restarts are chosen by, lower is better; comparable between guesses of one attack only.
     unexplained: what of the received values the guess leaves open beyond noise, in 0..1 or more; None: not a search.
-    squared_error: expected squared error over all known coordinates, where theory predicts one from public values.
     scale_open: whether the inputs are known up to sign and scale only.
     note: in words, what the estimate rests on and where it failed.
     """
@@ -168,7 +168,6 @@ class Guess:
     labels: Tensor | None = None
     objective: float | None = None
     unexplained: float | None = None
-    squared_error: float | None = None
     scale_open: bool = False
     note: str = ""
 

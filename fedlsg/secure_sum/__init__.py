@@ -40,9 +40,8 @@ key, and that of the whole roster in the keys that seal shares.
 from fedlsg.secure_sum.client import Client
 from fedlsg.secure_sum.graph import GraphPlan, plan_graph
 from fedlsg.secure_sum.keys import reproducible_root, secret_root
-from fedlsg.secure_sum.outcome import GivenUp, SecureSumError
 from fedlsg.secure_sum.server import Server, Total
-from fedlsg.secure_sum.terms import Terms
+from fedlsg.secure_sum.terms import GivenUp, SecureSumError, Terms
 
 __all__ = [
     "Client", "GivenUp", "GraphPlan", "SecureSumError", "Server", "Terms", "Total", "plan_graph", "reproducible_root",

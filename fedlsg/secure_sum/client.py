@@ -20,10 +20,10 @@ import numpy as np
 from jaxtyping import Integer
 
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum import store
 from fedlsg.secure_sum.keys import (
     KEY_BYTES,
     SEALED_BYTES,
+    SHARE_BYTES,
     TAG_BYTES,
     AttemptSecrets,
     agreement_tags,
@@ -32,12 +32,11 @@ from fedlsg.secure_sum.keys import (
     pair_seed,
     public_bytes,
     seal_shares,
+    split,
 )
 from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
-from fedlsg.secure_sum.outcome import SecureSumError
-from fedlsg.secure_sum.packing import pack_bits
-from fedlsg.secure_sum.shares import SHARE_BYTES, split
-from fedlsg.secure_sum.terms import Terms
+from fedlsg.secure_sum.messages import pack_bits
+from fedlsg.secure_sum.terms import SecureSumError, Terms
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
@@ -57,7 +56,7 @@ class Client:
         self._root: bytes | None = root
         self._secrets: AttemptSecrets | None = AttemptSecrets(root, terms.digest, client)
         self._answers: list[tuple[bytes, bytes]] = []
-        """For each stage answered: SHA-256 of the question, and the answer."""
+        """For each stage answered: SHA-256 of the message, and the answer."""
         self._roster: bytes | None = None
         self._delivery: bytes | None = None
         self._public: dict[int, tuple[bytes, bytes]] = {}
@@ -242,9 +241,9 @@ class Client:
             raise SecureSumError(f"{of}: expected {least} of the neighbourhood of client {self.client}, got {got}")
         return near
 
-    def _answer(self, stage: str, question: bytes, make: Callable[[], bytes]) -> bytes:
+    def _answer(self, stage: str, message: bytes, make: Callable[[], bytes]) -> bytes:
         """The stored answer of a stage, or the one that ``make`` returns, which is stored."""
-        at, asked = STAGES.index(stage), hashlib.sha256(question).digest() if isinstance(question, bytes) else b""
+        at, asked = STAGES.index(stage), hashlib.sha256(message).digest() if isinstance(message, bytes) else b""
         if at < len(self._answers):
             if self._answers[at][0] != asked:
                 raise SecureSumError(f"{stage}: this attempt has answered another message of this stage")
@@ -258,18 +257,18 @@ class Client:
         self._root, self._secrets, self._seeds, self._held, self._due = None, None, {}, {}, {}
 
     def export(self) -> bytes:
-        """The whole state with its secrets, for the client's own store and nobody else.
+        """The whole state with its secrets, for the client's own store alone.
 
         Write it before the last answer is sent: a client that goes back to an earlier state could answer twice.
         """
-        questions = [part for pair in self._answers for part in pair]
+        answers = [part for pair in self._answers for part in pair]
         heard = [self._roster, self._delivery, self._told]
-        return store.write(self.terms, self.client, [self._root or b"", *heard, *questions])
+        return wire.write_state(self.terms, self.client, [self._root or b"", *heard, *answers])
 
     @classmethod
     def restore(cls, terms: Terms, client: int, stored: bytes) -> Self:
         """The client that ``export`` wrote. SecureSumError for damaged bytes, other terms or another client."""
-        root, roster, delivery, told, *pairs = store.read(terms, client, stored)
+        root, roster, delivery, told, *pairs = wire.read_state(terms, client, stored)
         restored = cls(terms, client, root or bytes(KEY_BYTES))
         if root and roster:
             restored._make_shares(roster)

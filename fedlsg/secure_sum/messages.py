@@ -1,10 +1,10 @@
-"""The nine messages of an attempt as bytes, parsed strictly.
+"""The nine messages of an attempt as bytes, parsed strictly; and the state of a client as bytes, for its own store.
 
     up    keys       share key 32, mask key 32, commitment to the self-mask seed 32
     down  roster     clients that announced keys; of each other one: share key 32, mask key 32
     up    shares     for each neighbour in the roster: two sealed shares, 80
     down  delivery   clients that sent shares; of each neighbour among them: two sealed shares, 80
-    up    masked     ``length`` integers of ``bits`` bits, packed
+    up    masked     ``length`` integers of ``bits`` bits, packed: value i begins at bit i b, lowest bit first
     down  survivors  clients that sent masked values
     up    tags       for each other survivor: a tag on the digest of the roster and these two sets, 16
     down  request    clients that sent tags; of each other one: its tag for the receiver, 16
@@ -14,15 +14,77 @@
 Every message: magic 4, version 2, kind 1, client 4, digest of the terms 16, body, SHA-256 of all that 16. The client is
 the one that sends or receives it. A set of clients is one bit for each client of the terms. A table is a count (2
 bytes), then a client (4 bytes) and its fixed number of bytes for each entry, clients ascending.
-The checksum finds damage; it is no signature.
+The checksum finds damage; it is no signature. A stored state: magic, terms, client, parts with their lengths, checksum.
 """
 
 import hashlib
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from fedlsg.secure_sum.outcome import SecureSumError
-from fedlsg.secure_sum.terms import Terms
+import numpy as np
+from jaxtyping import UInt
+
+from fedlsg.secure_sum.masks import word
+from fedlsg.secure_sum.terms import SecureSumError, Terms
+
+PACKED_AT_ONCE = 2**13
+"""Values at once, which stay in the processor's cache; a multiple of ``GROUP``."""
+GROUP = 8
+"""Values that fill whole bytes at any number of bits: b bytes."""
+
+
+def packed_bytes(length: int, bits: int) -> int:
+    """Bytes of ``length`` integers of ``bits`` bits."""
+    return (length * bits + 7) // 8
+
+
+def pack_bits(words: UInt[np.ndarray, " length"], bits: int) -> bytes:
+    """Words below 2^bits as ``packed_bytes`` bytes."""
+    if bits == 8 * words.itemsize:
+        return words.tobytes()
+    return b"".join(
+        _pack(words[start : start + PACKED_AT_ONCE], bits) for start in range(0, len(words), PACKED_AT_ONCE)
+    )
+
+
+def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.ndarray, " length"]:
+    """The words of ``pack_bits``; SecureSumError for another number of bytes or for bits behind the last value."""
+    if len(packed) != packed_bytes(length, bits):
+        raise SecureSumError(f"masked values: expected {packed_bytes(length, bits)} bytes, got {len(packed)}")
+    if length * bits % 8 and packed[-1] >> length * bits % 8:
+        raise SecureSumError("masked values: expected zero bits behind the last value")
+    kind = word(bits)
+    if bits == 8 * kind.itemsize:
+        return np.frombuffer(packed, kind)
+    groups = np.empty((-(-length // GROUP), GROUP), kind)
+    raw = np.frombuffer(packed, np.uint8)
+    for start in range(0, len(groups), PACKED_AT_ONCE // GROUP):
+        part = groups[start : start + PACKED_AT_ONCE // GROUP]
+        own = raw[start * bits : (start + len(part)) * bits]
+        part[:] = _unpack(np.pad(own, (0, len(part) * bits - len(own))).reshape(len(part), bits), bits)
+    return groups.reshape(-1)[:length]
+
+
+def _unpack(groups: np.ndarray, bits: int) -> np.ndarray:
+    """The 8 values in each row of ``bits`` bytes, (n, 8)."""
+    columns, found = np.ascontiguousarray(groups.T), []
+    for place in range(GROUP):
+        first, shift = divmod(place * bits, 8)
+        wide = np.uint32 if shift + bits <= 32 else np.uint64
+        value = columns[first].astype(wide)
+        for i in range(1, min(8, -(-(shift + bits) // 8))):
+            value |= columns[first + i].astype(wide) << wide(8 * i)
+        value >>= wide(shift)
+        if shift + bits > 64:
+            value |= columns[first + 8].astype(wide) << wide(64 - shift)
+        found.append(value & wide(2**bits - 1))
+    return np.stack(found, axis=1)
+
+
+def _pack(words: np.ndarray, bits: int) -> bytes:
+    spread = np.unpackbits(words.view(np.uint8).reshape(len(words), -1), axis=1, bitorder="little")
+    return np.packbits(spread[:, :bits], bitorder="little").tobytes()
+
 
 MAGIC, VERSION = b"FLSS", 2
 HEADER = struct.Struct("<4sBBI16s")
@@ -144,3 +206,29 @@ def sets_digest(roster: bytes, sharers: Collection[int], survivors: Collection[i
 
 def _text(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+STATE = struct.Struct("<4sBI32s")
+STATE_MAGIC, STATE_VERSION = b"FLSC", 2
+_LENGTH = struct.Struct("<Q")
+
+
+def write_state(terms: Terms, client: int, parts: Sequence[bytes | None]) -> bytes:
+    """The parts; None is written as an empty one."""
+    body = b"".join(_LENGTH.pack(len(part or b"")) + (part or b"") for part in parts)
+    state = STATE.pack(STATE_MAGIC, STATE_VERSION, client, terms.digest) + body
+    return state + hashlib.sha256(state).digest()
+
+
+def read_state(terms: Terms, client: int, stored: bytes) -> list[bytes]:
+    """The parts; SecureSumError for bytes that ``write_state`` did not make for these terms and this client."""
+    state, checksum = stored[:-32], stored[-32:]
+    due = STATE.pack(STATE_MAGIC, STATE_VERSION, client, terms.digest)
+    if state[: STATE.size] != due or hashlib.sha256(state).digest() != checksum:
+        raise SecureSumError("stored state: damaged, or of other terms or of another client")
+    parts, start = [], STATE.size
+    while start < len(state):
+        (length,) = _LENGTH.unpack_from(state, start)
+        parts.append(state[start + _LENGTH.size : start + _LENGTH.size + length])
+        start += _LENGTH.size + length
+    return parts

@@ -11,13 +11,10 @@ import numpy as np
 from jaxtyping import UInt64
 
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import KEY_BYTES, SEALED_BYTES, TAG_BYTES, check_public
-from fedlsg.secure_sum.masks import clear, word
-from fedlsg.secure_sum.outcome import GivenUp, SecureSumError, WrongSharesError
-from fedlsg.secure_sum.packing import packed_bytes, unpack_bits
-from fedlsg.secure_sum.shares import PRIME, SHARE_BYTES
-from fedlsg.secure_sum.terms import Terms
-from fedlsg.secure_sum.unmasking import Announced, Shares, remove_masks
+from fedlsg.secure_sum.keys import KEY_BYTES, PRIME, SEALED_BYTES, SHARE_BYTES, TAG_BYTES, check_public
+from fedlsg.secure_sum.masks import Announced, Shares, clear, remove_masks, word
+from fedlsg.secure_sum.messages import packed_bytes, unpack_bits
+from fedlsg.secure_sum.terms import GivenUp, SecureSumError, Terms, WrongSharesError
 
 Pairs = Iterable[tuple[int, bytes]]
 STAGES = ("keys", "shares", "masked", "agree", "unmask")

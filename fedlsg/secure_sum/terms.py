@@ -1,4 +1,7 @@
-"""The public terms of one attempt at a secure sum. All parties derive graph and thresholds from them."""
+"""The public terms of one attempt at a secure sum, and how it ends without a sum.
+
+All parties derive graph and thresholds from the terms.
+"""
 
 import hashlib
 import struct
@@ -75,3 +78,36 @@ class Terms:
     def holders(self, client: int) -> tuple[int, ...]:
         """The closed neighbourhood of a client, ascending: those that hold a share of its secrets."""
         return tuple(sorted((client, *self.neighbours[client])))
+
+
+class SecureSumError(ValueError):
+    """A message or a request that the protocol forbids. The text names what was expected and what was found.
+
+    It quotes no secret: it may be sent to the other side and written to a log.
+    """
+
+
+class WrongSharesError(SecureSumError):
+    """No secret that ``owner`` announced fits its shares: the owner dealt wrong ones, or several holders lie."""
+
+    def __init__(self, what: str, owner: int) -> None:
+        kept = "public key" if what == "mask key" else "commitment"
+        super().__init__(f"{what} of client {owner}: the shares do not fit its {kept}")
+        self.owner = owner
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUp:
+    """An attempt that ended without a sum. No input, and no sum of a part of the inputs, was revealed.
+
+    ``stage``: keys, shares, masked, agree or unmask; ``alive``: clients whose message of that stage was accepted;
+    ``owner``: the client whose shares, more than h, fit no secret that it announced.
+    """
+
+    stage: str
+    reason: str
+    alive: int
+    owner: int | None = None
+
+    def __str__(self) -> str:
+        return f"secure sum given up in stage {self.stage}: {self.reason}"

@@ -9,13 +9,12 @@ from rich.console import Console
 
 from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
-from fedlsg.attacks.audit.power import canaries as enough_canaries
+from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
-from simulations.audit.examples import KINDS
 from simulations.audit.page import page
 from simulations.audit.subject import Audited, audited_run, audited_settings
-from simulations.audit.training import audit_training
+from simulations.audit.training import KINDS, audit_training
 from simulations.inspection.subject import refuse_settings
 from simulations.report.page import Row, Table, json_text
 from simulations.report.progress import count_bar
@@ -176,9 +175,9 @@ def audit_unit(
         count_bar(console, "rounds", ticks(setting, count)) as tick,
         planted(plant, clients=setting.stated.members),
     ):
-        seen = record(setting, count, seed=seed, tick=tick)
+        recording = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
-        verdict = judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting))
+        verdict = judge(recording.scores, recording.included, audited.claim, unit_checks(recording, setting))
     return verdict, count, "updates" if setting.stated.unit == "client" else "gradients"
 
 

@@ -22,7 +22,7 @@ from flwr.common.logger import log
 
 from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import GivenUp, Server, Total
-from fedlsg.secure_sum.packing import packed_bytes
+from fedlsg.secure_sum.messages import packed_bytes
 from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
 from strategies.federation.replica_wire import Records

@@ -7,6 +7,7 @@ import pytest
 
 from fedlsg.secure_sum import SecureSumError, reproducible_root, secret_root
 from fedlsg.secure_sum.keys import (
+    PRIME,
     TAG_BYTES,
     AttemptSecrets,
     _derive,
@@ -19,7 +20,6 @@ from fedlsg.secure_sum.keys import (
     public_bytes,
     seal_shares,
 )
-from fedlsg.secure_sum.shares import PRIME
 
 TERMS = bytes(range(32))
 A, B = (private_key(bytes([number]) * 32) for number in (1, 2))

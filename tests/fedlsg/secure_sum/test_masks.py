@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedlsg.secure_sum import SecureSumError
 from fedlsg.secure_sum.masks import AT_ONCE, add_masks, clear, reduced, sign, word
-from fedlsg.secure_sum.packing import pack_bits, packed_bytes, unpack_bits
+from fedlsg.secure_sum.messages import pack_bits, packed_bytes, unpack_bits
 
 widths = st.integers(8, 64)
 

@@ -8,7 +8,7 @@ from fedlsg.secure_sum import client as client_file
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
 from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
-from fedlsg.secure_sum.packing import unpack_bits
+from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import exact_sum, make_terms, random_inputs, run_attempt
 
 TERMS = make_terms(5, survivors=4, colluders=1, length=64)

@@ -11,10 +11,9 @@ import pytest
 
 from fedlsg.secure_sum import Client, SecureSumError, Server, Terms, secret_root
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import pair_seed, private_key, public_bytes
+from fedlsg.secure_sum.keys import combine, pair_seed, private_key, public_bytes
 from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
-from fedlsg.secure_sum.packing import unpack_bits
-from fedlsg.secure_sum.shares import combine
+from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import body_of, make_terms, random_inputs, run_attempt
 from tests.fedlsg.support.secure_session import told
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from fedlsg.secure_sum import GivenUp, SecureSumError, Server, Total, reproducible_root
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
-from fedlsg.secure_sum.packing import packed_bytes
+from fedlsg.secure_sum.messages import packed_bytes
 from tests.fedlsg.support.secure_rounds import exact_sum, make_clients, make_terms, random_inputs, run_attempt
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")

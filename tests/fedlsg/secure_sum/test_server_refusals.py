@@ -4,8 +4,7 @@ import pytest
 
 from fedlsg.secure_sum import GivenUp, SecureSumError, Total
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import SEALED_BYTES, TAG_BYTES, seal_shares
-from fedlsg.secure_sum.shares import SHARE_BYTES
+from fedlsg.secure_sum.keys import SEALED_BYTES, SHARE_BYTES, TAG_BYTES, seal_shares
 from tests.fedlsg.support.secure_rounds import body_of, exact_sum, make_terms
 from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told
 

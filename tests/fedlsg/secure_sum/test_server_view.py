@@ -15,7 +15,7 @@ from fedlsg.secure_sum import Terms, Total, reproducible_root
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
 from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
-from fedlsg.secure_sum.packing import unpack_bits
+from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import make_clients, make_terms, run_attempt
 
 LENGTH, ATTEMPTS, SMALL = 256, 60, 1e-4

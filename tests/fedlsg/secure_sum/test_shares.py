@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.secure_sum import SecureSumError, shares
-from fedlsg.secure_sum.shares import PRIME, combine, split
+from fedlsg.secure_sum import SecureSumError, keys
+from fedlsg.secure_sum.keys import PRIME, combine, split
 
 numbers = st.integers(0, PRIME - 1)
 
@@ -67,7 +67,7 @@ def test_h_less_one_shares_fit_every_secret(secret, other, coefficients):
 
 def test_h_less_one_shares_are_uniform_whatever_the_secret(monkeypatch: pytest.MonkeyPatch):
     """All polynomials over a field of 7: any two of three shares have one distribution for all secrets; h do not."""
-    monkeypatch.setattr(shares, "PRIME", 7)
+    monkeypatch.setattr(keys, "PRIME", 7)
 
     def views(secret: int, points: tuple[int, ...]) -> Counter[tuple[bytes, ...]]:
         made = (split(as_bytes(secret), list(c), points) for c in product(range(7), repeat=2))

@@ -17,16 +17,15 @@ from fedlsg.secure_sum.keys import (
     SEALED_BYTES,
     AttemptSecrets,
     agreement_tags,
+    combine,
     commitment_to,
     open_shares,
     pair_seed,
     private_key,
     public_bytes,
 )
-from fedlsg.secure_sum.masks import add_masks, clear, sign
-from fedlsg.secure_sum.packing import unpack_bits
-from fedlsg.secure_sum.shares import combine
-from fedlsg.secure_sum.unmasking import Announced
+from fedlsg.secure_sum.masks import Announced, add_masks, clear, sign
+from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import body_of, make_clients, random_inputs
 
 Sets = Mapping[int, frozenset[int]]

@@ -9,7 +9,7 @@ import fedlsg.training.client
 import simulations.client.secure_sum
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.discrete import Release, most_log_ratio
-from fedlsg.secure_sum.packing import packed_bytes
+from fedlsg.secure_sum.messages import packed_bytes
 from simulations.attack.recorded.observations import open_record
 from simulations.engines import ray
 from simulations.exports.payload import find
