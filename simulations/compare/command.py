@@ -16,14 +16,19 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
-from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.check import check_cells
-from simulations.compare.cells.grid import Cell, Grid
+from simulations.compare.cells.grid import Cell, Grid, dropped_lines
 from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, read_varied, split_settings, words
-from simulations.compare.cells.having import dropped_lines
-from simulations.compare.cells.places import Ray, one_ray, share_out
-from simulations.compare.cells.progress import GridDisplay
-from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
+from simulations.compare.cells.progress import GridDisplay, ask_above_an_hour
+from simulations.compare.cells.runner import (
+    Folder,
+    Ray,
+    check_limits,
+    check_same_settings,
+    one_ray,
+    run_cells,
+    share_out,
+)
 from simulations.compare.cells.worker import Outcome
 from simulations.compare.collect import cell_result, read_runs
 from simulations.compare.lines import Line, lines
@@ -106,10 +111,7 @@ def compare_command(
 
     Raises ValueError before anything runs if a cell cannot run, or was run in this folder with other settings.
     """
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected --jobs {jobs} >= 1")
-    if budget_minutes is not None and not budget_minutes > 0:
-        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
+    budget_seconds = check_limits(jobs, budget_minutes)
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
     grid, refused = accepted(grid)
     dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
@@ -126,7 +128,7 @@ def compare_command(
             check_same_settings(folder, cells)
             write_atomically(path / "grid.toml", text.encode())
         with exclusive(RunDir(path)), sigterm_raises():
-            return _run(cells, folder, text, jobs, ray, budget_minutes, console, view, yes)
+            return _run(cells, folder, text, jobs, ray, budget_seconds, console, view, yes)
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
@@ -145,7 +147,7 @@ def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
 
 
 def _run(
-    cells: Sequence[Cell], folder: Folder, text: str, jobs: int | None, ray: Ray, budget_minutes: float | None,
+    cells: Sequence[Cell], folder: Folder, text: str, jobs: int | None, ray: Ray, budget_seconds: float | None,
     console: Console, view: View, yes: bool,
 ) -> int:  # fmt: skip
     def results() -> list[Result]:
@@ -155,7 +157,6 @@ def _run(
     before = results()
     done = sum(result.done for result in before)
     known = [float(result.summary["wall_seconds"]) for result in before if "wall_seconds" in result.summary]
-    budget_seconds = None if budget_minutes is None else 60 * budget_minutes
     console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
     title = (
         f"{user_code.shown(str(cells[0].given['workload']))}: {len({cell.label for cell in cells})} methods compared"

@@ -211,6 +211,12 @@ def shown(line: Line, value: float) -> str:
     return f"{value:.4g}" if line.by_loss else f"{line.scale * value:.1f}"
 
 
+def score_words(line: Line) -> str:
+    """The mean of a finished line, with its standard deviation over seeds."""
+    assert line.mean is not None
+    return shown(line, line.mean) + ("" if line.sd is None else f" ± {shown(line, line.sd)}")
+
+
 def measured(table: Iterable[Line]) -> str:
     """What the scores of these lines are, for axes and columns."""
     return "test loss" if any(line.by_loss for line in table) else "test accuracy, %"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from simulations.compare.lines import Line, measured, shown
 from simulations.compare.plots import draw_chance, heights, in_legend_order, looks_of
+from simulations.report.colours import RED, contrast
 from simulations.report.figure import legend_outside, new_figure, use_style, wrap
-from simulations.report.page.colours import RED, contrast
 from simulations.report.words import NOT_PRIVATE, epsilon_words
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ COLUMNS = 2
 WIDE = 8.0
 """Numbers whose largest is so many times the smallest have a logarithmic scale."""
 DARK, BRIGHT = "#101112", "#fdfdfe"
-"""Words on a coloured ground. They are no colours of ``page.colours``: the ground stays as it is in the dark, too."""
+"""Words on a coloured ground. They are no colours of ``colours``: the ground stays as it is in the dark, too."""
 SAME = 0.01
 """Relative difference of epsilons that count as one."""
 

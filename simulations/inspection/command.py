@@ -14,9 +14,9 @@ from rich.markup import escape
 
 from simulations.compare.cells.grid_file import numbers
 from simulations.inspection.energy import kept_rows, layer_tables, summary_table
+from simulations.inspection.kinds import rounds_of
 from simulations.inspection.measure import SOURCES, Inspection, inspect
 from simulations.inspection.output import WARNING, first_factors, folder, lead, resolve_layer, write
-from simulations.inspection.recorded import rounds_of
 from simulations.inspection.retrain import diagnosis, finished, measure_costs
 from simulations.inspection.sparsified_figures import page_tables
 from simulations.inspection.subject import Subject, refuse_settings, subject_of_run, subject_of_settings

@@ -18,10 +18,8 @@ from fedlsg.carriers.probe.source import ProbeSource
 from fedlsg.carriers.statistics import residual
 from fedlsg.forms import CORE, TANGENT, FormName
 from fedlsg.randomness import public_generator
-from simulations.inspection.gradient import batch_gradient
-from simulations.inspection.recorded import moving_averages, weights_at
-from simulations.inspection.sources import PRIVATE, Moment, kinds, meaning
-from simulations.inspection.subject import Subject
+from simulations.inspection.kinds import PRIVATE, Moment, kinds, meaning, moving_averages, weights_at
+from simulations.inspection.subject import Subject, batch_gradient
 from simulations.report.page import Row, Table
 from simulations.workloads.probes import probe_source
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.inspection.energy import KeptRow, kinds_of
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
 from simulations.report.figure import legend_outside, new_figure, use_style
-from simulations.report.page.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,8 +14,8 @@ from simulations.inspection.clips import ClipRow
 from simulations.inspection.energy_figure import kept_energy
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.subject import Subject
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, LIGHT, RED
 from simulations.report.figure import legend_outside, new_figure, use_style, whole_numbers
-from simulations.report.page.colours import BLACK, BLUE, GREEN, GREY, LIGHT, RED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulations.inspection.sparsified import Counts, Deviations, Sparsified
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, LIGHT, RED
 from simulations.report.figure import legend_outside, new_figure, use_style
 from simulations.report.page import Row, Table
-from simulations.report.page.colours import BLACK, BLUE, GREEN, GREY, LIGHT, RED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from simulations.report.page import Drawing, Picture
-from simulations.report.page.colours import (
+from simulations.report.colours import (
     AXIS,
     BLACK,
     BLUE,
@@ -25,6 +24,7 @@ from simulations.report.page.colours import (
     WHITE,
     WORDS,
 )
+from simulations.report.page import Drawing, Picture
 from simulations.report.svg import LAST, complete_axes, mark_axes
 from simulations.report.svg import drawing as from_svg
 

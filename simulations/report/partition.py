@@ -14,9 +14,9 @@ from rich.markup import escape
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
+from simulations.report.colours import BLACK, BLUE
 from simulations.report.figure import drawing, new_figure, png, use_style, whole_numbers
 from simulations.report.page import Page, Row, Section, Table, Text, TextKind, data_section, download, render
-from simulations.report.page.colours import BLACK, BLUE
 from simulations.report.terminal import fits, print_table
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.settings.settings import from_mapping

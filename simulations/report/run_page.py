@@ -11,6 +11,7 @@ from fedlsg.user_code import is_reference, shown
 from simulations import workloads
 from simulations.callbacks.named import shown_names
 from simulations.plan.noise import RHO_MEANING
+from simulations.report.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
 from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import GUESSING, drawing, new_figure, short_bytes, use_style, whole_numbers
 from simulations.report.headline import run_headline
@@ -27,7 +28,6 @@ from simulations.report.page import (
     json_text,
     render,
 )
-from simulations.report.page.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
 from simulations.report.settings_section import settings_section, values_line
 from simulations.report.words import duration, outcome, percent, privacy_line
 from simulations.rundir.files.atomic import write_atomically

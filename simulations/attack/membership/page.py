@@ -10,9 +10,9 @@ from fedlsg.attacks.membership.roc import LOW_RATES, Roc
 from fedlsg.owner_only import make_parents
 from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID
+from simulations.report.colours import BLACK, BLUE, ORANGE, SKY
 from simulations.report.figure import GUESSING, drawing, legend_outside, new_figure, use_style, wrap
 from simulations.report.page import Page, Section, Text, data_section, download, facts_of, json_text, render
-from simulations.report.page.colours import BLACK, BLUE, ORANGE, SKY
 from simulations.rundir.files.atomic import write_atomically, writing_to
 
 if TYPE_CHECKING:

@@ -14,16 +14,13 @@ from rich.console import Console
 from fedlsg import user_code
 from fedlsg.choices import choose
 from simulations.compare.bytes_axis import View
-from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.check import check_cells
-from simulations.compare.cells.grid import Entry, Grid
+from simulations.compare.cells.grid import Entry, Grid, dropped_lines
 from simulations.compare.cells.grid_file import as_toml
-from simulations.compare.cells.having import dropped_lines
-from simulations.compare.cells.progress import GridDisplay
+from simulations.compare.cells.progress import GridDisplay, ask_above_an_hour
 from simulations.compare.cells.runner import Folder
 from simulations.compare.command import accepted, compare_command, published
 from simulations.compare.search import output
-from simulations.compare.search.arm import Arm, bases
 from simulations.compare.search.pickers import (
     SAMPLERS,
     GridPicker,
@@ -33,11 +30,9 @@ from simulations.compare.search.pickers import (
     combinations,
     open_storage,
 )
-from simulations.compare.search.place import Place, searching
-from simulations.compare.search.privacy import epsilon_of, read_trials, statement
-from simulations.compare.search.rows import Rows, as_many_rows, rows_of
+from simulations.compare.search.privacy import Rows, as_many_rows, epsilon_of, read_trials, rows_of, statement
 from simulations.compare.search.space import make_spaces, read_spec
-from simulations.compare.search.trials import Runner
+from simulations.compare.search.trials import Arm, Place, Runner, bases, searching
 from simulations.compare.table import unfinished
 from simulations.plan.prepare import prepare
 from simulations.plan.unit import refuse_client_level
@@ -158,8 +153,7 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
     planned = sum(arm.trials for arm in varied)
     display = GridDisplay(console, job.folder, planned, done, what="all trials", on_estimate=ask)
     runner = Runner(
-        folder=job.folder, arms=varied, pickers=asked, jobs=jobs, ray=place.ray,
-        budget_seconds=place.budget_seconds, new_worker=place.new_worker, display=display,
+        folder=job.folder, arms=varied, pickers=asked, jobs=jobs, place=place, display=display,
         after=lambda: _after(job, runner, console),
     )  # fmt: skip
     finished = False

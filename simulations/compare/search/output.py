@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from simulations.compare.lines import measured, shown
-from simulations.compare.search.arm import Arm, Trial, best_of
 from simulations.compare.search.plots import figures
 from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.space import tunable
+from simulations.compare.search.trials import Arm, Trial, best_of
 from simulations.compare.table import unfinished
 from simulations.report.facts import made_section
 from simulations.report.figure import drawing, looks, png

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.lines import measured
-from simulations.compare.search.arm import Arm, Trial, best_of, score_of
 from simulations.compare.search.space import Choices, Dimension
+from simulations.compare.search.trials import Arm, Trial, best_of, score_of
 from simulations.report.figure import legend_outside, looks, new_figure, use_style, whole_numbers
 
 if TYPE_CHECKING:

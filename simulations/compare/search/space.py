@@ -19,8 +19,7 @@ from typing import Any, Literal
 import strategies
 from fedlsg.choices import choose
 from fedlsg.setting import Declared, unknown
-from simulations.compare.cells.grid import AXES, Entry
-from simulations.compare.cells.having import lacks
+from simulations.compare.cells.grid import AXES, Entry, lacks
 from simulations.plan.continuity import HARMLESS
 from simulations.settings.settings import (
     RUN,

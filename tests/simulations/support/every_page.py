@@ -19,10 +19,10 @@ from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
 from simulations.compare.lines import lines
 from simulations.compare.output import page as compare_page
-from simulations.compare.search.arm import Arm, Trial
 from simulations.compare.search.output import Found
 from simulations.compare.search.output import page as search_page
 from simulations.compare.search.space import Choices, Span
+from simulations.compare.search.trials import Arm, Trial
 from simulations.inspection.command import inspect_command
 from simulations.report.partition import partition_command
 from simulations.report.run_page import run_page
