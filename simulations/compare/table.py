@@ -5,7 +5,7 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
 
-from simulations.compare.lines import PROBE, Line, measured, score_words
+from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
 from simulations.plan.noise import RHO_MEANING
 from simulations.report.facts import CLIENT_LEVEL, trust_words
 from simulations.report.figure import looks
@@ -105,11 +105,6 @@ def _style(line: Line) -> RowKind:
     if line.private is False:
         return "no-epsilon"
     return "reference" if line.method == PROBE else ""
-
-
-def value_words(value: Any) -> str:
-    """A varied value for people."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _varied(name: str, line: Line) -> Any:

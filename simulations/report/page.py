@@ -7,7 +7,7 @@ light and dark; ``terminal.print_table`` shows its tables on a terminal in the s
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar, Literal
@@ -216,6 +216,12 @@ class Section:
     title: str = ""
     parts: tuple[Part, ...]
     folded: bool = False
+
+
+def sections(*given: tuple[str, Iterable[Part]] | Section) -> tuple[Section, ...]:
+    """Sections, also from titles and their parts; one without parts is left out."""
+    found = (one if isinstance(one, Section) else Section(title=one[0], parts=tuple(one[1])) for one in given)
+    return tuple(section for section in found if section.parts)
 
 
 @dataclass(frozen=True, kw_only=True)

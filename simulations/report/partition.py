@@ -16,7 +16,7 @@ from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
 from simulations.report.colours import BLACK, BLUE
 from simulations.report.figure import drawing, new_figure, png, use_style, whole_numbers
-from simulations.report.page import Page, Row, Section, Table, Text, TextKind, data_section, download, render
+from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, render, sections
 from simulations.report.terminal import fits, print_table
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.settings.settings import from_mapping
@@ -74,10 +74,10 @@ def page(balance: Balance, data: bytes) -> str:
             lead=balance.title,
             headline=headline(balance),
             warnings=(WARNING,),
-            sections=(
-                Section(title="What follows", parts=lines),
-                Section(title="Clients and classes", parts=(drawing(figure(balance), CAPTION, columns=1),)),
-                Section(title="Every client", parts=(table(balance, counted=counted),)),
+            sections=sections(
+                ("What follows", lines),
+                ("Clients and classes", [drawing(figure(balance), CAPTION, columns=1)]),
+                ("Every client", [table(balance, counted=counted)]),
                 data_section(download("partition.csv", data, "a row for each client")),
             ),
         )
@@ -225,8 +225,7 @@ def figure(balance: Balance) -> "Figure":
         for (label, client), share in np.ndenumerate(shares):
             colour = CELL[int(share < 0.6 * shares.max())]
             lower.text(client, label, balance.counts[client, label], ha="center", va="center", color=colour, fontsize=8)
-    lower.set_xlabel("client")
-    lower.set_ylabel("class")
+    lower.set(xlabel="client", ylabel="class")
     whole_numbers(lower.xaxis, lower.yaxis, most=20)
     made.colorbar(image, ax=lower, label="share of the client's examples, %", pad=0.01)
     return made

@@ -1,11 +1,12 @@
 """Tables from columns: what a table says of each item, for pages, terminals, Markdown, CSV and JSON, computed once."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from simulations.report.page import Row, RowKind, Table
+from simulations.rundir.results import as_csv
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ def records(columns: Iterable[Column], items: Iterable[Any]) -> list[dict[str, A
     """The values of items by the keys of their columns, for CSV and JSON."""
     kept = [column for column in columns if column.key]
     return [{column.key: column.value(item) for column in kept} for item in items]
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]], otherwise: str = "") -> str:
+    """CSV with a header, see ``as_csv``; NaN as an empty cell."""
+    empty = [{key: None if value != value else value for key, value in row.items()} for row in rows]
+    return as_csv(empty, otherwise=otherwise)
 
 
 def make_table(

@@ -232,27 +232,18 @@ class Grid:
     ) -> Cell:  # fmt: skip
         noisy = self._adds_noise(entry)
         epsilon = epsilon if noisy else None
-        common = {
+        own = {
             name: value
-            for name, value in self.settings.items()
-            if (name not in strategies.recipe_settings() or entry.has(name)) and (noisy or name != "noise_multiplier")
+            for name, value in self._own(entry).items()
+            if noisy or name != "noise_multiplier" or name in entry.settings
         }
         axes = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
         coordinates = {name: value for name, value in axes.items() if value is not None} | dict(varied)
+        fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
         words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
         return Cell(
-            name="-".join(words),
-            label=entry.label,
-            method=entry.method,
-            seed=seed,
-            epsilon=epsilon,
-            rank=rank,
-            sparsity=sparsity,
-            given={
-                "workload": self.workload, "method": entry.method, "seed": seed, "engine": "local",
-                **common, **entry.settings, **coordinates,
-            },
-            varied=varied,
+            name="-".join(words), label=entry.label, method=entry.method, seed=seed, epsilon=epsilon, rank=rank,
+            sparsity=sparsity, given={**fixed, **own, **coordinates}, varied=varied,
         )  # fmt: skip
 
 

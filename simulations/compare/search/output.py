@@ -1,11 +1,13 @@
 """The files of a search: trials.csv (a row for each trial), search.json, best.toml (a grid), report.html and plots/."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.lines import measured, shown
+from simulations.compare.lines import Line, measured, shown
 from simulations.compare.search.plots import figures
 from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.space import tunable
@@ -16,8 +18,6 @@ from simulations.report.figure import drawing, looks, png
 from simulations.report.page import (
     Code,
     Page,
-    Row,
-    Section,
     Table,
     Text,
     data_section,
@@ -25,7 +25,9 @@ from simulations.report.page import (
     facts_of,
     json_text,
     render,
+    sections,
 )
+from simulations.report.table import Column, make_table, records
 from simulations.report.words import human_bytes
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import as_csv
@@ -72,6 +74,11 @@ class Found:
         return best_of(self.own(arm))
 
     @property
+    def varied(self) -> list[str]:
+        """The settings that at least one method varies."""
+        return list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
+
+    @property
     def notes(self) -> list[str]:
         """Edges, methods without trials, and how much luck is in the best."""
         edges = [words for arm in self.arms for words in edge_notes(arm, self.best(arm))]
@@ -99,6 +106,58 @@ def edge_notes(arm: Arm, best: Trial | None) -> list[str]:
     return found
 
 
+def columns_of(found: Found) -> list[Column]:
+    """Every fact of a method: in the table under its heading, in search.json under its key."""
+    best = {arm.label: found.best(arm) for arm in found.arms}
+    lines = {label: None if trial is None else trial.line for label, trial in best.items()}
+
+    def of_best(value: Callable[[Trial], Any], otherwise: Any = None) -> Callable[[Arm], Any]:
+        return lambda arm: otherwise if (trial := best[arm.label]) is None else value(trial)
+
+    def of_line(value: Callable[[Line], Any]) -> Callable[[Arm], Any]:
+        return lambda arm: None if (line := lines[arm.label]) is None else value(line)
+
+    def done(arm: Arm) -> int:
+        return sum(trial.result.done for trial in found.own(arm))
+
+    def edges(arm: Arm) -> str:
+        none = "--" if best[arm.label] is None else "none"
+        return ", ".join(f"{name} {side}" for name, side in sides(arm).items()) or none
+
+    sides = of_best(lambda trial: trial.arm.edges(trial.params), {})
+    score = measured([trial.line for trial in found.trials]).replace("test ", "")
+    return [
+        Column("method", attrgetter("label")),
+        Column("", lambda arm: arm.given["method"], key="method"),
+        Column("", lambda arm: {one.name: one.words for one in arm.space}, key="varied"),
+        Column("", attrgetter("trials"), key="planned"),
+        Column("", lambda arm: len(found.own(arm)), key="trials"),
+        Column("", done, key="done"),
+        Column("", of_best(attrgetter("number")), key="best_trial"),
+        Column("", of_best(lambda trial: dict(trial.params)), key="best"),
+        Column("", sides, key="edges"),
+        *(Column(name, of_best(partial(_param, name)), _value) for name in found.varied),
+        Column(score, of_line(lambda line: None if line.mean is None else shown(line, line.mean))),
+        Column("", of_line(lambda line: None if line.by_loss else line.mean), key="accuracy"),
+        Column("", of_line(methodcaller("mean_of", "loss")), key="loss"),
+        Column("trials", done, words=lambda arm: f"{done(arm)}/{arm.trials}"),
+        Column("uplink", of_line(attrgetter("uplink")), human_bytes, "uplink_bytes_per_client_round", optional=1),
+        Column("at the edge", edges, left=True),
+    ]
+
+
+def _param(name: str, trial: Trial) -> Any:
+    return trial.params.get(name)
+
+
+def table(found: Found) -> Table:
+    """The best trial of each method, in the given order."""
+    colours = looks([(str(arm.given["method"]), arm.label) for arm in found.arms])
+    return make_table(
+        columns_of(found), found.arms, title="The best trial of each method", colour=lambda arm: colours[arm.label][0]
+    )
+
+
 def write_tables(folder: Path, found: Found) -> None:
     """trials.csv and search.json: milliseconds."""
     write_atomically(folder / "trials.csv", trials_csv(found).encode())
@@ -107,7 +166,7 @@ def write_tables(folder: Path, found: Found) -> None:
         "rows": found.rows,
         "finished": found.finished,
         "sampler": found.sampler,
-        "methods": {arm.label: _record(found, arm) for arm in found.arms},
+        "methods": dict(zip((arm.label for arm in found.arms), records(columns_of(found), found.arms), strict=True)),
         "dropped": list(found.dropped),
         "notes": found.notes,
         "privacy": list(found.privacy),
@@ -118,8 +177,7 @@ def write_tables(folder: Path, found: Found) -> None:
 
 def trials_csv(found: Found) -> str:
     """A row for each trial: its settings, and its run."""
-    names = list(dict.fromkeys(one.name for arm in found.arms for one in arm.space))
-    best = {arm.label: found.best(arm) for arm in found.arms}
+    names, best = found.varied, {arm.label: found.best(arm) for arm in found.arms}
     return as_csv(
         [
             {
@@ -135,58 +193,12 @@ def trials_csv(found: Found) -> str:
     )
 
 
-def _record(found: Found, arm: Arm) -> dict[str, Any]:
-    best, own = found.best(arm), found.own(arm)
-    line = None if best is None else best.line
-    return {
-        "method": arm.given["method"],
-        "varied": {one.name: one.words for one in arm.space},
-        "planned": arm.trials,
-        "trials": len(own),
-        "done": sum(trial.result.done for trial in own),
-        "best_trial": None if best is None else best.number,
-        "best": None if best is None else dict(best.params),
-        "edges": {} if best is None else arm.edges(best.params),
-        "accuracy": None if line is None or line.by_loss else line.mean,
-        "loss": None if line is None else line.mean_of("loss"),
-        "uplink_bytes_per_client_round": None if line is None else line.uplink,
-    }
-
-
 def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
     write_atomically(folder / "report.html", page(found).encode())
     for name, figure in figures(found.arms, found.trials).items():
         write_atomically(folder / "plots" / f"{name}.png", png(figure))
-
-
-def table(found: Found) -> Table:
-    """The best trial of each method, in the given order."""
-    names = list(dict.fromkeys(one.name for arm in found.arms for one in arm.space))
-    colours = looks([(str(arm.given["method"]), arm.label) for arm in found.arms])
-    rows = []
-    for arm in found.arms:
-        best, own = found.best(arm), found.own(arm)
-        line = None if best is None else best.line
-        done = sum(trial.result.done for trial in own)
-        edges = {} if best is None else arm.edges(best.params)
-        cells = (
-            arm.label,
-            *("--" if best is None or name not in best.params else _value(best.params[name]) for name in names),
-            "--" if line is None or line.mean is None else shown(line, line.mean),
-            f"{done}/{arm.trials}",
-            "--" if line is None or line.uplink is None else human_bytes(line.uplink),
-            ", ".join(f"{name} {side}" for name, side in edges.items()) or ("--" if best is None else "none"),
-        )
-        rows.append(Row(cells=cells, colour=colours[arm.label][0]))
-    lines = [trial.line for trial in found.trials]
-    score = measured(lines).replace("test ", "")
-    columns = ("method", *names, score, "trials", "uplink", "at the edge")
-    return Table(
-        columns=columns, rows=tuple(rows), left=(0, len(columns) - 1), optional=(columns.index("uplink"),),
-        title="The best trial of each method",
-    )  # fmt: skip
 
 
 def headline(found: Found) -> str:
@@ -196,11 +208,8 @@ def headline(found: Found) -> str:
         best = found.best(arm)
         if best is not None and best.line.mean is not None:
             values = ", ".join(f"{name} {_value(value)}" for name, value in best.params.items())
-            score = (
-                f"loss {shown(best.line, best.line.mean)}"
-                if best.line.by_loss
-                else f"{shown(best.line, best.line.mean)} %"
-            )
+            score = shown(best.line, best.line.mean)
+            score = f"loss {score}" if best.line.by_loss else f"{score} %"
             words.append(f"{arm.label} with {values} ({score})")
     if not words:
         return "No trial is finished."
@@ -221,12 +230,12 @@ def page(found: Found) -> str:
             headline=headline(found),
             lead=f"{len(done)} of {sum(arm.trials for arm in found.arms)} trials finished, on {found.rows}. {end}",
             warnings=tuple(found.privacy[:2]) if found.costs else (),
-            sections=(
-                Section(parts=(table(found), *(Text(words=note) for note in (*found.notes, *found.dropped)))),
-                *([Section(title="Figures", parts=tuple(drawn))] if drawn else []),
-                Section(title="What is varied", parts=(facts_of(space),)),
-                Section(title="What choosing costs in privacy", parts=tuple(Text(words=w) for w in found.privacy)),
-                *([Section(title="Trials that are not finished", parts=(facts_of(left),))] if left else []),
+            sections=sections(
+                ("", [table(found), *(Text(words=note) for note in (*found.notes, *found.dropped))]),
+                ("Figures", drawn),
+                ("What is varied", [facts_of(space)]),
+                ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),
+                ("Trials that are not finished", [facts_of(left)] if left else []),
                 made_section(
                     done,
                     Code(text=found.made_by),
