@@ -36,7 +36,7 @@ from simulations.compare.output import Output, write_page, write_tables
 from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.engines.signals import sigterm_raises
 from simulations.report.run_page import run_page
-from simulations.report.terminal import print_line, print_note, print_table
+from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.manifest import accept
@@ -157,7 +157,7 @@ def _run(
     before = results()
     done = sum(result.done for result in before)
     known = [float(result.summary["wall_seconds"]) for result in before if "wall_seconds" in result.summary]
-    console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
+    print_whole(f"{len(cells)} cells, {done} done before, folder {folder.path}", console)
     title = (
         f"{user_code.shown(str(cells[0].given['workload']))}: {len({cell.label for cell in cells})} methods compared"
     )
@@ -204,11 +204,11 @@ def show(results: Sequence[Result], folder: Path, console: Console, more: str = 
         if text == "not run":
             continue  # counted below; a large grid has hundreds
         style = "red" if text.startswith("failed") else "yellow"
-        console.print(f"{name}: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"{name}: {text}", console, style)
     left = sum(result.status in ("not run", "interrupted") for result in results)
     if left:
         console.print(f"{left} of {len(results)} {more}", style="yellow")
-    console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    print_whole(f"report  {folder / 'report.html'}", console)
 
 
 def print_panels(table: Sequence[Line], console: Console) -> None:
@@ -235,7 +235,7 @@ def report_command(runs: Sequence[str], out: str | None, console: Console, view:
             write_tables(folder, results, view)
             write_page(folder, f"{len(results)} runs compared", results, command=_command(), view=view)
     if single:
-        console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"report  {folder / 'report.html'}", console)
     else:
         show(results, folder, console, RUNS_LEFT, view)
 

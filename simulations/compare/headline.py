@@ -9,8 +9,7 @@ import statistics
 from collections.abc import Sequence
 
 from simulations.compare.lines import PROBE, Line, score_words
-from simulations.report.headline import fewer_bytes
-from simulations.report.words import epsilon_words
+from simulations.report.words import epsilon_words, fewer_bytes
 
 GROUPS = 3
 """Epsilons that the sentences name, the largest ones."""

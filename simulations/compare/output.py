@@ -4,7 +4,7 @@ The page has the table, the figures, what failed, and what the numbers do and do
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,10 +66,12 @@ def write_page(
 ) -> None:
     """plots/*.png and report.html: a second or two."""
     table = lines(results)
-    text = page(title, results, table, command=command, grid=grid, view=view)
+    made = drawn(table, view)
+    images = {name: png(figure) for name, figure in made.items()}  # a page changes its figures
+    text = page(title, results, table, command=command, grid=grid, view=view, figures=made)
     write_atomically(folder / "report.html", text.encode())
-    for name, figure in _drawn(table, view).items():
-        write_atomically(folder / "plots" / f"{name}.png", png(figure))
+    for name, image in images.items():
+        write_atomically(folder / "plots" / f"{name}.png", image)
 
 
 @dataclass(kw_only=True)
@@ -110,9 +112,9 @@ class Output:
 
 def page(
     title: str, results: Sequence[Result], table: Sequence[Line], *, command: str = "", grid: str = "",
-    view: View = PLAIN,
+    view: View = PLAIN, figures: "Mapping[str, Figure] | None" = None,
 ) -> str:  # fmt: skip
-    """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml."""
+    """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml; ``figures``: by name."""
     done = [run for run in results if run.done]
     first, *others = sentences(table)
     more = [" ".join(others)] if others else []
@@ -125,7 +127,7 @@ def page(
             warnings=(*warnings(table), *view.notes, *(f"{line[0].upper()}{line[1:]}." for line in view.left_out)),
             sections=sections(
                 ("All methods", [*(Text(words=words) for words in more), *_table(table)]),
-                ("Figures", _figures(table, view)),
+                ("Figures", _figures(table, drawn(table, view) if figures is None else figures)),
                 ("Accuracy against bytes", _panels(table, view)),
                 epsilon_section(results),
                 ("Not in the means", [facts_of(left)] if (left := unfinished(table)) else []),
@@ -146,14 +148,14 @@ def _table(table: Sequence[Line]) -> list[Part]:
     return [*parts, facts_of(named)] if named else parts
 
 
-def _figures(table: Sequence[Line], view: View) -> list[Part]:
+def _figures(table: Sequence[Line], made: "Mapping[str, Figure]") -> list[Part]:
     """The figures, if a run is finished."""
     one = len({line.epsilon_target for line in table if line.epsilon_target is not None}) < 2  # a row for each method
     captions = {**CAPTIONS, **VARIED, **({"accuracy-epsilon": CAPTIONS["accuracy"]} if one else {})}
-    return [drawing(figure, captions[name]) for name, figure in _drawn(table, view).items()]
+    return [drawing(figure, captions[name]) for name, figure in made.items()]
 
 
-def _drawn(table: Sequence[Line], view: View) -> dict[str, "Figure"]:
+def drawn(table: Sequence[Line], view: View) -> dict[str, "Figure"]:
     """All figures by file name: of varied settings first."""
     return varied_figures(table) | figures(table, view)
 

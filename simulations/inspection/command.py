@@ -19,7 +19,7 @@ from simulations.inspection.output import WARNING, first_factors, folder, lead, 
 from simulations.inspection.retrain import diagnosis, finished, measure_costs
 from simulations.inspection.subject import refuse_settings, subject_of_run, subject_of_settings
 from simulations.inspection.tables import shown_sparsity, shown_tables
-from simulations.report.terminal import checked, print_line, print_table
+from simulations.report.terminal import checked, print_line, print_table, print_whole
 from simulations.rundir.examined import RECORD, STATE
 from simulations.settings.run import Device
 
@@ -79,12 +79,7 @@ def inspect_command(
         print_table(table, console)
     for name, factors in first_factors(found).items():
         text = ", ".join(f"{factor:.4f}" for factor in factors)
-        console.print(
-            f"clip factors of the first examples (1: not clipped), {name}: {text}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        print_whole(f"clip factors of the first examples (1: not clipped), {name}: {text}", console)
     if found.costs is not None:
         print_line(diagnosis(found.costs), console, "bold")
     console.print(f"[bold]written[/bold]  {escape(str(path))}/inspection.html", highlight=False, soft_wrap=True)

@@ -12,9 +12,8 @@ from simulations import workloads
 from simulations.callbacks.named import shown_names
 from simulations.plan.noise import RHO_MEANING
 from simulations.report.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
-from simulations.report.facts import epsilon_section, made_section, row_warnings
+from simulations.report.facts import epsilon_section, made_section, row_warnings, settings_section, values_line
 from simulations.report.figure import GUESSING, drawing, new_figure, short_bytes, use_style, whole_numbers
-from simulations.report.headline import run_headline
 from simulations.report.page import (
     Code,
     Facts,
@@ -29,8 +28,7 @@ from simulations.report.page import (
     render,
     sections,
 )
-from simulations.report.settings_section import settings_section, values_line
-from simulations.report.words import duration, outcome, percent, privacy_line
+from simulations.report.words import duration, outcome, percent, privacy_line, run_headline
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir

@@ -16,6 +16,7 @@ from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.runner import Folder
 from simulations.compare.cells.worker import Outcome
 from simulations.report.progress import PAUSE_SECONDS, announce_estimate, clock, is_live, live_bar
+from simulations.report.terminal import print_whole
 from simulations.report.words import duration, percent
 from simulations.rundir.results import Result, read_run
 
@@ -158,7 +159,7 @@ class GridDisplay:
                 self.overheads.append(max(0.0, seconds - sum(row.seconds for row in result.rows[one.before :])))
         line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"
         style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
-        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        print_whole(line, self.console, style)
         self._overall(estimate=outcome.status == "done")
 
 

@@ -36,7 +36,7 @@ from simulations.compare.search.trials import Arm, Place, Runner, bases, searchi
 from simulations.compare.table import unfinished
 from simulations.plan.prepare import prepare
 from simulations.plan.unit import refuse_client_level
-from simulations.report.terminal import print_line, print_note, print_table
+from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.report.words import epsilon_words
 from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.refusals import left_out
@@ -197,7 +197,7 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
 
 def announce(job: Job, console: Console) -> None:
     """What is about to be tried, on which rows, and whether that costs privacy."""
-    console.print(f"{job.title}, folder {job.folder.path}", markup=False, highlight=False, soft_wrap=True)
+    print_whole(f"{job.title}, folder {job.folder.path}", console)
     for arm in job.arms:
         space = "; ".join(f"{one.name} {one.words}" for one in arm.space) or "nothing to choose, no trials"
         print_line(f"  {arm.label}: {space}", console)
@@ -254,12 +254,12 @@ def conclude(found: output.Found, folder: Path, console: Console) -> None:
     for note in found.notes:
         print_note(note, console, style="yellow" if "at the edge" in note else "dim")
     for name, text in unfinished([trial.line for trial in found.trials]).items():
-        console.print(f"{name}: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"{name}: {text}", console, "red")
     for words in found.privacy:
         print_note(words, console, style="bold red" if found.costs else "dim")
-    console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    print_whole(f"report  {folder / 'report.html'}", console)
     if found.command:
-        console.print(f"run it: {found.command}", markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"run it: {found.command}", console)
 
 
 def best_grid(job: Job, found: output.Found) -> Grid | None:

@@ -1,13 +1,12 @@
 """The files of a search: trials.csv (a row for each trial), search.json, best.toml (a grid), report.html and plots/."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simulations.compare.lines import Line, measured, shown
+from simulations.compare.lines import measured, shown
 from simulations.compare.search.plots import figures
 from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.space import tunable
@@ -32,12 +31,16 @@ from simulations.report.words import human_bytes
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import as_csv
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 CAPTIONS = {
     "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; the line is the "
     "best one so far.",
     "settings": "How the accuracy (or loss) depends on each setting. A mark is one trial, in which the other settings "
     "differ, too. Filled: the best trial of a method.",
 }
+SENT = "uplink_bytes_per_client_round"
 CHANCE = (
     "Each trial has one seed. The best of many trials is in part the luckiest one, so its accuracy here is too high on "
     "average. Compare methods by the runs that follow, with other seeds."
@@ -65,13 +68,20 @@ class Found:
     command: str = ""
     made_by: str = ""
 
-    def own(self, arm: Arm) -> list[Trial]:
-        """The trials of a method."""
-        return [trial for trial in self.trials if trial.arm.label == arm.label]
+    @property
+    def outcomes(self) -> "list[Outcome]":
+        """What became of each method, in the given order."""
+        return [self._outcome(arm) for arm in self.arms]
+
+    def _outcome(self, arm: Arm) -> "Outcome":
+        own = [trial for trial in self.trials if trial.arm.label == arm.label]
+        best = best_of(own)
+        edges = {} if best is None else arm.edges(best.params)
+        return Outcome(arm, own, sum(trial.result.done for trial in own), best, edges)
 
     def best(self, arm: Arm) -> Trial | None:
         """The best trial of a method; None before one is done."""
-        return best_of(self.own(arm))
+        return self._outcome(arm).best
 
     @property
     def varied(self) -> list[str]:
@@ -81,7 +91,7 @@ class Found:
     @property
     def notes(self) -> list[str]:
         """Edges, methods without trials, and how much luck is in the best."""
-        edges = [words for arm in self.arms for words in edge_notes(arm, self.best(arm))]
+        edges = [words for one in self.outcomes for words in edge_notes(one.arm, one.best)]
         untouched = [arm.label for arm in self.arms if not arm.space]
         none = [f"{', '.join(untouched)}: no setting to choose, so no trials."] if untouched else []
         return [*edges, *none, *(f"{label}: {why}" for label, why in self.given_up.items()), CHANCE]
@@ -106,56 +116,54 @@ def edge_notes(arm: Arm, best: Trial | None) -> list[str]:
     return found
 
 
+class Outcome(NamedTuple):
+    """A method, its trials, how many are done, the best of them, and which of its values are at an edge."""
+
+    arm: Arm
+    trials: list[Trial]
+    done: int
+    best: Trial | None
+    edges: Mapping[str, Any]
+
+
 def columns_of(found: Found) -> list[Column]:
-    """Every fact of a method: in the table under its heading, in search.json under its key."""
-    best = {arm.label: found.best(arm) for arm in found.arms}
-    lines = {label: None if trial is None else trial.line for label, trial in best.items()}
-
-    def of_best(value: Callable[[Trial], Any], otherwise: Any = None) -> Callable[[Arm], Any]:
-        return lambda arm: otherwise if (trial := best[arm.label]) is None else value(trial)
-
-    def of_line(value: Callable[[Line], Any]) -> Callable[[Arm], Any]:
-        return lambda arm: None if (line := lines[arm.label]) is None else value(line)
-
-    def done(arm: Arm) -> int:
-        return sum(trial.result.done for trial in found.own(arm))
-
-    def edges(arm: Arm) -> str:
-        none = "--" if best[arm.label] is None else "none"
-        return ", ".join(f"{name} {side}" for name, side in sides(arm).items()) or none
-
-    sides = of_best(lambda trial: trial.arm.edges(trial.params), {})
+    """Every fact of an outcome: in the table under its heading, in search.json under its key."""
     score = measured([trial.line for trial in found.trials]).replace("test ", "")
+
+    def chosen(name: str, one: Outcome) -> Any:
+        return one.best and one.best.params.get(name)
+
     return [
-        Column("method", attrgetter("label")),
-        Column("", lambda arm: arm.given["method"], key="method"),
-        Column("", lambda arm: {one.name: one.words for one in arm.space}, key="varied"),
-        Column("", attrgetter("trials"), key="planned"),
-        Column("", lambda arm: len(found.own(arm)), key="trials"),
-        Column("", done, key="done"),
-        Column("", of_best(attrgetter("number")), key="best_trial"),
-        Column("", of_best(lambda trial: dict(trial.params)), key="best"),
-        Column("", sides, key="edges"),
-        *(Column(name, of_best(partial(_param, name)), _value) for name in found.varied),
-        Column(score, of_line(lambda line: None if line.mean is None else shown(line, line.mean))),
-        Column("", of_line(lambda line: None if line.by_loss else line.mean), key="accuracy"),
-        Column("", of_line(methodcaller("mean_of", "loss")), key="loss"),
-        Column("trials", done, words=lambda arm: f"{done(arm)}/{arm.trials}"),
-        Column("uplink", of_line(attrgetter("uplink")), human_bytes, "uplink_bytes_per_client_round", optional=1),
-        Column("at the edge", edges, left=True),
+        Column("method", lambda one: one.arm.label),
+        Column("", lambda one: one.arm.given["method"], key="method"),
+        Column("", lambda one: {range.name: range.words for range in one.arm.space}, key="varied"),
+        Column("", lambda one: one.arm.trials, key="planned"),
+        Column("", lambda one: len(one.trials), key="trials"),
+        Column("", lambda one: one.done, key="done"),
+        Column("", lambda one: one.best and one.best.number, key="best_trial"),
+        Column("", lambda one: one.best and dict(one.best.params), key="best"),
+        Column("", lambda one: one.edges, key="edges"),
+        *(Column(name, partial(chosen, name), _value) for name in found.varied),
+        Column(score, lambda one: one.best and shown(one.best.line, one.best.line.mean)),
+        Column("", lambda one: one.best and (None if one.best.line.by_loss else one.best.line.mean), key="accuracy"),
+        Column("", lambda one: one.best and one.best.line.mean_of("loss"), key="loss"),
+        Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
+        Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, SENT, optional=1),
+        Column("at the edge", lambda one: one.best and _sides(one), left=True),
     ]
 
 
-def _param(name: str, trial: Trial) -> Any:
-    return trial.params.get(name)
+def _sides(one: Outcome) -> str:
+    return ", ".join(f"{name} {side}" for name, side in one.edges.items()) or "none"
 
 
 def table(found: Found) -> Table:
     """The best trial of each method, in the given order."""
     colours = looks([(str(arm.given["method"]), arm.label) for arm in found.arms])
     return make_table(
-        columns_of(found), found.arms, title="The best trial of each method", colour=lambda arm: colours[arm.label][0]
-    )
+        columns_of(found), found.outcomes, title="The best trial of each method",
+        colour=lambda one: colours[one.arm.label][0],
+    )  # fmt: skip
 
 
 def write_tables(folder: Path, found: Found) -> None:
@@ -166,7 +174,7 @@ def write_tables(folder: Path, found: Found) -> None:
         "rows": found.rows,
         "finished": found.finished,
         "sampler": found.sampler,
-        "methods": dict(zip((arm.label for arm in found.arms), records(columns_of(found), found.arms), strict=True)),
+        "methods": {one.arm.label: records(columns_of(found), [one])[0] for one in found.outcomes},
         "dropped": list(found.dropped),
         "notes": found.notes,
         "privacy": list(found.privacy),
@@ -177,7 +185,7 @@ def write_tables(folder: Path, found: Found) -> None:
 
 def trials_csv(found: Found) -> str:
     """A row for each trial: its settings, and its run."""
-    names, best = found.varied, {arm.label: found.best(arm) for arm in found.arms}
+    names, best = found.varied, {one.arm.label: one.best for one in found.outcomes}
     return as_csv(
         [
             {
@@ -196,16 +204,17 @@ def trials_csv(found: Found) -> str:
 def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
-    write_atomically(folder / "report.html", page(found).encode())
-    for name, figure in figures(found.arms, found.trials).items():
-        write_atomically(folder / "plots" / f"{name}.png", png(figure))
+    made = figures(found.arms, found.trials)
+    images = {name: png(figure) for name, figure in made.items()}  # a page changes its figures
+    write_atomically(folder / "report.html", page(found, made).encode())
+    for name, image in images.items():
+        write_atomically(folder / "plots" / f"{name}.png", image)
 
 
 def headline(found: Found) -> str:
     """The best trial of each method."""
     words = []
-    for arm in found.arms:
-        best = found.best(arm)
+    for arm, _, best in found.outcomes:
         if best is not None and best.line.mean is not None:
             values = ", ".join(f"{name} {_value(value)}" for name, value in best.params.items())
             score = shown(best.line, best.line.mean)
@@ -216,10 +225,10 @@ def headline(found: Found) -> str:
     return f"{'Best trials' if found.finished else 'Best trials so far'}: {'; '.join(words)}."
 
 
-def page(found: Found) -> str:
-    """The page of a search."""
+def page(found: Found, made: "Mapping[str, Figure]") -> str:
+    """The page of a search with its figures by name."""
     done = [trial.result for trial in found.trials if trial.result.done]
-    drawn = [drawing(figure, CAPTIONS[name]) for name, figure in figures(found.arms, found.trials).items()]
+    drawn = [drawing(figure, CAPTIONS[name]) for name, figure in made.items()]
     left = unfinished([trial.line for trial in found.trials])
     end = "Every method has its trials." if found.finished else "The search is not finished."
     space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in found.arms}

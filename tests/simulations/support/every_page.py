@@ -21,6 +21,7 @@ from simulations.compare.lines import lines
 from simulations.compare.output import page as compare_page
 from simulations.compare.search.output import Found
 from simulations.compare.search.output import page as search_page
+from simulations.compare.search.plots import figures as search_figures
 from simulations.compare.search.space import Choices, Span
 from simulations.compare.search.trials import Arm, Trial
 from simulations.inspection.command import inspect_command
@@ -56,13 +57,12 @@ def searched() -> str:
               result=result(0.5 + 0.05 * at))
         for at in range(6)
     ]  # fmt: skip
-    return search_page(
-        Found(
-            title="digits: rank searched", rows="synthetic inputs", arms=[arm], trials=trials, sampler="tpe",
-            finished=True, costs=True, privacy=("Choosing costs privacy.",), dropped=("A note.",),
-            command="fedlsg compare --grid best.toml", made_by="fedlsg compare digits",
-        )
+    found = Found(
+        title="digits: rank searched", rows="synthetic inputs", arms=[arm], trials=trials, sampler="tpe",
+        finished=True, costs=True, privacy=("Choosing costs privacy.",), dropped=("A note.",),
+        command="fedlsg compare --grid best.toml", made_by="fedlsg compare digits",
     )  # fmt: skip
+    return search_page(found, search_figures([arm], trials))
 
 
 def found_members(models: Trained) -> str:
