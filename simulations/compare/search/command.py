@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ from simulations.compare.search.pickers import (
     combinations,
     open_storage,
 )
-from simulations.compare.search.privacy import Rows, as_many_rows, epsilon_of, read_trials, rows_of, statement
+from simulations.compare.search.privacy import as_many_rows, epsilon_of, read_trials, rows_of, statement
 from simulations.compare.search.space import make_spaces, read_spec
-from simulations.compare.search.trials import Arm, Place, Runner, bases, searching
+from simulations.compare.search.trials import Arm, Job, Place, Runner, bases, searching
 from simulations.compare.table import unfinished
 from simulations.plan.prepare import prepare
 from simulations.plan.unit import refuse_client_level
@@ -46,24 +46,6 @@ TRIALS = 20
 """Trials of a method, unless ``--trials`` or a grid says otherwise."""
 BEST, FINAL = "best.toml", "final"
 """The grid of the runs with the best settings, and their folder in that of the search."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A search to run. grid: the comparison that it is about. delta: that of the trials."""
-
-    grid: Grid
-    arms: tuple[Arm, ...]
-    rows: Rows
-    sampler: str
-    delta: float
-    folder: Folder
-    notices: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        names = list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
-        return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
 
 
 def make_job(
@@ -233,15 +215,10 @@ def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = 
         privacy.append("Each further run with chosen settings, of any method, adds its own epsilon once more.")
     follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", "3"]
     return output.Found(
-        title=job.title,
-        rows=job.rows.words,
-        arms=job.arms,
+        job=job,
         trials=runner.trials(),
-        sampler=job.sampler,
         finished=finished,
-        costs=job.rows.private,
         privacy=privacy,
-        dropped=job.notices,
         given_up=runner.given_up,
         command=shlex.join([*follow, "--out", str(job.folder.path / FINAL)]) if finished else "",
         made_by=shlex.join(["fedlsg", *sys.argv[1:]]),
@@ -256,7 +233,7 @@ def conclude(found: output.Found, folder: Path, console: Console) -> None:
     for name, text in unfinished([trial.line for trial in found.trials]).items():
         print_whole(f"{name}: {text}", console, "red")
     for words in found.privacy:
-        print_note(words, console, style="bold red" if found.costs else "dim")
+        print_note(words, console, style="bold red" if found.job.rows.private else "dim")
     print_whole(f"report  {folder / 'report.html'}", console)
     if found.command:
         print_whole(f"run it: {found.command}", console)
@@ -279,6 +256,8 @@ def best_grid(job: Job, found: output.Found) -> Grid | None:
     settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}
     chosen = f"Settings were chosen by {len(found.trials)} trials on {job.rows.words}."
     note = (
-        f"{chosen} {found.privacy[0]} {found.privacy[1]} No epsilon of a run includes that." if found.costs else chosen
+        f"{chosen} {found.privacy[0]} {found.privacy[1]} No epsilon of a run includes that."
+        if job.rows.private
+        else chosen
     )
     return replace(job.grid, entries=tuple(entries), settings=settings, notes=(*job.grid.notes, note))

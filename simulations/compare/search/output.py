@@ -10,7 +10,7 @@ from simulations.compare.lines import measured, shown
 from simulations.compare.search.plots import figures
 from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.space import tunable
-from simulations.compare.search.trials import Arm, Trial, best_of
+from simulations.compare.search.trials import Arm, Job, Trial, best_of
 from simulations.compare.table import unfinished
 from simulations.report.facts import made_section
 from simulations.report.figure import drawing, looks, png
@@ -51,19 +51,13 @@ CHANCE = (
 class Found:
     """A search as far as it got.
 
-    rows: what the trials are compared on. dropped: settings that methods lack, in sentences.
     given_up: why a method got no more trials. privacy: what choosing costs, in sentences. command: the runs to start.
     """
 
-    title: str
-    rows: str
-    arms: Sequence[Arm]
+    job: Job
     trials: Sequence[Trial]
-    sampler: str
     finished: bool
-    costs: bool
     privacy: Sequence[str]
-    dropped: Sequence[str] = ()
     given_up: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     made_by: str = ""
@@ -71,7 +65,7 @@ class Found:
     @property
     def outcomes(self) -> "list[Outcome]":
         """What became of each method, in the given order."""
-        return [self._outcome(arm) for arm in self.arms]
+        return [self._outcome(arm) for arm in self.job.arms]
 
     def _outcome(self, arm: Arm) -> "Outcome":
         own = [trial for trial in self.trials if trial.arm.label == arm.label]
@@ -86,13 +80,13 @@ class Found:
     @property
     def varied(self) -> list[str]:
         """The settings that at least one method varies."""
-        return list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
+        return list(dict.fromkeys(one.name for arm in self.job.arms for one in arm.space))
 
     @property
     def notes(self) -> list[str]:
         """Edges, methods without trials, and how much luck is in the best."""
         edges = [words for one in self.outcomes for words in edge_notes(one.arm, one.best)]
-        untouched = [arm.label for arm in self.arms if not arm.space]
+        untouched = [arm.label for arm in self.job.arms if not arm.space]
         none = [f"{', '.join(untouched)}: no setting to choose, so no trials."] if untouched else []
         return [*edges, *none, *(f"{label}: {why}" for label, why in self.given_up.items()), CHANCE]
 
@@ -159,7 +153,7 @@ def _sides(one: Outcome) -> str:
 
 def table(found: Found) -> Table:
     """The best trial of each method, in the given order."""
-    colours = looks([(str(arm.given["method"]), arm.label) for arm in found.arms])
+    colours = looks([(str(arm.given["method"]), arm.label) for arm in found.job.arms])
     return make_table(
         columns_of(found), found.outcomes, title="The best trial of each method",
         colour=lambda one: colours[one.arm.label][0],
@@ -170,12 +164,12 @@ def write_tables(folder: Path, found: Found) -> None:
     """trials.csv and search.json: milliseconds."""
     write_atomically(folder / "trials.csv", trials_csv(found).encode())
     whole = {
-        "title": found.title,
-        "rows": found.rows,
+        "title": found.job.title,
+        "rows": found.job.rows.words,
         "finished": found.finished,
-        "sampler": found.sampler,
+        "sampler": found.job.sampler,
         "methods": {one.arm.label: records(columns_of(found), [one])[0] for one in found.outcomes},
-        "dropped": list(found.dropped),
+        "dropped": list(found.job.notices),
         "notes": found.notes,
         "privacy": list(found.privacy),
         "command": found.command,
@@ -204,7 +198,7 @@ def trials_csv(found: Found) -> str:
 def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
-    made = figures(found.arms, found.trials)
+    made = figures(found.job.arms, found.trials)
     images = {name: png(figure) for name, figure in made.items()}  # a page changes its figures
     write_atomically(folder / "report.html", page(found, made).encode())
     for name, image in images.items():
@@ -227,20 +221,21 @@ def headline(found: Found) -> str:
 
 def page(found: Found, made: "Mapping[str, Figure]") -> str:
     """The page of a search with its figures by name."""
+    job = found.job
     done = [trial.result for trial in found.trials if trial.result.done]
     drawn = [drawing(figure, CAPTIONS[name]) for name, figure in made.items()]
     left = unfinished([trial.line for trial in found.trials])
     end = "Every method has its trials." if found.finished else "The search is not finished."
-    space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in found.arms}
+    space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in job.arms}
     return render(
         Page(
             kind="fedlsg compare --search",
-            title=found.title,
+            title=job.title,
             headline=headline(found),
-            lead=f"{len(done)} of {sum(arm.trials for arm in found.arms)} trials finished, on {found.rows}. {end}",
-            warnings=tuple(found.privacy[:2]) if found.costs else (),
+            lead=f"{len(done)} of {sum(arm.trials for arm in job.arms)} trials finished, on {job.rows.words}. {end}",
+            warnings=tuple(found.privacy[:2]) if job.rows.private else (),
             sections=sections(
-                ("", [table(found), *(Text(words=note) for note in (*found.notes, *found.dropped))]),
+                ("", [table(found), *(Text(words=note) for note in (*found.notes, *job.notices))]),
                 ("Figures", drawn),
                 ("What is varied", [facts_of(space)]),
                 ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlsg import user_code
 from fedlsg.owner_only import make_parents
 from simulations.compare.cells.grid import Cell, Grid, word
 from simulations.compare.cells.progress import GridDisplay
@@ -26,6 +27,7 @@ from simulations.compare.cells.worker import Worker
 from simulations.compare.collect import cell_result
 from simulations.compare.lines import Line
 from simulations.compare.search.pickers import Asked, Picker
+from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Dimension, Side
 from simulations.engines.cluster import processors
 from simulations.engines.signals import sigterm_raises
@@ -131,6 +133,24 @@ def score_of(trial: Trial) -> float:
     mean = trial.line.mean
     assert mean is not None, "of finished trials only"
     return -mean if trial.line.by_loss else mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A search to run. grid: the comparison that it is about. delta: that of the trials."""
+
+    grid: Grid
+    arms: tuple[Arm, ...]
+    rows: Rows
+    sampler: str
+    delta: float
+    folder: Folder
+    notices: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        names = list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
+        return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
 
 
 class Place(NamedTuple):
