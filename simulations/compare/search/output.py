@@ -208,7 +208,8 @@ def write(folder: Path, found: Found) -> None:
 def headline(found: Found) -> str:
     """The best trial of each method."""
     words = []
-    for arm, _, best in found.outcomes:
+    for one in found.outcomes:
+        arm, best = one.arm, one.best
         if best is not None and best.line.mean is not None:
             values = ", ".join(f"{name} {_value(value)}" for name, value in best.params.items())
             score = shown(best.line, best.line.mean)
