@@ -17,6 +17,7 @@ from simulations.report.page import (
     Code,
     Drawing,
     Page,
+    Part,
     Picture,
     Text,
     data_section,
@@ -195,8 +196,8 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
         for name, factors in first_factors(found).items()
     )
     costs = [] if found.costs is None else [Text(words=diagnosis(found.costs))]
-    kept = [summary_table(found.kept), facts_of(meanings(found.kept))] if found.kept else []
-    masked = [*masked_tables(found.sparsified), Text(words=MEANING)] if found.sparsified else []
+    kept: list[Part] = [summary_table(found.kept), facts_of(meanings(found.kept))] if found.kept else []
+    masked: list[Part] = [*masked_tables(found.sparsified), Text(words=MEANING)] if found.sparsified else []
     return render(
         Page(
             kind="fedlsg inspect",
