@@ -20,8 +20,8 @@ from simulations.plan.continuity import check_own_code
 from simulations.plan.prepare import prepare
 from simulations.plan.trust import READS, allow_code
 from simulations.report.figure import png
-from simulations.report.page import Picture, cell, facts_of
 from simulations.report.run_page import course
+from simulations.report.template import notebook_cell
 from simulations.report.words import outcome
 from simulations.rundir.examined import MODEL, RESULTS, open_run
 from simulations.rundir.results import read_run
@@ -146,8 +146,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         data = base64.b64encode(png(self.plot())).decode() if self._rows else None
-        picture = None if data is None else Picture(uri=f"data:image/png;base64,{data}", width=WIDTH, caption=PLOT)
-        return cell(facts_of(self._facts()), picture)
+        image = None if data is None else (f"data:image/png;base64,{data}", PLOT, WIDTH)
+        return notebook_cell(self._facts().items(), image)
 
 
 def load_run(

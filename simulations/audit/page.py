@@ -4,17 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict
-from simulations.report.page import (
-    Page,
-    Row,
-    Section,
-    Table,
-    Text,
-    data_section,
-    download,
-    facts_of,
-    render,
-)
+from simulations.report.page import Page, Table, Text, data_section, download, facts_of, render, sections
+from simulations.report.table import Column, make_table
 
 MEANING = (
     "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the outputs which of them "
@@ -56,11 +47,11 @@ def page(
             lead=f"{report['workload']} with {report['method']}; claim of {report['claimed_by']}.",
             headline=headline(verdict),
             warnings=warnings,
-            sections=(
-                Section(title="Key facts", parts=(facts_of(asked),)),
-                Section(title="Bounds and estimate", parts=(figures, Text(words=MEANING, style="note"))),
-                Section(title="Checks", parts=(_checks(verdict),)),
-                Section(title="What the auditor knows and sees", parts=(Text(words=report["threat_model"]),)),
+            sections=sections(
+                ("Key facts", [facts_of(asked)]),
+                ("Bounds and estimate", [figures, Text(words=MEANING, style="note")]),
+                ("Checks", [_checks(verdict)]),
+                ("What the auditor knows and sees", [Text(words=report["threat_model"])]),
                 data_section(download(name, data, "all numbers of this page")),
             ),
         )
@@ -69,14 +60,9 @@ def page(
 
 def _checks(verdict: Verdict) -> Table:
     """A row for each check."""
-    return Table(
-        columns=("check", "outcome", "what it says"),
-        rows=tuple(
-            Row(
-                cells=(check.name, "passed" if check.passed else "FAILED", check.says),
-                style="" if check.passed else "alert",
-            )
-            for check in verdict.checks
-        ),
-        left=(0, 1, 2),
-    )
+    columns = [
+        Column("check", lambda check: check.name),
+        Column("outcome", lambda check: "passed" if check.passed else "FAILED", left=True),
+        Column("what it says", lambda check: check.says, left=True),
+    ]
+    return make_table(columns, verdict.checks, style=lambda check: "" if check.passed else "alert")

@@ -9,11 +9,9 @@ from typing import Any
 from fedlsg.choices import did_you_mean
 from fedlsg.setting import declared, unknown
 from fedlsg.user_code import absolute, is_reference, load, shown
-from simulations.callbacks.best_model import BestModel
 from simulations.callbacks.callback import Callback, Function
-from simulations.callbacks.early_stopping import EarlyStopping
-from simulations.callbacks.mlflow import MLflow
-from simulations.callbacks.wandb import WeightsAndBiases
+from simulations.callbacks.loggers import MLflow, WeightsAndBiases
+from simulations.callbacks.monitored import BestModel, EarlyStopping
 
 BUILT_IN: Mapping[str, type[Callback]] = MappingProxyType(
     {"early-stopping": EarlyStopping, "best-model": BestModel, "mlflow": MLflow, "wandb": WeightsAndBiases}

@@ -7,11 +7,12 @@ percent at most. Lines without a finite epsilon are in every panel of their task
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fedlsg.choices import choose
-from simulations.compare.lines import Line, shown
-from simulations.compare.table import markdown
-from simulations.report.page import Row, Table
+from simulations.compare.lines import Line, score_words
+from simulations.report.page import Table
+from simulations.report.table import Column, make_table
 from simulations.report.words import NOT_PRIVATE, human_bytes
 from simulations.rundir.links import Link, parse_link
 
@@ -107,12 +108,6 @@ def _ordered(own: Sequence[Line]) -> tuple[Line, ...]:
     return tuple(sorted(own, key=lambda line: (line.total_uplink or 0.0, line.name)))
 
 
-COLUMNS = {
-    "method": "method", "accuracy": "accuracy, %", "n": "n", "up": "uplink", "up_saved": "saved",
-    "both": "both ways", "both_saved": "saved", "transfer": "transfer, s",
-}  # fmt: skip
-
-
 NOTE = (
     "Bytes: payloads of a whole run over all clients, mean over seeds; saved: how many times smaller they are than "
     "dense updates; both ways: uplink plus downlink. The methods of one table have the same epsilon (within one "
@@ -122,34 +117,29 @@ NOTE = (
 
 def panel_table(panel: Panel) -> Table:
     """A row for each line of a panel; no column of transfer if no link is given."""
-    rows = [_cells(line) for line in panel.lines]
     by_loss = any(line.by_loss for line in panel.lines)
-    keys = [key for key in COLUMNS if key != "transfer" or any(line.transfer is not None for line in panel.lines)]
-    return Table(
-        title=panel.title,
-        columns=tuple("test loss" if key == "accuracy" and by_loss else COLUMNS[key] for key in keys),
-        rows=tuple(
-            Row(cells=tuple(row[key] for key in keys), style="" if line.private else "no-epsilon")
-            for line, row in zip(panel.lines, rows, strict=True)
-        ),
-        optional=tuple(keys.index(key) for key in ("both_saved", "up_saved")),
-    )
+    columns = [
+        Column("method", marked),
+        Column("test loss" if by_loss else "accuracy, %", score_words),
+        Column("n", lambda line: len(line.done)),
+        Column("uplink", lambda line: line.total_uplink, human_bytes),
+        Column("saved", _saved, "{:.1f}x".format, optional=2),
+        Column("both ways", lambda line: line.total_uplink + line.total_downlink, human_bytes),
+        Column("saved", partial(_saved, both=True), "{:.1f}x".format, optional=1),
+        Column("transfer, s", lambda line: line.transfer, ".3g"),
+    ]  # fmt: skip
+    timed = any(line.transfer is not None for line in panel.lines)
+    return make_table(
+        columns if timed else columns[:-1], panel.lines, title=panel.title,
+        style=lambda line: "" if line.private else "no-epsilon",
+    )  # fmt: skip
 
 
-def _cells(line: Line) -> dict[str, str]:
-    assert line.mean is not None
-    up, down = line.total_uplink or 0.0, line.total_downlink or 0.0
-    dense = (line.mean_of("uplink_bytes_dense") or 0.0, line.mean_of("downlink_bytes_dense") or 0.0)
-    return {
-        "method": marked(line),
-        "accuracy": f"{shown(line, line.mean)}" + ("" if line.sd is None else f" ± {shown(line, line.sd)}"),
-        "n": str(len(line.done)),
-        "up": human_bytes(up),
-        "up_saved": f"{dense[0] / up:.1f}x",
-        "both": human_bytes(up + down),
-        "both_saved": f"{sum(dense) / (up + down):.1f}x",
-        "transfer": "--" if line.transfer is None else f"{line.transfer:.3g}",
-    }
+def _saved(line: Line, *, both: bool = False) -> float:
+    """How many times smaller than dense updates the payloads are that were sent, or also received."""
+    ways = ("uplink", "downlink") if both else ("uplink",)
+    dense, found = (sum(line.mean_of(f"{way}_bytes{kind}") or 0.0 for way in ways) for kind in ("_dense", ""))
+    return dense / found
 
 
 def marked(line: Line) -> str:
@@ -159,5 +149,5 @@ def marked(line: Line) -> str:
 
 def bytes_markdown(table: Sequence[Line]) -> str:
     """A heading and a Markdown table for each panel."""
-    parts = [part for panel in panels(table) for part in (f"## {panel.title}", "", markdown(panel_table(panel)))]
+    parts = [part for panel in panels(table) for part in (f"## {panel.title}", "", panel_table(panel).markdown)]
     return "\n".join([*parts, NOTE, ""])

@@ -16,14 +16,19 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
-from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.check import check_cells
-from simulations.compare.cells.grid import Cell, Grid
+from simulations.compare.cells.grid import Cell, Grid, dropped_lines
 from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, read_varied, split_settings, words
-from simulations.compare.cells.having import dropped_lines
-from simulations.compare.cells.places import Ray, one_ray, share_out
-from simulations.compare.cells.progress import GridDisplay
-from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
+from simulations.compare.cells.progress import GridDisplay, ask_above_an_hour
+from simulations.compare.cells.runner import (
+    Folder,
+    Ray,
+    check_limits,
+    check_same_settings,
+    one_ray,
+    run_cells,
+    share_out,
+)
 from simulations.compare.cells.worker import Outcome
 from simulations.compare.collect import cell_result, read_runs
 from simulations.compare.lines import Line, lines
@@ -31,7 +36,7 @@ from simulations.compare.output import Output, write_page, write_tables
 from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.engines.signals import sigterm_raises
 from simulations.report.run_page import run_page
-from simulations.report.terminal import print_line, print_note, print_table
+from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.manifest import accept
@@ -106,10 +111,7 @@ def compare_command(
 
     Raises ValueError before anything runs if a cell cannot run, or was run in this folder with other settings.
     """
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected --jobs {jobs} >= 1")
-    if budget_minutes is not None and not budget_minutes > 0:
-        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
+    budget_seconds = check_limits(jobs, budget_minutes)
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
     grid, refused = accepted(grid)
     dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
@@ -126,7 +128,7 @@ def compare_command(
             check_same_settings(folder, cells)
             write_atomically(path / "grid.toml", text.encode())
         with exclusive(RunDir(path)), sigterm_raises():
-            return _run(cells, folder, text, jobs, ray, budget_minutes, console, view, yes)
+            return _run(cells, folder, text, jobs, ray, budget_seconds, console, view, yes)
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
@@ -145,7 +147,7 @@ def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
 
 
 def _run(
-    cells: Sequence[Cell], folder: Folder, text: str, jobs: int | None, ray: Ray, budget_minutes: float | None,
+    cells: Sequence[Cell], folder: Folder, text: str, jobs: int | None, ray: Ray, budget_seconds: float | None,
     console: Console, view: View, yes: bool,
 ) -> int:  # fmt: skip
     def results() -> list[Result]:
@@ -155,8 +157,7 @@ def _run(
     before = results()
     done = sum(result.done for result in before)
     known = [float(result.summary["wall_seconds"]) for result in before if "wall_seconds" in result.summary]
-    budget_seconds = None if budget_minutes is None else 60 * budget_minutes
-    console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
+    print_whole(f"{len(cells)} cells, {done} done before, folder {folder.path}", console)
     title = (
         f"{user_code.shown(str(cells[0].given['workload']))}: {len({cell.label for cell in cells})} methods compared"
     )
@@ -203,11 +204,11 @@ def show(results: Sequence[Result], folder: Path, console: Console, more: str = 
         if text == "not run":
             continue  # counted below; a large grid has hundreds
         style = "red" if text.startswith("failed") else "yellow"
-        console.print(f"{name}: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"{name}: {text}", console, style)
     left = sum(result.status in ("not run", "interrupted") for result in results)
     if left:
         console.print(f"{left} of {len(results)} {more}", style="yellow")
-    console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    print_whole(f"report  {folder / 'report.html'}", console)
 
 
 def print_panels(table: Sequence[Line], console: Console) -> None:
@@ -234,7 +235,7 @@ def report_command(runs: Sequence[str], out: str | None, console: Console, view:
             write_tables(folder, results, view)
             write_page(folder, f"{len(results)} runs compared", results, command=_command(), view=view)
     if single:
-        console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"report  {folder / 'report.html'}", console)
     else:
         show(results, folder, console, RUNS_LEFT, view)
 

@@ -8,9 +8,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from simulations.compare.lines import PROBE, Line, shown
-from simulations.report.headline import fewer_bytes
-from simulations.report.words import epsilon_words
+from simulations.compare.lines import PROBE, Line, score_words
+from simulations.report.words import epsilon_words, fewer_bytes
 
 GROUPS = 3
 """Epsilons that the sentences name, the largest ones."""
@@ -78,10 +77,7 @@ def _best(own: Sequence[Line]) -> Line:
 
 
 def _score(line: Line) -> str:
-    assert line.mean is not None
-    unit = "" if line.by_loss else " %"
-    sd = "" if line.sd is None else f" ± {shown(line, line.sd)}"
-    return f"{shown(line, line.mean)}{sd}{unit}"
+    return score_words(line) + ("" if line.by_loss else " %")
 
 
 def _bytes(line: Line) -> str:

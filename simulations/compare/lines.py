@@ -177,9 +177,7 @@ class Line:
         own = [f"r {self.setting('rank')}"] if self.setting("rank") else []
         own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
         others = {name: value for name, value in self.varied.items() if name not in ("rank", "sparsity")}
-        own += [
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in others.items()
-        ]
+        own += [f"{name} {value_words(value)}" for name, value in others.items()]
         own += ["client level"] if self.unit == "client" and "unit" not in self.varied else []
         return f"{self.label} ({', '.join(own)})" if own else self.label
 
@@ -211,6 +209,22 @@ def shown(line: Line, value: float) -> str:
     return f"{value:.4g}" if line.by_loss else f"{line.scale * value:.1f}"
 
 
+def score_words(line: Line) -> str:
+    """The mean of a finished line, with its standard deviation over seeds."""
+    assert line.mean is not None
+    return shown(line, line.mean) + ("" if line.sd is None else f" ± {shown(line, line.sd)}")
+
+
 def measured(table: Iterable[Line]) -> str:
     """What the scores of these lines are, for axes and columns."""
     return "test loss" if any(line.by_loss for line in table) else "test accuracy, %"
+
+
+def value_words(value: Any) -> str:
+    """A varied value for people."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a varied value is a number: True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

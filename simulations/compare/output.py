@@ -4,7 +4,7 @@ The page has the table, the figures, what failed, and what the numbers do and do
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from simulations.compare.vary_plots import CAPTIONS as VARIED
 from simulations.compare.vary_plots import varied_figures
 from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import drawing, png
-from simulations.report.page import Code, Page, Part, Section, Text, data_section, download, facts_of, render
+from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, render, sections
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, results_csv
@@ -66,10 +66,12 @@ def write_page(
 ) -> None:
     """plots/*.png and report.html: a second or two."""
     table = lines(results)
-    text = page(title, results, table, command=command, grid=grid, view=view)
+    made = drawn(table, view)
+    images = {name: png(figure) for name, figure in made.items()}  # a page changes its figures
+    text = page(title, results, table, command=command, grid=grid, view=view, figures=made)
     write_atomically(folder / "report.html", text.encode())
-    for name, figure in _drawn(table, view).items():
-        write_atomically(folder / "plots" / f"{name}.png", png(figure))
+    for name, image in images.items():
+        write_atomically(folder / "plots" / f"{name}.png", image)
 
 
 @dataclass(kw_only=True)
@@ -110,34 +112,33 @@ class Output:
 
 def page(
     title: str, results: Sequence[Result], table: Sequence[Line], *, command: str = "", grid: str = "",
-    view: View = PLAIN,
+    view: View = PLAIN, figures: "Mapping[str, Figure] | None" = None,
 ) -> str:  # fmt: skip
-    """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml."""
+    """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml; ``figures``: by name."""
     done = [run for run in results if run.done]
+    first, *others = sentences(table)
+    more = [" ".join(others)] if others else []
     return render(
         Page(
             kind="fedlsg compare",
             title=title,
             lead=lead(results, table),
-            headline=sentences(table)[0],
+            headline=first,
             warnings=(*warnings(table), *view.notes, *(f"{line[0].upper()}{line[1:]}." for line in view.left_out)),
-            sections=(
-                Section(title="All methods", parts=(*_more(table), *_table(table))),
-                *_figures(table, view),
-                *_panels(table, view),
+            sections=sections(
+                ("All methods", [*(Text(words=words) for words in more), *_table(table)]),
+                ("Figures", _figures(table, drawn(table, view) if figures is None else figures)),
+                ("Accuracy against bytes", _panels(table, view)),
                 epsilon_section(results),
-                *_unfinished(table),
+                ("Not in the means", [facts_of(left)] if (left := unfinished(table)) else []),
                 made_section(done, Code(text=command), Code(text=grid, note=GRID)),
-                _data(results, table),
+                data_section(
+                    download("table.csv", table_csv(table).encode(), "a row for each line of the table"),
+                    download("results.csv", results_csv(results).encode(), "a row for each run"),
+                ),
             ),
         )
     )
-
-
-def _more(table: Sequence[Line]) -> list[Part]:
-    """The sentences after the headline."""
-    words = " ".join(sentences(table)[1:])
-    return [Text(words=words)] if words else []
 
 
 def _table(table: Sequence[Line]) -> list[Part]:
@@ -147,37 +148,22 @@ def _table(table: Sequence[Line]) -> list[Part]:
     return [*parts, facts_of(named)] if named else parts
 
 
-def _figures(table: Sequence[Line], view: View) -> list[Section]:
+def _figures(table: Sequence[Line], made: "Mapping[str, Figure]") -> list[Part]:
     """The figures, if a run is finished."""
     one = len({line.epsilon_target for line in table if line.epsilon_target is not None}) < 2  # a row for each method
     captions = {**CAPTIONS, **VARIED, **({"accuracy-epsilon": CAPTIONS["accuracy"]} if one else {})}
-    shown = [drawing(figure, captions[name]) for name, figure in _drawn(table, view).items()]
-    return [Section(title="Figures", parts=tuple(shown))] if shown else []
+    return [drawing(figure, captions[name]) for name, figure in made.items()]
 
 
-def _drawn(table: Sequence[Line], view: View) -> dict[str, "Figure"]:
+def drawn(table: Sequence[Line], view: View) -> dict[str, "Figure"]:
     """All figures by file name: of varied settings first."""
     return varied_figures(table) | figures(table, view)
 
 
-def _data(results: Sequence[Result], table: Sequence[Line]) -> Section:
-    """The numbers of the page as files."""
-    return data_section(
-        download("table.csv", table_csv(table).encode(), "a row for each line of the table"),
-        download("results.csv", results_csv(results).encode(), "a row for each run"),
-    )
-
-
-def _panels(table: Sequence[Line], view: View) -> list[Section]:
+def _panels(table: Sequence[Line], view: View) -> list[Part]:
     """The tables of the bytes axis, if the view has it."""
     tables = [panel_table(panel) for panel in (panels(table) if view.bytes else [])]
-    note = Text(words=NOTE, style="note")
-    return [Section(title="Accuracy against bytes", parts=(*tables, note))] if tables else []
-
-
-def _unfinished(table: Sequence[Line]) -> list[Section]:
-    left = unfinished(table)
-    return [Section(title="Not in the means", parts=(facts_of(left),))] if left else []
+    return [*tables, Text(words=NOTE, style="note")] if tables else []
 
 
 def lead(results: Sequence[Result], table: Sequence[Line]) -> str:

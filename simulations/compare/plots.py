@@ -11,9 +11,11 @@ from simulations.report.figure import (
     GUESSING,
     canonical,
     legend_outside,
+    log_bytes,
     looks,
+    name_ticks,
     new_figure,
-    short_bytes,
+    panel_grid,
     use_style,
     whole_numbers,
     wrap,
@@ -61,83 +63,71 @@ def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
     return {name: (*look, DASHES[variants[name] % len(DASHES)]) for name, look in looks(names).items()}
 
 
+Looks = Mapping[str, tuple[str, str, str]]
+
+
 @use_style
-def accuracy_by_epsilon(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> "Figure":
     """Mean accuracy ± standard deviation at each epsilon; with one epsilon only, a row for each method."""
     targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
     return _curves_over_epsilon(table, looks, targets) if len(targets) > 1 else _dots(table, looks)
 
 
-def _curves_over_epsilon(
-    table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]], targets: Sequence[float]
-) -> "Figure":
-    figure, axes = _figure(7.2, 4.0)
-    names = list(dict.fromkeys(line.name for line in table if line.epsilon_target is not None))
-    for position, name in enumerate(names):
-        colour, marker, dashes = looks[name]
-        own = [line for line in table if line.name == name and line.epsilon_target is not None]
-        shift = 1 + 0.015 * (position - (len(names) - 1) / 2)  # so that error bars do not cover each other
-        x = [shift * line.epsilon_target for line in own if line.epsilon_target is not None]
-        axes.errorbar(x, *heights(own), color=colour, marker=marker, linestyle=dashes, capsize=2, label=_legend(own))
+def _curves_over_epsilon(table: Sequence[Line], looks: Looks, targets: Sequence[float]) -> "Figure":
+    figure = new_figure(7.2, 4.0)
+    axes = figure.subplots()
+    families: dict[str, list[tuple[float, Line]]] = {}
     for line in table:
-        if line.epsilon_target is None and line.mean is not None:
-            axes.axhline(
-                line.scale * line.mean, color=looks[line.name][0], linestyle="--", linewidth=1, label=_legend([line])
-            )
+        if line.epsilon_target is not None:
+            families.setdefault(line.name, []).append((line.epsilon_target, line))
+    for position, (name, points) in enumerate(families.items()):
+        shift = 1 + 0.015 * (position - (len(families) - 1) / 2)  # so that error bars do not cover each other
+        draw_marks(axes, [shift * target for target, _ in points], [line for _, line in points], looks[name])
+    draw_levels(axes, [line for line in table if line.epsilon_target is None], looks)
     axes.set_xscale("log")
-    axes.set_xticks(targets, [f"{target:g}" for target in targets])
-    axes.set_xticks([], minor=True)
+    name_ticks(axes.xaxis, targets, [f"{target:g}" for target in targets])
     of = "each client's examples" if all(line.unit == "example" for line in table) else "an example, or of a client"
-    axes.set_xlabel(f"epsilon of {of} (target, logarithmic)")
-    axes.set_ylabel(measured(table))
+    axes.set(xlabel=f"epsilon of {of} (target, logarithmic)", ylabel=measured(table))
     draw_chance(axes, table)
     legend_outside(figure, [axes], order=_names(table))
     return figure
 
 
-def _dots(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+def _dots(table: Sequence[Line], looks: Looks) -> "Figure":
     ordered = sorted(table, key=order, reverse=True)
-    figure, axes = _figure(7.2, 1.0 + 0.28 * len(ordered))
+    figure = new_figure(7.2, 1.0 + 0.28 * len(ordered))
+    axes = figure.subplots()
     for y, line in enumerate(ordered):
         (mean,), (sd,) = heights([line])
         colour, marker, _ = looks[line.name]
         axes.errorbar([mean], [y], xerr=[sd], color=colour, marker=marker, capsize=2, linestyle="none")
-    axes.set_yticks(range(len(ordered)), [_legend([line]) for line in ordered])
-    axes.set_ylim(-0.6, len(ordered) - 0.4)
+    axes.set_yticks(range(len(ordered)), [wrap(marked(line)) for line in ordered])
     epsilon = next((f", epsilon {line.epsilon_target:g}" for line in table if line.epsilon_target is not None), "")
-    axes.set_xlabel(f"{measured(table)}{epsilon}")
+    axes.set(ylim=(-0.6, len(ordered) - 0.4), xlabel=f"{measured(table)}{epsilon}")
     draw_chance(axes, table, vertical=True)
     return figure
 
 
 @use_style
-def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> "Figure":
     """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    figure, axes = _figure(7.2, 4.0)
+    figure = new_figure(7.2, 4.0)
+    axes = figure.subplots()
     targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
     for line, place in zip(table, _move_apart([line.total_uplink or 0.0 for line in table]), strict=True):
         if not place:
             continue
         colour, marker, _ = looks[line.name]
         last = line.epsilon_target is None or line.epsilon_target == targets[-1]
-        (mean,), (sd,) = heights([line])
-        axes.errorbar(
-            [place], [mean], [sd], color=colour, marker=marker, capsize=2, linestyle="none",
-            markerfacecolor=colour if last else "white", label=_legend([line]) if last else None,
-        )  # fmt: skip
+        label = wrap(marked(line)) if last else None
+        draw_marks(axes, [place], [line], (colour, marker, "none"), filled=last, label=label)
         if len(targets) > 1 and line.epsilon_target is not None:
             axes.annotate(
-                f"{line.epsilon_target:g}", (place, mean), textcoords="offset points", xytext=(5, 3 if last else -8),
-                fontsize=6.5, color=colour,
+                f"{line.epsilon_target:g}", (place, heights([line])[0][0]), textcoords="offset points",
+                xytext=(5, 3 if last else -8), fontsize=6.5, color=colour,
             )  # fmt: skip
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(short_bytes)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("bytes sent, all clients, whole run (logarithmic)")
-    axes.set_ylabel(measured(table))
+    log_bytes(axes)
+    axes.set(xlabel="bytes sent, all clients, whole run (logarithmic)", ylabel=measured(table))
     draw_chance(axes, table)
     legend_outside(figure, [axes], order=_names(table))
     return figure
@@ -162,75 +152,59 @@ def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
     figure = new_figure(8.6, 0.9 + 2.7 * len(panels))
     grid = figure.subplots(len(panels), 2, squeeze=False, sharey="row", sharex="col")
     for row, panel in zip(grid, panels, strict=True):
-        for axes, both in zip(row, (False, True), strict=True):
-            for line in panel.lines:
-                _mark(axes, line, both, shapes[line.name])
-            _scale_bytes(axes)
         for axes, sent in zip(row, ("sent", "sent and received"), strict=True):
+            for line in panel.lines:
+                place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if sent != "sent" else 0.0)
+                draw_marks(axes, [place], [line], (*shapes[line.name], "none"), filled=bool(line.private),
+                           capsize=2.5, markersize=6)  # fmt: skip
+            _scale_bytes(axes)
             axes.set_title(panel.title, fontsize=9, loc="left")
             axes.set_xlabel(f"bytes {sent}, all clients, whole run")
-            axes.tick_params(labelleft=True)
+            axes.tick_params(labelbottom=True, labelleft=True)
         row[0].set_ylabel(measured(panel.lines))
     every = in_legend_order({line.name: line for panel in panels for line in panel.lines}.values())
     legend_outside(figure, (row[0] for row in grid), order=_names(every))
     return figure
 
 
-def _mark(axes: Any, line: Line, both: bool, look: tuple[str, str]) -> None:
-    assert line.mean is not None
-    colour, marker = look
-    place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if both else 0.0)
-    axes.errorbar(
-        [place], *heights([line]), color=colour, marker=marker, capsize=2.5, markersize=6,
-        linestyle="none", markerfacecolor=colour if line.private else "white", label=wrap(marked(line)),
-    )  # fmt: skip
-
-
 def _scale_bytes(axes: Any) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axes.set_xscale("log")
     low, high = axes.dataLim.intervalx
+    log_bytes(axes, (1,) if high / low > 100 else (1, 3) if high / low > 10 else (1, 2, 5))
     axes.set_xlim(low / 1.4, high * 1.4)
-    subs = (1,) if high / low > 100 else (1, 3) if high / low > 10 else (1, 2, 5)
-    axes.xaxis.set_major_locator(LogLocator(subs=subs))
-    axes.xaxis.set_major_formatter(short_bytes)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.tick_params(labelbottom=True)
 
 
 @use_style
-def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+def learning_curves(table: Sequence[Line], looks: Looks) -> "Figure":
     """Accuracy after each round: mean over seeds, band from the worst to the best seed; a panel for each epsilon.
 
     Where every run has a simulated clock, the rounds are at their mean simulated time.
     """
     timed = all(row.simulated is not None for line in table for run in line.done for row in run.rows)
     targets = sorted({line.epsilon_target for line in table}, key=lambda target: target or math.inf)
-    columns = min(3, len(targets))
-    rows = -(-len(targets) // columns)
-    figure = new_figure(2.2 + (2.7 if columns > 1 else 5.0) * columns, 2.7 * rows + 0.5)
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flatten()
-    for panel, target in zip(panels, targets, strict=False):
+    size = (2.7 if len(targets) > 1 else 5.0, 2.7)
+    figure, panels = panel_grid(len(targets), 3, size, (2.2, 0.5), sharey=True, sharex=True)
+    for panel, target in zip(panels, targets, strict=True):
         for line in table:
             if line.epsilon_target == target:
-                colour, marker, dashes = looks[line.name]
-                rounds, mean, low, high = curve(line)
-                places = clock_times(line, rounds) if timed else rounds
-                mark = marker if len(rounds) == 1 else ""
-                panel.plot(places, mean, color=colour, marker=mark, linestyle=dashes, label=wrap(line.name))
-                if len(line.done) > 1:
-                    panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+                _learning_curve(panel, line, looks[line.name], timed=timed)
         at = "no epsilon target" if target is None else f"epsilon {target:g}"
         panel.set_title(f"{measured(table)}; {at}", fontsize=9, loc="left")
         panel.tick_params(labelbottom=True, labelleft=True)
         panel.set_xlabel("simulated seconds" if timed else "round")
         if not timed:
             whole_numbers(panel.xaxis)
-    for panel in panels[len(targets) :]:
-        panel.set_visible(False)
     legend_outside(figure, panels, order=_names(table))
     return figure
+
+
+def _learning_curve(panel: "Axes", line: Line, look: tuple[str, str, str], *, timed: bool) -> None:
+    colour, marker, dashes = look
+    rounds, mean, low, high = curve(line)
+    places = clock_times(line, rounds) if timed else rounds
+    mark = marker if len(rounds) == 1 else ""
+    panel.plot(places, mean, color=colour, marker=mark, linestyle=dashes, label=wrap(line.name))
+    if len(line.done) > 1:
+        panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]:
@@ -249,18 +223,31 @@ def clock_times(line: Line, rounds: Sequence[int]) -> list[float]:
     return [statistics.fmean(clock[round] for clock in clocks) for round in rounds]
 
 
-def _figure(width: float, height: float) -> tuple["Figure", Any]:
-    figure = new_figure(width, height)
-    return figure, figure.subplots()
-
-
 def heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
     """Means and standard deviations as they are shown."""
     return [line.scale * (line.mean or 0.0) for line in own], [line.scale * (line.sd or 0.0) for line in own]
 
 
-def _legend(own: Sequence[Line]) -> str:
-    return wrap(marked(own[0]))
+def draw_marks(
+    axes: "Axes", places: Sequence[Any], own: Sequence[Line], look: tuple[str, str, str], *, filled: bool = True,
+    label: str | None = "", **more: Any,
+) -> None:  # fmt: skip
+    """Means ± standard deviations of lines at these places; ``label``: by default the name of the first line."""
+    colour, marker, dashes = look
+    axes.errorbar(
+        places, *heights(own), color=colour, marker=marker, linestyle=dashes,
+        markerfacecolor=colour if filled else "white", label=wrap(marked(own[0])) if label == "" else label,
+        **{"capsize": 2, **more},
+    )  # fmt: skip
+
+
+def draw_levels(axes: "Axes", own: Iterable[Line], looks: Looks) -> None:
+    """A dashed line across at the mean of each line."""
+    for line in own:
+        if line.mean is not None:
+            axes.axhline(
+                line.scale * line.mean, color=looks[line.name][0], linestyle="--", linewidth=1, label=wrap(marked(line))
+            )
 
 
 def _names(table: Sequence[Line]) -> list[str]:

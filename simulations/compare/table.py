@@ -1,13 +1,16 @@
 """The lines of a comparison as a table: for pages and terminals, as CSV and as Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter, methodcaller
 from typing import Any
 
-from simulations.compare.lines import PROBE, Line, measured, shown
+from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
 from simulations.plan.noise import RHO_MEANING
 from simulations.report.facts import CLIENT_LEVEL, trust_words
 from simulations.report.figure import looks
-from simulations.report.page import Row, RowKind, Table
+from simulations.report.page import RowKind, Table, cell_text
+from simulations.report.table import Column, make_table, records
 from simulations.report.words import NOT_PRIVATE, epsilon_words, human_bytes
 from simulations.rundir.results import as_csv
 from simulations.workloads.chance import STANDARD_ERRORS
@@ -16,88 +19,86 @@ CHANCE_MARK = "†"
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"
 
 
-def as_record(line: Line) -> dict[str, Any]:
-    """The line of table.csv; None where there is nothing to say."""
-    names = ("workload", "model", "rank", "sparsity", "delta")
-    settings = {name: line.setting(name) for name in names}
-    return {
-        "label": line.label,
-        "method": line.method,
-        **settings,
-        **{name: value for name, value in line.varied.items() if name not in settings},
-        "epsilon_target": line.epsilon_target,
-        "epsilon_max": line.epsilon,
-        "epsilon_outside": line.epsilon_outside,
-        "private": line.private,
-        "unit": line.unit,
-        "trust": line.trust,
-        "rho": line.rho,
-        "n": len(line.done),
-        "planned": len(line.runs),
-        "accuracy_mean": None if line.by_loss else line.mean,
-        "accuracy_sd": None if line.by_loss else line.sd,
-        "loss_mean": line.mean_of("loss"),
-        "standard_error": line.standard_error,
-        "chance": None if line.chance is None else line.chance.level,
-        "beats_chance": line.beats_chance,
-        "over_linear_probe": line.over_probe,
-        "uplink_bytes_per_client_round": line.uplink,
-        "saved_ratio": line.saved,
-        "uplink_bytes_total": line.total_uplink,
-        "downlink_bytes_total": line.total_downlink,
-        "transfer_seconds": line.transfer,
-        "wall_seconds": line.seconds,
-    }
+RARE = frozenset({"rank", "sparsity", "rho", "over_linear_probe", "transfer_seconds"})
+"""Columns that a page leaves out if no line says anything there."""
+SETTINGS = ("workload", "model", "rank", "sparsity", "delta")
+
+
+def columns_of(table: Sequence[Line]) -> list[Column]:
+    """Every fact of a line: in tables under its heading, in table.csv under its key."""
+    more = [name for name in dict.fromkeys(name for line in table for name in line.varied) if name not in OWN]
+    score = measured(table) if any(line.by_loss for line in table) else "accuracy, %"
+
+    def less(place: int) -> int:
+        """Whether a narrow terminal leaves a column out for settings that are varied."""
+        return place if more else 0
+
+    def percent(name: str, form: str) -> Callable[[Any], str]:
+        return lambda line: "--" if (share := getattr(line, name)) is None else format(100 * share, form)
+
+    def of(name: str, heading: str = "", form: str | Callable[[Any], str] = "", key: str = "", **more: Any) -> Column:
+        return Column(heading, attrgetter(name), form, key or name, **more)
+
+    def setting(name: str, heading: str = "", form: str | Callable[[Any], str] = "", optional: int = 0) -> Column:
+        return Column(heading, methodcaller("setting", name), form, name, optional=optional)
+
+    return [
+        of("label", "method"),
+        of("method"),
+        setting("workload"),
+        setting("model"),
+        setting("rank", "r", lambda rank: f"{rank or '--'}"),
+        setting("sparsity", "p", "g", optional=less(6)),
+        setting("delta"),
+        *(Column(name, partial(_varied, name), value_words, "" if name in SETTINGS else name) for name in more),
+        of("epsilon_target"),
+        of("epsilon", "epsilon", key="epsilon_max", words=_epsilon),
+        of("epsilon_outside", "outside", words=_outside),
+        of("private"),
+        of("unit", "unit"),
+        of("trust", "trust"),
+        of("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=less(4)),
+        Column(score, attrgetter("mean"), words=_score),
+        Column("", lambda line: None if line.by_loss else line.mean, key="accuracy_mean"),
+        Column("", lambda line: None if line.by_loss else line.sd, key="accuracy_sd"),
+        Column("", methodcaller("mean_of", "loss"), key="loss_mean"),
+        of("standard_error", "s.e.", words=percent("standard_error", ".1f"), optional=1),
+        Column("n", lambda line: len(line.done), key="n", words=_seeds),
+        Column("", lambda line: len(line.runs), key="planned"),
+        Column("", lambda line: None if line.chance is None else line.chance.level, key="chance"),
+        of("beats_chance"),
+        of("over_probe", "over probe", key="over_linear_probe", words=percent("over_probe", "+.1f"), optional=less(7)),
+        of("uplink", "uplink", human_bytes, "uplink_bytes_per_client_round", optional=less(5)),
+        of("saved", "saved", "{:.1f}x".format, "saved_ratio", optional=less(3)),
+        of("total_uplink", key="uplink_bytes_total"),
+        of("total_downlink", key="downlink_bytes_total"),
+        of("transfer", "transfer, s", ".3g", "transfer_seconds"),
+        of("seconds", "seconds", ".0f", "wall_seconds", optional=2),
+    ]  # fmt: skip
+
+
+OWN = ("rank", "sparsity", "unit", "trust", "rho", "epsilon")
+"""Settings that have a column in every comparison."""
 
 
 def table_csv(table: Sequence[Line]) -> str:
     """The aggregated table, shares in 0..1."""
-    return as_csv([as_record(line) for line in table], otherwise="label")
-
-
-COLUMNS = {
-    "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "outside": "outside", "unit": "unit",
-    "trust": "trust", "rho": "rho", "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe",
-    "uplink": "uplink", "saved": "saved", "transfer": "transfer, s", "seconds": "seconds",
-}  # fmt: skip
-
-
-OPTIONAL = ("error", "seconds")
-"""Columns that a narrow terminal leaves out."""
-LESS = ("saved", "rho", "uplink", "sparsity", "probe")
-"""Columns that a narrow terminal leaves out for settings that are varied."""
+    return as_csv(records(columns_of(table), table), otherwise="label")
 
 
 def comparison_table(table: Sequence[Line]) -> Table:
     """One row a line, in groups of one epsilon target; columns in which no line says anything are left out."""
-    cells = [_cells(line) for line in table]
-    by_loss = any(line.by_loss for line in table)
-    empty = {
-        key for key in ("rank", "sparsity", "rho", "probe", "transfer") if all(row[key] in ("", "--") for row in cells)
-    }
-    if {line.trust for line in table} == {"client"}:
-        empty.add("trust")
-    if not any(_differs_outside(line) for line in table):
-        empty.add("outside")
-    if {line.unit for line in table} == {"example"}:
-        empty.add("unit")
-    more = [name for name in dict.fromkeys(n for line in table for n in line.varied) if name not in COLUMNS]
-    names = {**dict(list(COLUMNS.items())[:3]), **{name: name for name in more}, **dict(list(COLUMNS.items())[3:])}
-    keys = [key for key in names if key not in empty]
+    columns = columns_of(table)
+    silent = {one.key for one in columns if one.key in RARE and all(one.shown(line) == "--" for line in table)}
+    silent |= {"trust"} if {line.trust for line in table} == {"client"} else set()
+    silent |= {"unit"} if {line.unit for line in table} == {"example"} else set()
+    silent |= set() if any(map(_differs_outside, table)) else {"epsilon_outside"}
     colours = looks([(line.method, line.name) for line in table])
-    return Table(
-        columns=tuple(measured(table) if key == "accuracy" and by_loss else names[key] for key in keys),
-        rows=tuple(
-            Row(
-                cells=tuple(row.get(key, "--") for key in keys),
-                style=_style(line),
-                group="no epsilon target" if line.epsilon_target is None else f"epsilon {line.epsilon_target:g}",
-                colour=colours[line.name][0],
-            )
-            for line, row in zip(table, cells, strict=True)
-        ),
-        optional=tuple(keys.index(key) for key in (*OPTIONAL, *(LESS if more else ())) if key in keys),
-    )
+    return make_table(
+        [one for one in columns if one.key not in silent], table, style=_style,
+        colour=lambda line: colours[line.name][0],
+        group=lambda line: "no epsilon target" if line.epsilon_target is None else f"epsilon {line.epsilon_target:g}",
+    )  # fmt: skip
 
 
 def _style(line: Line) -> RowKind:
@@ -106,29 +107,17 @@ def _style(line: Line) -> RowKind:
     return "reference" if line.method == PROBE else ""
 
 
-def _cells(line: Line) -> dict[str, str]:
-    mark = f" {CHANCE_MARK}" if line.beats_chance is False else ""
-    sd = "" if line.sd is None else f" ± {shown(line, line.sd)}"
+def _varied(name: str, line: Line) -> Any:
+    return line.varied.get(name)
+
+
+def _score(line: Line) -> str:
+    return "--" if line.mean is None else score_words(line) + (f" {CHANCE_MARK}" if line.beats_chance is False else "")
+
+
+def _seeds(line: Line) -> str:
     done, planned = len(line.done), len(line.runs)
-    return {
-        "method": line.label,
-        **{name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in line.varied.items()},
-        "rank": _number(line.setting("rank") or None, "d"),
-        "sparsity": _number(line.setting("sparsity"), "g"),
-        "epsilon": _epsilon(line),
-        "outside": "--" if not line.private or line.epsilon_outside is None else epsilon_words(line.epsilon_outside),
-        "unit": line.unit,
-        "trust": line.trust,
-        "rho": _number(line.rho or None, ".2f"),
-        "accuracy": "--" if line.mean is None else f"{shown(line, line.mean)}{sd}{mark}",
-        "error": _number(line.standard_error, ".1f", 100),
-        "n": str(done) if done == planned else f"{done}/{planned}",
-        "probe": _number(line.over_probe, "+.1f", 100),
-        "uplink": "--" if line.uplink is None else human_bytes(line.uplink),
-        "saved": "--" if line.saved is None else f"{line.saved:.1f}x",
-        "transfer": _number(line.transfer, ".3g"),
-        "seconds": _number(line.seconds, ".0f"),
-    }
+    return str(done) if done == planned else f"{done}/{planned}"
 
 
 def _epsilon(line: Line) -> str:
@@ -137,13 +126,13 @@ def _epsilon(line: Line) -> str:
     return NOT_PRIVATE if not line.private or line.epsilon is None else epsilon_words(line.epsilon)
 
 
+def _outside(line: Line) -> str:
+    return "--" if not line.private or line.epsilon_outside is None else epsilon_words(line.epsilon_outside)
+
+
 def _differs_outside(line: Line) -> bool:
     """Whether a reader outside has a smaller epsilon than the clients of a sum."""
     return bool(line.private) and line.epsilon_outside is not None and line.epsilon_outside != line.epsilon
-
-
-def _number(value: float | None, form: str, scale: float = 1) -> str:
-    return "--" if value is None else format(value * scale if scale != 1 else value, form)
 
 
 def notes(table: Sequence[Line]) -> list[str]:
@@ -183,27 +172,15 @@ def notes(table: Sequence[Line]) -> list[str]:
 def table_markdown(table: Sequence[Line], more: Sequence[str] = ()) -> str:
     """A Markdown table, its notes and ``more`` of them, and what did not finish."""
     details = {**variants(table), **unfinished(table)}
-    parts = [markdown(comparison_table(table)), *notes(table), *more]
-    parts += ["", *(f"- `{name}`: {_plain(text)}" for name, text in details.items())] if details else []
+    parts = [comparison_table(table).markdown, *notes(table), *more]
+    parts += ["", *(f"- `{name}`: {cell_text(text)}" for name, text in details.items())] if details else []
     return "\n".join(parts) + "\n"
-
-
-def markdown(table: Table) -> str:
-    """The columns and rows of a table in Markdown, and an empty line."""
-    head, *rows = [
-        "| " + " | ".join(map(_plain, cells)) + " |" for cells in (table.columns, *(row.cells for row in table.rows))
-    ]
-    return "\n".join([head, "|" + "---|" * len(table.columns), *rows]) + "\n"
 
 
 def variants(table: Sequence[Line]) -> Mapping[str, str]:
     """The settings that numbered labels stand for."""
     details = {line.label: line.runs[0].detail for line in table}
     return {label: detail for label, detail in details.items() if detail and detail not in label}
-
-
-def _plain(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def unfinished(table: Sequence[Line]) -> Mapping[str, str]:

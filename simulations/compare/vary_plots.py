@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulations.compare.lines import Line, measured, shown
-from simulations.compare.plots import draw_chance, heights, in_legend_order, looks_of
-from simulations.report.figure import legend_outside, new_figure, use_style, wrap
-from simulations.report.page.colours import RED, contrast
+from simulations.compare.lines import Line, is_number, measured, score_words, value_words
+from simulations.compare.plots import draw_chance, draw_marks, heights, in_legend_order, looks_of
+from simulations.report.colours import RED, contrast
+from simulations.report.figure import legend_outside, name_ticks, new_figure, panel_grid, use_style, wrap
 from simulations.report.words import NOT_PRIVATE, epsilon_words
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ COLUMNS = 2
 WIDE = 8.0
 """Numbers whose largest is so many times the smallest have a logarithmic scale."""
 DARK, BRIGHT = "#101112", "#fdfdfe"
-"""Words on a coloured ground. They are no colours of ``page.colours``: the ground stays as it is in the dark, too."""
+"""Words on a coloured ground. They are no colours of ``colours``: the ground stays as it is in the dark, too."""
 SAME = 0.01
 """Relative difference of epsilons that count as one."""
 
@@ -58,26 +58,23 @@ def curves(done: Sequence[Line], name: str) -> "Figure":
     figure = new_figure(7.2, 4.0)
     axes = figure.subplots()
     values = values_of(done, name)
-    numbers = all(map(_is_number, values))
+    numbers = all(map(is_number, values))
     families: dict[Place, list[Line]] = {}
     for line in in_legend_order(done):
         families.setdefault(_family(line, [name]), []).append(line)
     looks = looks_of([own[0] for own in families.values()])
     for own in families.values():
-        colour, marker, dashes = looks[own[0].name]
-        label = wrap(_family_name(own[0], [name]))
+        look, label = looks[own[0].name], wrap(_family_name(own[0], [name]))
         if name not in own[0].varied:
-            axes.axhline(heights(own)[0][0], color=colour, linestyle="--", linewidth=1, label=label)
+            axes.axhline(heights(own)[0][0], color=look[0], linestyle="--", linewidth=1, label=label)
             continue
         own = sorted(own, key=lambda line: values.index(line.varied[name]))
         x = [line.varied[name] if numbers else values.index(line.varied[name]) for line in own]
-        axes.errorbar(x, *heights(own), color=colour, marker=marker, linestyle=dashes, capsize=2, label=label)
+        draw_marks(axes, x, own, look, label=label)
     if numbers and values[0] > 0 and values[-1] / values[0] >= WIDE:
         axes.set_xscale("log")
-    axes.set_xticks(values if numbers else range(len(values)), _ticks(done, name, values))
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel(name)
-    axes.set_ylabel(measured(done))
+    name_ticks(axes.xaxis, values if numbers else range(len(values)), _ticks(done, name, values))
+    axes.set(xlabel=name, ylabel=measured(done))
     draw_chance(axes, done)
     legend_outside(figure, [axes])
     return figure
@@ -98,16 +95,11 @@ def heat_maps(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure
     """A panel for each method: the first setting across, the second one up."""
     every = [line for own in panels for line in own]
     across, up = (values_of(every, name) for name in names[:2])
-    columns = min(COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
     size = (max(3.0, 1.0 + 0.62 * len(across)), max(2.4, 1.0 + 0.48 * len(up)))
-    figure = new_figure(size[0] * columns, size[1] * rows)
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    figure, grid = panel_grid(len(panels), COLUMNS, size)
     means = [line.scale * line.mean for line in every if line.mean is not None]
-    for axes, own in zip(grid, panels, strict=False):
+    for axes, own in zip(grid, panels, strict=True):
         _heat(axes, own, names, (across, up), (min(means), max(means)))
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
     return figure
 
 
@@ -115,44 +107,49 @@ def _heat(
     axes: "Axes", own: Sequence[Line], names: Sequence[str], values: tuple[list[Any], list[Any]],
     limits: tuple[float, float],
 ) -> None:  # fmt: skip
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
     from matplotlib.patches import Rectangle
 
-    low, high = limits
     at = {(line.varied[names[0]], line.varied[names[1]]): line for line in own}
     done = [line for line in own if line.mean is not None]
     best = min(done, key=lambda line: (line.mean or 0.0) * (1 if line.by_loss else -1))
     for x, first in enumerate(values[0]):
         for y, second in enumerate(values[1]):
-            line = at.get((first, second))
-            if line is None or line.mean is None:
-                words = "--" if line is None or not any(run.status == "failed" for run in line.runs) else "failed"
-                axes.text(x, y, words, ha="center", va="center", fontsize=7)
-                continue
-            share = (line.scale * line.mean - low) / (high - low) if high > low else 1.0
-            ground = colormaps["viridis"](1 - share if line.by_loss else share)
-            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=ground, edgecolor="none"))
-            words = shown(line, line.mean) + ("" if line.sd is None else f"\n±{shown(line, line.sd)}")
-            colour = max((DARK, BRIGHT), key=lambda colour: contrast(colour, to_hex(ground)))
-            axes.text(x, y, words, ha="center", va="center", fontsize=7, color=colour, linespacing=1.1)
+            _cell(axes, at.get((first, second)), (x, y), limits)
     x, y = (place.index(best.varied[name]) for place, name in zip(values, names, strict=False))
     axes.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor="none", edgecolor=RED, linewidth=2))
-    axes.set_xlim(-0.5, len(values[0]) - 0.5)
-    axes.set_ylim(-0.5, len(values[1]) - 0.5)
-    axes.set_xticks(range(len(values[0])), _ticks(own, names[0], values[0]))
-    axes.set_yticks(range(len(values[1])), _ticks(own, names[1], values[1]))
+    for axis, name, known in zip((axes.xaxis, axes.yaxis), names, values, strict=False):
+        axis.set_ticks(range(len(known)), _ticks(own, name, known))
+    axes.set(
+        xlim=(-0.5, len(values[0]) - 0.5), ylim=(-0.5, len(values[1]) - 0.5), xlabel=names[0], ylabel=names[1]
+    )  # fmt: skip
     axes.tick_params(length=0)
     axes.grid(False)
-    axes.set_xlabel(names[0])
-    axes.set_ylabel(names[1])
     axes.set_title(f"{_family_name(own[0], names[:2])}: {measured(own)}", fontsize=9, loc="left")
+
+
+def _cell(axes: "Axes", line: Line | None, at: tuple[int, int], limits: tuple[float, float]) -> None:
+    """The mean of a line on its colour; of one without a mean, why."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import Rectangle
+
+    (x, y), (low, high) = at, limits
+    if line is None or line.mean is None:
+        words = "--" if line is None or not any(run.status == "failed" for run in line.runs) else "failed"
+        axes.text(x, y, words, ha="center", va="center", fontsize=7)
+        return
+    share = (line.scale * line.mean - low) / (high - low) if high > low else 1.0
+    ground = colormaps["viridis"](1 - share if line.by_loss else share)
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=ground, edgecolor="none"))
+    colour = max((DARK, BRIGHT), key=lambda colour: contrast(colour, to_hex(ground)))
+    words = score_words(line).replace(" ± ", "\n±")
+    axes.text(x, y, words, ha="center", va="center", fontsize=7, color=colour, linespacing=1.1)
 
 
 def values_of(table: Sequence[Line], name: str) -> list[Any]:
     """The values of a varied setting: numbers ascending, else as they come."""
     found = list(dict.fromkeys(line.varied[name] for line in table if name in line.varied))
-    return sorted(found) if all(map(_is_number, found)) else found
+    return sorted(found) if all(map(is_number, found)) else found
 
 
 def _ticks(own: Sequence[Line], name: str, values: Sequence[Any]) -> list[str]:
@@ -164,7 +161,7 @@ def _ticks(own: Sequence[Line], name: str, values: Sequence[Any]) -> list[str]:
     }
     decided = all(found and max(found) <= min(found) * (1 + SAME) for found in spent.values())
     differ = decided and max(map(max, spent.values())) > min(map(max, spent.values())) * (1 + SAME)
-    return [_word(v) + (f"\nepsilon {epsilon_words(max(spent[v]), 1)}" if differ else "") for v in values]
+    return [value_words(v) + (f"\nepsilon {epsilon_words(max(spent[v]), 1)}" if differ else "") for v in values]
 
 
 def _family(line: Line, names: Sequence[str]) -> Place:
@@ -178,16 +175,8 @@ def _family_name(line: Line, names: Sequence[str]) -> str:
     others = [f"r {line.setting('rank')}"] if line.setting("rank") and "rank" not in line.varied else []
     if line.setting("sparsity") is not None and "sparsity" not in line.varied:
         others.append(f"p {line.setting('sparsity'):g}")
-    others += [f"{name} {_word(value)}" for name, value in line.varied.items() if name not in names]
+    others += [f"{name} {value_words(value)}" for name, value in line.varied.items() if name not in names]
     others += [] if line.epsilon_target is None else [f"epsilon {line.epsilon_target:g}"]
     others += ["client level"] if line.unit == "client" and "unit" not in line.varied else []
     label = line.label + ("" if line.private is not False else f", {NOT_PRIVATE}")
     return f"{label} ({', '.join(others)})" if others else label
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

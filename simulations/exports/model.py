@@ -16,7 +16,7 @@ from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.models.transformers_form import save_pretrained
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import prepare
-from simulations.report.terminal import checked
+from simulations.report.terminal import checked, print_whole
 from simulations.rundir.examined import MODEL
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.rundir.files.sealed import seal
@@ -65,8 +65,8 @@ def export_command(
             partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    console.print(f"exported to {folder}", markup=False, highlight=False, soft_wrap=True)
-    console.print(how_to_load(folder, said), markup=False, highlight=False, soft_wrap=True)
+    print_whole(f"exported to {folder}", console)
+    print_whole(how_to_load(folder, said), console)
 
 
 def read_final(run: RunDir, settings: Settings, let_run: Callable[[], object] = lambda: None) -> FinalModel:

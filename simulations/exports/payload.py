@@ -18,7 +18,7 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
-from simulations.report.terminal import checked
+from simulations.report.terminal import checked, print_whole
 from simulations.rundir.examined import LISTS, SETTINGS
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
@@ -56,13 +56,12 @@ def payload_command(
     with writing_to(file.parent):
         write_atomically(file, buffer.getvalue(), private=is_closed(path.parent))
     names = [name.removeprefix("dW/") for name in arrays if name.startswith("dW/")]
-    console.print(
-        f"{file}: {len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} parameters\n"
+    said = f"{len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} parameters"
+    print_whole(f"{file}: {said}", console)
+    print_whole(
         f"They are summed gradients; divided by {float(arrays['divisor']):g}, the client's expected batch size, they "
         "are its mean gradient.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        console,
     )
 
 

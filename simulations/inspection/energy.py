@@ -18,11 +18,8 @@ from fedlsg.carriers.probe.source import ProbeSource
 from fedlsg.carriers.statistics import residual
 from fedlsg.forms import CORE, TANGENT, FormName
 from fedlsg.randomness import public_generator
-from simulations.inspection.gradient import batch_gradient
-from simulations.inspection.recorded import moving_averages, weights_at
-from simulations.inspection.sources import PRIVATE, Moment, kinds, meaning
-from simulations.inspection.subject import Subject
-from simulations.report.page import Row, Table
+from simulations.inspection.kinds import Moment, kinds, meaning, moving_averages, weights_at
+from simulations.inspection.subject import Subject, batch_gradient
 from simulations.workloads.probes import probe_source
 
 FORMS = (TANGENT, CORE)
@@ -147,50 +144,10 @@ def _mean(rows: Sequence[KeptRow]) -> float:
     return sum(row.energy * row.squared_norm for row in rows) / total if total else math.nan
 
 
-def summary_table(rows: Sequence[KeptRow]) -> Table:
-    """A row for each kind of carriers, form and rank: energy kept of all carried layers together, by round."""
-    together, rounds = whole(rows), sorted({row.round for row in rows})
-    return Table(
-        title="Share of the energy of the mean gradient that carriers keep at the start of a round, all carried layers",
-        columns=("carriers from", "form", "r", *(f"round {round}" for round in rounds)),
-        rows=tuple(
-            Row(
-                cells=(kind, form, str(rank), *(cell(together[round, kind, form, rank]) for round in rounds)),
-                style="dim" if kind == PRIVATE else "",
-                group=f"r = {rank}, form {form}",
-            )
-            for rank, form in dict.fromkeys((row.rank, row.form) for row in rows)
-            for kind in kinds_of(rows)
-        ),
-        left=(0, 1),
-    )
-
-
-def layer_tables(rows: Sequence[KeptRow]) -> list[Table]:
-    """For each rank and form a table of the last round: a row for each layer, a column for each kind of carriers."""
-    last = max(row.round for row in rows)
-    found = []
-    for rank, form in dict.fromkeys((row.rank, row.form) for row in rows):
-        own = {(r.layer, r.carriers): r.energy for r in rows if (r.round, r.rank, r.form) == (last, rank, form)}
-        made = kinds_of(rows)
-        lines = (
-            Row(cells=(name.removesuffix(".weight"), *(cell(own[name, kind]) for kind in made)))
-            for name in dict.fromkeys(name for name, _ in own)
-        )
-        title = f"The same by layer in round {last}, form {form}, r = {rank}"
-        found.append(Table(title=title, columns=("layer", *made), rows=tuple(lines)))
-    return found
-
-
 def kinds_of(rows: Sequence[KeptRow]) -> list[str]:
     """The kinds of carriers that were made at least once, in their order."""
     made = {row.carriers for row in rows if not math.isnan(row.energy)}
     return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in made]
-
-
-def cell(share: float) -> str:
-    """An energy with three decimals."""
-    return "--" if math.isnan(share) else f"{share:.3f}"
 
 
 def meanings(rows: Sequence[KeptRow]) -> Mapping[str, str]:

@@ -1,21 +1,21 @@
-"""The figures of an inspection: stable ranks, residuals over ranks, norms and clipping, energy, intensity maps."""
+"""The figures of an inspection: stable ranks, residuals, clipping, energy, random masks, intensity maps."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
-from simulations.inspection import sparsified_figures
 from simulations.inspection.clips import ClipRow
-from simulations.inspection.energy_figure import kept_energy
+from simulations.inspection.energy import KeptRow, kinds_of
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
+from simulations.inspection.sparsified import Counts, Deviations, Sparsified
 from simulations.inspection.subject import Subject
-from simulations.report.figure import legend_outside, new_figure, use_style, whole_numbers
-from simulations.report.page.colours import BLACK, BLUE, GREEN, GREY, LIGHT, RED
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, LIGHT, ORANGE, RED, SKY
+from simulations.report.figure import legend_outside, new_figure, panel_grid, use_style, whole_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 PANELS = 6
 """Layers in figures with a panel for each layer: evenly spread over the depth of the model."""
+ROUNDS = 4
+"""Rounds in the figure of carriers at most: the first, the last, and some in between."""
 MAP_SIDE = 400
 """Rows and columns of an intensity map at most; larger matrices show the largest entry of each tile."""
-
 SHORTEST = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
-
 LINES: Mapping[str, tuple[str, str, str]] = {
     "own": (RED, "*", "-"),
     "self": (BLACK, "o", "-"),
@@ -37,9 +37,14 @@ LINES: Mapping[str, tuple[str, str, str]] = {
     "weight": (GREEN, "^", "-"),
     "random": (GREY, "x", ":"),
 }
-CHOICES: Mapping[str, str] = {"top": RED, "bottom": BLUE, "random": GREY}
-MARKERS: Mapping[str, str] = {"top": "^", "bottom": "v", "random": "x"}
-OTHER = GREEN
+MARKS: Mapping[str, tuple[str, str]] = {
+    "random": (GREY, "x"), "W": (GREEN, "^"), "W - W_0": (RED, "o"), "updates": (ORANGE, "D"),
+    "probe: leaves": (BLUE, "s"), "probe: tokens": (BLUE, "s"), "probe: pink": (SKY, "v"), "private data": (BLACK, "*"),
+}  # fmt: skip
+"""Carriers by what they are made from; others have the next look."""
+OTHER_MARK = (BLUE, "P")
+CHOICES: Mapping[str, tuple[str, str]] = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
+OTHER_CHOICE = (GREEN, "o")
 
 
 def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> dict[str, "Figure"]:
@@ -50,13 +55,19 @@ def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> dict[st
         "residual": residuals(found.residuals),
         "clipping": clips(found.own, found.clips, subject.base.method.mechanism.clip_norm),
         "energy": energies(found.energies),
-        **({} if found.sparsified is None else sparsified_figures.figures(found.sparsified)),
+        **({} if found.sparsified is None else masked(found.sparsified)),
         **{f"intensity-{name}": intensity(name, subject.weights[name], found.gradients[name]) for name in maps},
     }
 
 
-def spread(names: Sequence[str], count: int) -> list[str]:
-    """At most ``count`` of the names in their order, evenly spread from the first to the last."""
+def masked(found: Sparsified) -> dict[str, "Figure"]:
+    """Figures of random masks by file name."""
+    counts = {} if found.counts is None else {"mask-counts": mask_counts(found.counts)}
+    return {"sparsified-ratios": ratios(found), "deviations": planes(found.deviations), **counts}
+
+
+def spread(names: Sequence[Any], count: int) -> list[Any]:
+    """At most ``count`` of the names, or numbers, in their order, evenly spread from the first to the last."""
     if len(names) <= count:
         return list(names)
     if count == 1:
@@ -91,24 +102,25 @@ def stable_ranks(layers: Sequence[LayerRow]) -> "Figure":
 @use_style
 def residuals(rows: Sequence[ResidualRow]) -> "Figure":
     """A panel for each layer: residual against rank, a line for each source of carriers."""
-    names = spread(list(dict.fromkeys(row.layer for row in rows)), PANELS)
-    figure, panels = _panels(len(names))
-    sources = [source for source in SOURCES if any(row.source == source for row in rows)]
+    names, sources = _shown_layers(rows), [source for source in SOURCES if any(row.source == source for row in rows)]
+    figure, panels = panel_grid(len(names), 3, (3.1, 2.6), (0.6, 0.5), sharey=True)
     for name, axes in zip(names, panels, strict=True):
         for source in sources:
-            line = [(row.rank, row.residual) for row in rows if (row.layer, row.source) == (name, source)] or [
-                (1, math.nan)
-            ]
+            line = [(row.rank, row.residual) for row in rows if (row.layer, row.source) == (name, source)]
             colour, marker, dash = LINES[source]
-            axes.plot(*zip(*line, strict=True), color=colour, marker=marker, linestyle=dash, label=source)
+            points = zip(*(line or [(1, math.nan)]), strict=True)
+            axes.plot(*points, color=colour, marker=marker, linestyle=dash, label=source)
         axes.set_title(name, fontsize="medium")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_ylim(0, 1.03)
-        axes.set_xlabel("rank r")
+        axes.set(ylim=(0, 1.03), xlabel="rank r")
     _label_left(panels, "projection residual")
     legend_outside(figure, panels[:1], "outside upper left", len(sources))
     return figure
+
+
+def _shown_layers(rows: Iterable[ResidualRow | EnergyRow]) -> list[str]:
+    return spread(list(dict.fromkeys(row.layer for row in rows)), PANELS)
 
 
 @use_style
@@ -128,16 +140,13 @@ def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> "Figure":
     left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.xaxis.set_minor_locator(NullLocator())
     left.xaxis.set_major_formatter("{x:g}")
-    left.set_xlabel("norm of an example's gradient")
-    left.set_ylabel("share of examples with a smaller norm")
+    left.set(xlabel="norm of an example's gradient", ylabel="share of examples with a smaller norm")
     left.legend()
     for choice in dict.fromkeys(row.choice for row in rows if row.choice != "all"):
         line = [(row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all")]
-        colour, marker = CHOICES.get(choice, OTHER), MARKERS.get(choice, "o")
+        colour, marker = CHOICES.get(choice, OTHER_CHOICE)
         right.plot(*zip(*sorted(line), strict=True), color=colour, marker=marker, label=f"{choice} kept")
-    right.set_ylim(-0.03, 1.03)
-    right.set_xlabel("sparsity p")
-    right.set_ylabel("share of examples clipped")
+    right.set(ylim=(-0.03, 1.03), xlabel="sparsity p", ylabel="share of examples clipped")
     right.legend()
     return figure
 
@@ -145,21 +154,105 @@ def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> "Figure":
 @use_style
 def energies(rows: Sequence[EnergyRow]) -> "Figure":
     """A panel for each layer: energy of the gradient in kept rows and columns against the share that is frozen."""
-    names = spread(list(dict.fromkeys(row.layer for row in rows)), PANELS)
-    figure, panels = _panels(len(names))
+    names = _shown_layers(rows)
+    figure, panels = panel_grid(len(names), 3, (3.1, 2.6), (0.6, 0.5), sharey=True)
     for name, axes in zip(names, panels, strict=True):
-        for choice, colour in CHOICES.items():
+        for choice, (colour, _) in CHOICES.items():
             own = sorted((r for r in rows if (r.layer, r.choice) == (name, choice)), key=lambda r: r.sparsity)
             p = [row.sparsity for row in own]
-            axes.plot(p, [row.rows for row in own], color=colour, marker="o", label=f"{choice} out units")
-            axes.plot(
-                p, [row.columns for row in own], color=colour, marker="s", linestyle="--", label=f"{choice} in units"
-            )
+            out, into = [row.rows for row in own], [row.columns for row in own]
+            axes.plot(p, out, color=colour, marker="o", label=f"{choice} out units")
+            axes.plot(p, into, color=colour, marker="s", linestyle="--", label=f"{choice} in units")
         axes.set_title(name, fontsize="medium")
-        axes.set_ylim(0, 1.03)
-        axes.set_xlabel("sparsity p")
+        axes.set(ylim=(0, 1.03), xlabel="sparsity p")
     _label_left(panels, "share of the gradient's energy kept")
     legend_outside(figure, panels[:1], "outside upper left", 3)
+    return figure
+
+
+@use_style
+def kept_energy(rows: Sequence[KeptRow]) -> "Figure":
+    """A row of panels for each rank and form, a column for each round; in a panel a line for each layer."""
+    kinds, places = kinds_of(rows), list(dict.fromkeys((row.rank, row.form) for row in rows))
+    rounds = sorted({row.round for row in rows})
+    shown = spread(rounds, ROUNDS)
+    layers = list(dict.fromkeys(row.layer for row in rows))
+    names = [name.removesuffix(".weight") for name in layers]
+    width = 1.6 + 0.075 * max(map(len, names)) + 2.3 * len(shown)
+    figure = new_figure(width, len(places) * (0.8 + 0.22 * len(layers)) + 0.6)
+    panels: Any = figure.subplots(len(places), len(shown), squeeze=False, sharex=True, sharey=True)
+    for own, (rank, form) in zip(panels, places, strict=True):
+        for axes, round_ in zip(own, shown, strict=True):
+            found = [row for row in rows if (row.rank, row.form, row.round) == (rank, form, round_)]
+            for kind in kinds:
+                line = [(row.energy, layers.index(row.layer)) for row in found if row.carriers == kind]
+                colour, marker = MARKS.get(kind, OTHER_MARK)
+                axes.plot(*zip(*line, strict=True), color=colour, marker=marker, linestyle="none", label=kind)
+            axes.set_title(f"{form}, r = {rank}, round {round_}", fontsize=9, loc="left")
+            axes.set_xlim(-0.03, 1.03)
+    panels[0][0].set_yticks(range(len(layers)), names)
+    panels[0][0].set_ylim(len(layers) - 0.5, -0.5)
+    for axes in panels[-1]:
+        axes.set_xlabel("share of the gradient's energy kept")
+    legend_outside(figure, panels[0])
+    return figure
+
+
+@use_style
+def ratios(found: Sparsified) -> "Figure":
+    """Left: the ratio of the noise. Right: those of the clipped gradient."""
+    figure = new_figure(7.6, 3.3)
+    left, right = figure.subplots(1, 2)
+    p = [row.sparsity for row in found.rows]
+    fine = np.linspace(0, max(p), 100)
+    left.plot(fine, np.sqrt(1 - fine), color=BLACK, linestyle="--", label="sqrt(1 - p)")
+    left.errorbar(
+        p, [r.noise for r in found.rows], [r.noise_sd for r in found.rows], color=BLUE, marker="o", linestyle="none",
+        label="noise with the mask / without",
+    )  # fmt: skip
+    for name, colour, marker, label in (
+        ("relaxed", RED, "o", "kept coordinates, with the mask / without"),
+        ("kept", GREEN, "s", "with the mask / whole gradient"),
+    ):
+        values = [(getattr(r, name), getattr(r, f"{name}_sd")) for r in found.rows]
+        right.errorbar(p, *zip(*values, strict=True), color=colour, marker=marker, label=label)
+    right.plot(fine, 1 / np.sqrt(1 - fine), color=GREY, linestyle=":", label="1 / sqrt(1 - p)")
+    for axes, says in ((left, "length of the noise, ratio"), (right, "length of the clipped mean, ratio")):
+        axes.set(xlabel="sparsification rate p", ylabel=says)
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+    return figure
+
+
+@use_style
+def planes(found: Sequence[Deviations]) -> "Figure":
+    """A panel for each rate, with equal scales in both directions."""
+    figure = new_figure(3.4 * len(found), 3.6)
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, one in zip(panels, found, strict=True):
+        most = float(np.quantile(np.abs(one.plane), 0.995)) or 1.0
+        axes.plot(*one.plane.T, color=BLUE, marker=".", markersize=3, linestyle="none", alpha=0.5)
+        axes.axhline(0, color=LIGHT)
+        axes.axvline(0, color=LIGHT)
+        axes.set(xlim=(-most, most), ylim=(-most, most), aspect="equal")
+        axes.set_title("no mask" if not one.sparsity else f"mask of p = {one.sparsity:g}", fontsize="medium")
+        axes.set_xlabel("first random direction")
+    panels[0].set_ylabel("second random direction")
+    return figure
+
+
+@use_style
+def mask_counts(found: Counts) -> "Figure":
+    """Bars of the shares, a line of what independent masks give."""
+    figure = new_figure(6.0, 3.2)
+    axes = figure.subplots()
+    counts = np.arange(len(found.shares))
+    axes.bar(counts, found.shares, color=LIGHT, width=0.8, label=f"masks of the run, ranking={found.ranking}")
+    axes.plot(counts, found.expected, color=RED, marker="o", markersize=4, label="independent random masks")
+    seen = counts[np.maximum(found.shares, found.expected) > 1e-4]
+    across = f"how often a coordinate was frozen, of {found.masks} masks"
+    axes.set(xlim=(seen.min() - 0.7, seen.max() + 0.7), xlabel=across, ylabel="share of the coordinates")
+    legend_outside(figure, [axes], "outside upper left", 2)
     return figure
 
 
@@ -182,8 +275,7 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
         axes.grid(visible=False)
         whole_numbers(axes.xaxis, axes.yaxis)
         axes.set_title(title, fontsize="medium")
-        axes.set_ylabel("out unit")
-        axes.set_xlabel("in unit" if W.ndim == 2 else "in channel and tap")
+        axes.set(xlabel="in unit" if W.ndim == 2 else "in channel and tap", ylabel="out unit")
         figure.colorbar(image, ax=axes, pad=0.01)
     figure.suptitle(name, fontsize="medium")
     return figure
@@ -198,16 +290,6 @@ def tiled(matrix: Tensor, side: int = MAP_SIDE) -> Tensor:
 
 def _mask(row: ClipRow) -> str:
     return "none" if row.sparsity == 0 else f"{row.choice}, p = {row.sparsity:g}"
-
-
-def _panels(count: int) -> tuple["Figure", list["Axes"]]:
-    columns = min(3, count)
-    lines = -(-count // columns)
-    figure = new_figure(3.1 * columns + 0.6, 2.6 * lines + 0.5)
-    grid = figure.subplots(lines, columns, sharey=True, squeeze=False).flatten().tolist()
-    for axes in grid[count:]:
-        axes.remove()
-    return figure, grid[:count]
 
 
 def _label_left(panels: Sequence["Axes"], text: str) -> None:

@@ -18,10 +18,9 @@ from fedlsg.masks import Direction, keep_units, unit_importance
 from fedlsg.randomness import public_generator
 from simulations.inspection.clips import ClipRow, clip_rows, own_clip
 from simulations.inspection.energy import KeptRow
-from simulations.inspection.gradient import batch_gradient
 from simulations.inspection.retrain import Costs
 from simulations.inspection.sparsified import Sparsified, sparsified
-from simulations.inspection.subject import Subject
+from simulations.inspection.subject import Subject, batch_gradient
 
 SOURCES = {
     "own": "the method's own function of public values",

@@ -1,37 +1,33 @@
 """Files of an inspection: inspection.json, a CSV for each table, a PNG for each figure, inspection.html."""
 
-import csv
-import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedlsg.owner_only import make_parents
-from simulations.inspection import sparsified_figures
-from simulations.inspection.clips import ClipRow
-from simulations.inspection.energy import meanings, summary_table
+from simulations.inspection.energy import meanings
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.retrain import diagnosis
 from simulations.inspection.subject import Subject
+from simulations.inspection.tables import MEANING, masked_tables, rows_of, share_table, summary_table
 from simulations.report.figure import drawing, photo, png
 from simulations.report.page import (
     Code,
     Drawing,
     Page,
+    Part,
     Picture,
-    Row,
-    Section,
-    Table,
     Text,
     data_section,
     download,
     facts_of,
     json_text,
     render,
+    sections,
 )
+from simulations.report.table import csv_of
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
 WARNING = (
@@ -42,7 +38,15 @@ PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
 CAPTIONS = {
-    **sparsified_figures.CAPTIONS,
+    "sparsified-ratios": "What freezing a random share p of the coordinates does in one step. Left: the length of the "
+    "noise, over that without a mask; the line is sqrt(1 - p) (Zhu and Blaschko 2023, Fig. 1c). Right: the length of "
+    "the clipped mean gradient on the coordinates that are kept, over that of the same coordinates without a mask: "
+    "above 1, the clip leaves them more (Fig. 1d); and over the whole clipped mean gradient: what is left of it. Bars: "
+    "standard deviation over masks.",
+    "deviations": "Deviations of single examples from the mean gradient, on two random directions, without a mask and "
+    "with one (Zhu and Blaschko 2023, Figs. 6-9). A symmetric law looks the same when turned by 180 degrees.",
+    "mask-counts": "How many coordinates were frozen how often so far (Zhu and Blaschko 2023, Fig. 12). The line is "
+    "what independent random masks give.",
     "carriers": "How much of the mean gradient (its energy, the squared length) each kind of carrier keeps at the "
     "start of a round: 1 is all of it. ||P(dW)||_F^2 / ||dW||_F^2. Form tangent: dL and dR are sent (Eq. 3); core: "
     "L^T dW R^T alone.",
@@ -63,6 +67,8 @@ CAPTIONS = {
     "stripes are units that matter more than others (Ito et al. 2023, Fig. 1). Of a large matrix a pixel is the "
     "largest entry of its tile.",
 }
+MASKED = ("sparsified-ratios", "deviations", "mask-counts")
+"""Figures of random masks."""
 MAPS = "intensity-"
 """Names of figures of many pixels."""
 DATA = {
@@ -105,9 +111,9 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     made = figures(found, subject, maps)
     images = {name: png(figure) for name, figure in made.items()}
     pictures = [(photo if name.startswith(MAPS) else drawing)(f, _caption(name)) for name, f in made.items()]
-    shown = ("carriers", "symmetry", "sparsified", *sparsified_figures.FIGURES)
+    shown = ("carriers", "symmetry", "sparsified", *MASKED)
     files = {f"{name}.png": image for name, image in images.items()}
-    files |= {f"{name}.csv": as_csv(rows).encode() for name, rows in tables(found).items()}
+    files |= {f"{name}.csv": csv_of(rows).encode() for name, rows in rows_of(found).items()}
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
     with writing_to(path):
@@ -127,33 +133,6 @@ def resolve_layer(subject: Subject, name: str) -> str:
     raise ValueError(f"unknown layer {name!r}; known: {', '.join(subject.layers)}")
 
 
-def tables(found: Inspection) -> dict[str, list[dict[str, Any]]]:
-    """Rows of every table by its name."""
-    layers = [{**asdict(row), "shape": f"{row.shape[0]}x{row.shape[1]}"} for row in found.layers]
-    return {
-        "layers": layers,
-        "residuals": [asdict(row) for row in found.residuals],
-        "energy": [asdict(row) for row in found.energies],
-        **({"carriers": [asdict(row) for row in found.kept]} if found.kept else {}),
-        **({} if found.sparsified is None else sparsified_figures.files(found.sparsified)),
-        "clipping": [clip_numbers("the run's own", found.own), *(clip_numbers(r.choice, r) for r in found.clips)],
-    }
-
-
-def clip_numbers(name: str, row: ClipRow) -> dict[str, Any]:
-    """One line of the table of clips."""
-    measured = row.clipping
-    return {
-        "kept_units": name,
-        "sparsity": row.sparsity,
-        "kept_coordinates": row.kept,
-        "clipped": measured.clipped,
-        "mean_factor": measured.mean_factor,
-        "dropped": measured.dropped,
-        **{f"norm_q{level:g}": value for level, value in measured.norms.items()},
-    }
-
-
 def numbers(subject: Subject, found: Inspection) -> dict[str, Any]:
     """Everything of inspection.json."""
     s, mechanism = subject.base.settings, subject.base.method.mechanism
@@ -171,7 +150,7 @@ def numbers(subject: Subject, found: Inspection) -> dict[str, Any]:
         "clip_norm": mechanism.clip_norm if mechanism.clips else None,
         "accuracies": None if found.costs is None else asdict(found.costs),
         "sources": SOURCES,
-        **tables(found),
+        **rows_of(found),
         "squared_length_shares": dict(found.own.shares),
         "clip_factors": {name: list(factors) for name, factors in first_factors(found).items()},
     }
@@ -216,14 +195,9 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
         Code(text=", ".join(f"{factor:.4f}" for factor in factors), note=name)
         for name, factors in first_factors(found).items()
     )
-    shares = Table(
-        columns=("parameter", "share"),
-        rows=tuple(Row(cells=(name, f"{share:.3f}")) for name, share in found.own.shares.items()),
-    )
-    words = () if found.costs is None else (Text(words=diagnosis(found.costs)),)
-    kept = (summary_table(found.kept), facts_of(meanings(found.kept))) if found.kept else ()
-    masked = () if found.sparsified is None else sparsified_figures.page_tables(found.sparsified)
-    costs = (Section(title="What noise and clip cost", parts=words),) if words else ()
+    costs = [] if found.costs is None else [Text(words=diagnosis(found.costs))]
+    kept: list[Part] = [summary_table(found.kept), facts_of(meanings(found.kept))] if found.kept else []
+    masked: list[Part] = [*masked_tables(found.sparsified), Text(words=MEANING)] if found.sparsified else []
     return render(
         Page(
             kind="fedlsg inspect",
@@ -231,29 +205,14 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
             lead=lead(subject, found),
             headline=headline(subject, found),
             warnings=(WARNING,),
-            sections=(
-                *costs,
-                *((Section(parts=kept),) if kept else ()),
-                *(
-                    (Section(title="Random masks", parts=(*masked, Text(words=sparsified_figures.MEANING))),)
-                    if masked
-                    else ()
-                ),
-                Section(title="Clip factors of the first examples (1: not clipped)", parts=tuple(factors)),
-                Section(title="Figures", parts=tuple(pictures)),
-                Section(title="Share of each parameter in the squared length of an example", parts=(shares,)),
+            sections=sections(
+                ("What noise and clip cost", costs),
+                ("", kept),
+                ("Random masks", masked),
+                ("Clip factors of the first examples (1: not clipped)", factors),
+                ("Figures", pictures),
+                ("Share of each parameter in the squared length of an example", [share_table(found)]),
                 data_section(*data),
             ),
         )
     )
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CSV with a header; NaN as an empty cell."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [])
-    writer.writeheader()
-    for row in rows:
-        empty = {key: "" for key, value in row.items() if isinstance(value, float) and math.isnan(value)}
-        writer.writerow({**row, **empty})
-    return text.getvalue()

@@ -1,12 +1,13 @@
 """What is inspected: a model at W_t with its W_0, the frame of its next round, and examples of the training data.
 
-Reads a run directory and writes nothing into it: no ledger is opened, no checkpoint saved.
+Reads a run directory and writes nothing into it: no ledger is opened, no checkpoint saved. The batch gradient is NOT
+PRIVATE.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from fedlsg.carriers import find_output_layer
 from fedlsg.frame import Frame
-from fedlsg.gradients import trainable
+from fedlsg.gradients import call, trainable
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
@@ -185,3 +186,19 @@ def _write(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, p in trainable(model).items():
             p.copy_(weights[name])
+
+
+def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Tensor]:
+    """Mean gradient of every trainable parameter over the examples, without clip and noise."""
+    parameters = trainable(subject.model)
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
+    with subject.same_dropout():
+        for inputs, targets in subject.batches(rows, microbatch):
+            outputs = partial(call, subject.model, inputs)
+            losses = subject.base.local.precision.losses(outputs, subject.base.workload.loss, targets, targets)
+            found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+            for name, dW in zip(parameters, found, strict=True):
+                if dW is not None:
+                    total[name] += dW / (len(rows) * subject.copies)
+    return total

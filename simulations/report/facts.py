@@ -1,13 +1,21 @@
-"""Sections that every page of runs has: what epsilon means, and what the runs ran on."""
+"""Sections of pages of runs: what epsilon means, what the runs ran on, and the settings of one.
 
-from collections.abc import Iterable, Sequence
+Settings are folded, by theme, those that differ from the defaults first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import strategies
+from simulations import workloads
 from simulations.report.page import Code, Section, Text, facts_of
-from simulations.report.words import OWN_NOISE, duration
+from simulations.report.words import duration
 from simulations.rundir.own_noise import PROMISED
 from simulations.rundir.results import Result
+from simulations.settings.resolve import FALLBACK, GRID
+from simulations.settings.settings import all_settings
+from simulations.settings.show import by_group, text_of
 
 EXAMPLE_LEVEL = (
     "Epsilon protects one example of one client (adjacency: add or remove one example). Each client composes its own "
@@ -53,6 +61,11 @@ HELD_OUT = (
 PUBLIC_ROWS = (
     "The clients held public rows (setting public_rows: {}), and the training split of the workload was not "
     "opened. Accuracy and epsilon are about these rows."
+)
+OWN_NOISE = (
+    "This run counted each client's own noise as protection against that client. The epsilon that it reported holds "
+    "for readers outside of the sum only, and so do rounds.csv and the curve of epsilon. The epsilon here is against "
+    "one of its clients, computed from its ledgers. It cannot be continued."
 )
 UNKNOWN = "not on record"
 
@@ -132,3 +145,76 @@ def _time(done: Sequence[Result]) -> dict[str, str]:
 
 def _join_different(values: Any) -> str:
     return ", ".join(dict.fromkeys(map(str, values))) or UNKNOWN
+
+
+CHANGED = "Different from the defaults"
+NOTE = (
+    "Every setting that was used; fedlsg settings NAME says what it means. A default is that of the method and of the "
+    "workload's preset."
+)
+FOLLOW = frozenset({"model", "pretrained_sha256", "workload", "method", "from_preset", "auto", "source"})
+"""Settings that are in the title, are shown elsewhere, or have a default that only the data knows."""
+
+
+def settings_section(result: Result, values: Mapping[str, Any]) -> Section:
+    """``values``: the settings to show, by name."""
+    shown = {name: text_of(value) for name, value in values.items()} | sent(result.settings, result.summary)
+    changed = {name: shown[name] for name in changed_of(result.settings, values)}
+    known = all_settings()
+    groups = by_group({name: known[name] for name in shown if name in known})
+    others = [name for name in shown if name not in known]  # of a method that is known elsewhere, or of older versions
+    groups |= {"Others": others} if others else {}
+    parts = [facts_of({name: shown[name] for name in names}, title=group) for group, names in groups.items()]
+    first = [facts_of(changed, title=CHANGED)] if changed else []
+    return Section(title="Settings", folded=True, parts=(Text(words=NOTE, style="note"), *first, *parts))
+
+
+def sent(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
+    """What is sent in place of a codec under trust=secure; nothing else is there replaced."""
+    return {"codec": f"{GRID}: {values_line(summary)}"} if settings.get("trust") == "secure" else {}
+
+
+def values_line(summary: Mapping[str, Any]) -> str:
+    """How a client's values are sent, in words."""
+    codec = summary.get("codec", {})
+    if codec.get("name") != GRID and summary.get("trust") != "secure":
+        return str(codec.get("name", ""))
+    bits = codec.get("bits")
+    size = "of as many bits as the sum needs" if bits is None else f"of {bits} bits each"
+    return f"packed integers {size}, masked; only their sum can be read"
+
+
+def changed_of(settings: Mapping[str, Any], shown: Mapping[str, Any]) -> list[str]:
+    """Names of settings with another value than the workload and the method give; those that follow are left out."""
+    usual = defaults(str(settings.get("workload")), str(settings.get("method")))
+    found = [name for name, value in shown.items() if name in usual and not _same(value, usual[name])]
+    return [name for name in found if name not in FOLLOW and not _follows(name, settings)]
+
+
+def defaults(workload: str, method: str) -> dict[str, Any]:
+    """The default of each setting for a method on a workload; no preset for a workload unknown here."""
+    usual = {name: one.default for name, one in all_settings().items()} | dict(FALLBACK)
+    if method in strategies.names():
+        usual |= {name: one.default for name, one in strategies.declared_by(method).items()}
+        usual |= {"mechanism": strategies.default_mechanism(method)}
+    try:
+        common, own = workloads.presets(workload)
+    except (ValueError, OSError, ImportError):
+        return usual
+    return {**usual, **common, **own.get(method, {})}
+
+
+def _same(value: object, usual: object) -> bool:
+    return value == usual or str(value) == str(usual)
+
+
+def _follows(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a value was computed from other settings."""
+    follows = {
+        "noise_multiplier": settings.get("epsilon") is not None,
+        "clients_per_round": settings.get("clients_per_round") == settings.get("clients"),
+        "local_learning_rate": settings.get("local_steps", 1) == 1,
+        "min_survivors": settings.get("trust", "client") == "client",
+        "downlink_codec": settings.get("downlink", "full") == "full",
+    }
+    return bool(follows.get(name, False))

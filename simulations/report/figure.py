@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from simulations.report.page import Drawing, Picture
-from simulations.report.page.colours import (
+from simulations.report.colours import (
     AXIS,
     BLACK,
     BLUE,
@@ -25,6 +24,7 @@ from simulations.report.page.colours import (
     WHITE,
     WORDS,
 )
+from simulations.report.page import Drawing, Picture
 from simulations.report.svg import LAST, complete_axes, mark_axes
 from simulations.report.svg import drawing as from_svg
 
@@ -90,6 +90,35 @@ def new_figure(width: float, height: float, *, arrange: bool = True) -> "Figure"
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained" if arrange else None)
+
+
+def panel_grid(
+    count: int, columns: int, size: tuple[float, float], around: tuple[float, float] = (0.0, 0.0), **options: Any
+) -> "tuple[Figure, list[Axes]]":
+    """``count`` panels of ``size`` (inches), at most ``columns`` in a row, with room ``around`` all of them."""
+    across = max(1, min(columns, count))
+    rows = -(-count // across)
+    figure = new_figure(around[0] + size[0] * across, around[1] + size[1] * rows)
+    panels = figure.subplots(rows, across, squeeze=False, **options).flatten().tolist()
+    for rest in panels[count:]:
+        rest.set_visible(False)
+    return figure, panels[:count]
+
+
+def log_bytes(axes: "Axes", subs: Sequence[float] = (1, 2, 5)) -> None:
+    """A logarithmic x axis of bytes."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(short_bytes)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def name_ticks(axis: "Axis", places: Sequence[Any], names: Sequence[str]) -> None:
+    """Ticks at these places alone, with these names."""
+    axis.set_ticks(places, names)
+    axis.set_ticks([], minor=True)
 
 
 def legend_outside(

@@ -14,10 +14,10 @@ from rich.markup import escape
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
+from simulations.report.colours import BLACK, BLUE
 from simulations.report.figure import drawing, new_figure, png, use_style, whole_numbers
-from simulations.report.page import Page, Row, Section, Table, Text, TextKind, data_section, download, render
-from simulations.report.page.colours import BLACK, BLUE
-from simulations.report.terminal import fits, print_table
+from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, render, sections
+from simulations.report.terminal import fits, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.settings.settings import from_mapping
 
@@ -46,13 +46,14 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
     wide = table(balance, counted=True)
     print_table(wide if fits(wide, console.width) else table(balance, counted=False), console)
     for line, style in conclusions(balance):
-        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+        print_whole(line, console, style)
     if out is None:
         console.print("add --out DIR for partition.html, .csv and .png", style="dim", highlight=False)
         return
     directory = Path(out).expanduser()
     data = csv_of(balance)
-    made = {"csv": data, "html": page(balance, data).encode(), "png": png(figure(balance))}
+    drawn = figure(balance)
+    made = {"csv": data, "png": png(drawn), "html": page(balance, data, drawn).encode()}  # a page changes its figures
     with writing_to(directory):
         for kind, content in made.items():  # counted from the clients' labels without noise
             write_atomically(directory / f"partition.{kind}", content, private=True)
@@ -63,8 +64,8 @@ STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"
 """How a page shows a line that the terminal shows so."""
 
 
-def page(balance: Balance, data: bytes) -> str:
-    """partition.html; ``data`` are the bytes of partition.csv."""
+def page(balance: Balance, data: bytes, drawn: "Figure") -> str:
+    """partition.html; ``data`` are the bytes of partition.csv, ``drawn`` is its figure."""
     counted = balance.counts.shape[1] <= ALL_SHOWN
     lines = tuple(Text(words=line, style=STYLES.get(style, "plain")) for line, style in conclusions(balance))
     return render(
@@ -74,10 +75,10 @@ def page(balance: Balance, data: bytes) -> str:
             lead=balance.title,
             headline=headline(balance),
             warnings=(WARNING,),
-            sections=(
-                Section(title="What follows", parts=lines),
-                Section(title="Clients and classes", parts=(drawing(figure(balance), CAPTION, columns=1),)),
-                Section(title="Every client", parts=(table(balance, counted=counted),)),
+            sections=sections(
+                ("What follows", lines),
+                ("Clients and classes", [drawing(drawn, CAPTION, columns=1)]),
+                ("Every client", [table(balance, counted=counted)]),
                 data_section(download("partition.csv", data, "a row for each client")),
             ),
         )
@@ -225,8 +226,7 @@ def figure(balance: Balance) -> "Figure":
         for (label, client), share in np.ndenumerate(shares):
             colour = CELL[int(share < 0.6 * shares.max())]
             lower.text(client, label, balance.counts[client, label], ha="center", va="center", color=colour, fontsize=8)
-    lower.set_xlabel("client")
-    lower.set_ylabel("class")
+    lower.set(xlabel="client", ylabel="class")
     whole_numbers(lower.xaxis, lower.yaxis, most=20)
     made.colorbar(image, ax=lower, label="share of the client's examples, %", pad=0.01)
     return made

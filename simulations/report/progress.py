@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from simulations.report.terminal import print_whole
 from simulations.report.words import duration, epsilon_words, human_bytes, percent
 from simulations.rundir.tables import Row
 
@@ -128,7 +129,7 @@ class Meter:
         if passed and now - self.printed >= self.pause:
             self.printed = now
             words = [f"{self.what} {self.of(done)}", *facts, *([left] if done < self.total else [])]
-            self.console.print("  ".join(words), highlight=False, markup=False, soft_wrap=True)
+            print_whole("  ".join(words), self.console)
 
 
 def announce_estimate(console: Console, seconds: float) -> None:
@@ -195,7 +196,7 @@ class RoundDisplay:
         self.meter.show(row.round, facts, now)
         if row.rejected:
             text = f"round {row.round}: client {row.reasons}"
-            self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            print_whole(text, self.console, "yellow")
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from fedlsg.user_code import is_reference, shown
 from simulations import workloads
 from simulations.callbacks.named import shown_names
 from simulations.plan.noise import RHO_MEANING
-from simulations.report.facts import epsilon_section, made_section, row_warnings
+from simulations.report.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
+from simulations.report.facts import epsilon_section, made_section, row_warnings, settings_section, values_line
 from simulations.report.figure import GUESSING, drawing, new_figure, short_bytes, use_style, whole_numbers
-from simulations.report.headline import run_headline
 from simulations.report.page import (
     Code,
     Facts,
@@ -26,10 +26,9 @@ from simulations.report.page import (
     facts_of,
     json_text,
     render,
+    sections,
 )
-from simulations.report.page.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
-from simulations.report.settings_section import settings_section, values_line
-from simulations.report.words import duration, outcome, percent, privacy_line
+from simulations.report.words import duration, outcome, percent, privacy_line, run_headline
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
@@ -106,11 +105,11 @@ def run_page(result: Result) -> str:
             lead=f"Run directory {result.name}.",
             headline=run_headline(result),
             warnings=tuple(_warnings(result)),
-            sections=(
-                Section(title="Key facts", parts=(facts_of({k: v for k, v in facts.items() if k in SHORT}),)),
-                *_rounds(result),
-                *_more(result, {k: v for k, v in facts.items() if k not in SHORT}),
-                *_rejections(result),
+            sections=sections(
+                ("Key facts", [facts_of({k: v for k, v in facts.items() if k in SHORT})]),
+                ("Round by round", _rounds(result)),
+                ("Noise, bytes and transfer", _more(result, {k: v for k, v in facts.items() if k not in SHORT})),
+                ("Rejected payloads", _rejections(result)),
                 epsilon_section([result]),
                 made_section([result] if result.done else [], again),
                 settings_section(result, settings),
@@ -120,7 +119,7 @@ def run_page(result: Result) -> str:
     )
 
 
-def _rounds(result: Result) -> list[Section]:
+def _rounds(result: Result) -> list[Part]:
     """The figure, if there is a round."""
     if not result.rows:
         return []
@@ -128,14 +127,13 @@ def _rounds(result: Result) -> list[Section]:
     caption, last = LOSS_CAPTION if result.accuracy is None else CAPTION, result.rows[-1].simulated
     caption = caption if result.rows[-1].counted else caption.removesuffix(COUNTS)
     caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
-    return [Section(title="Round by round", parts=(drawing(course(result.rows, chance), caption),))]
+    return [drawing(course(result.rows, chance), caption)]
 
 
-def _more(result: Result, facts: Mapping[str, str]) -> list[Section]:
+def _more(result: Result, facts: Mapping[str, str]) -> list[Part]:
     """The facts that are not at the top, and what rho means."""
-    parts: list[Part] = [facts_of(facts)] if facts else []
-    parts += [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
-    return [Section(title="Noise, bytes and transfer", parts=tuple(parts))] if parts else []
+    rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
+    return [*([facts_of(facts)] if facts else []), *rho]
 
 
 def _data(result: Result) -> Section:
@@ -157,9 +155,9 @@ def _outcome(result: Result) -> dict[str, str]:
     return words if result.transfer is None else words | {"transfer": f"{result.transfer:.3g} s on {result.link}"}
 
 
-def _rejections(result: Result) -> list[Section]:
+def _rejections(result: Result) -> list[Part]:
     rows = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.rejected)
-    return [Section(title="Rejected payloads", parts=(Facts(rows=rows),))] if rows else []
+    return [Facts(rows=rows)] if rows else []
 
 
 def command(result: Result) -> str:

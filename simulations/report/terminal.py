@@ -50,6 +50,11 @@ def print_line(words: str, console: Console, style: str = "") -> None:
     console.print(words, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
+def print_whole(words: str, console: Console, style: str | None = None) -> None:
+    """Text as it is, not broken: paths and commands to copy, and lines for programs."""
+    console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def checked(path: str, reads: Sequence[str], console: Console) -> RunDir:
     """The run directory that a command reads: see ``open_run``. What changed and does not matter is printed."""
     return open_run(path, reads, lambda line: print_line(line, console, "yellow"))

@@ -1,4 +1,7 @@
-"""One wording for each fact of a run, in the terminal and on every page."""
+"""One wording for each fact of a run, in the terminal and on every page, and its result in one sentence.
+
+The sentence says only what the run supports: without privacy, in test mode or at the level of guessing it says so.
+"""
 
 import math
 from collections.abc import Mapping
@@ -7,6 +10,8 @@ from typing import Any
 
 from simulations.rundir.links import LINKS
 from simulations.rundir.own_noise import PROMISED
+from simulations.rundir.results import Result
+from simulations.workloads.chance import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
@@ -17,15 +22,16 @@ AT_SERVER = (
 )
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
 SHARED = ("secure", "aggregate")
-OWN_NOISE = (
-    "This run counted each client's own noise as protection against that client. The epsilon that it reported holds "
-    "for readers outside of the sum only, and so do rounds.csv and the curve of epsilon. The epsilon here is against "
-    "one of its clients, computed from its ledgers. It cannot be continued."
-)
+TEST_MODE = "in test mode: the noise is reproducible, so nothing is private"
+WITHOUT = "with no privacy"
+SAME = 0.05
+"""Ratios of bytes that are nearer to 1 than this are called equal."""
 
 
 def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
+    rho, seconds = summary.get("rho"), summary.get("transfer_seconds", {})
+    links = (f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
     facts = {
         "features": features_line(summary),
         "carriers": carriers_line(summary),
@@ -33,13 +39,12 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
         "clients": by_client_line(summary),
         "privacy": privacy_line(summary),
         "readers": readers_line(summary),
-        "noise": noise_line(summary),
+        "noise": f"rho {rho:.3g} (norm of a step's noise over the clip norm)" if rho else "",
         **_sent(summary),
-        "transfer": transfer_line(summary),
+        "transfer": ", ".join(links),
         "empty rounds": empty_line(summary),
         "time": f"{duration(summary['wall_seconds'])} on {summary['device']}" if "wall_seconds" in summary else "",
-        "simulated time": simulated_line(summary),
-        "selected clients": clients_line(summary),
+        **_simulated(summary),
     }
     return {name: words for name, words in facts.items() if words}
 
@@ -96,10 +101,23 @@ def against_dense(dense: float, sent: float) -> str:
     """How the sent bytes compare with dense updates."""
     if not sent:
         return "dense updates would be larger"
-    ratio = dense / sent
-    if 0.95 < ratio < 1.05:
-        return "as large as dense updates"
-    return f"{ratio:.1f}x smaller than dense updates" if ratio > 1 else f"{1 / ratio:.1f}x larger than dense updates"
+    words = ("as large as dense updates", "{} smaller than dense updates", "{} larger than dense updates")
+    return _compared(dense / sent, *words)
+
+
+def fewer_bytes(saved: float | None) -> str:
+    """The same after "with": how the bytes that clients sent compare; empty if none were sent."""
+    if saved is None or not saved > 0:
+        return ""
+    words = ("as many uplink bytes as", "{} fewer uplink bytes than", "{} more uplink bytes than")
+    return f"with {_compared(saved, *words)} dense updates"
+
+
+def _compared(ratio: float, equal: str, less: str, more: str) -> str:
+    """One of the texts; ratios nearer to 1 than ``SAME`` are called equal."""
+    if abs(ratio - 1) < SAME:
+        return equal
+    return less.format(f"{ratio:.1f}x") if ratio > 1 else more.format(f"{1 / ratio:.1f}x")
 
 
 def epsilon_words(value: float, digits: int = 3) -> str:
@@ -184,39 +202,23 @@ def _participants(summary: Mapping[str, Any]) -> int:
     return max(int(sums.get("colluders", 1)), 1)
 
 
-def noise_line(summary: Mapping[str, Any]) -> str:
-    """rho in words; empty without noise, and for runs that did not record it."""
-    rho = summary.get("rho")
-    return f"rho {rho:.3g} (norm of a step's noise over the clip norm)" if rho else ""
-
-
-def transfer_line(summary: Mapping[str, Any]) -> str:
-    """Seconds that the messages would take on each named link; empty for runs that did not count them."""
-    seconds: Mapping[str, float] = summary.get("transfer_seconds", {})
-    return ", ".join(f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
-
-
 def empty_line(summary: Mapping[str, Any]) -> str:
     """How many rounds brought no update; empty if there were none, or none were counted."""
     count = summary.get("empty_rounds", 0)
     return f"{count} of {summary['rounds']} brought no update" if count else ""
 
 
-def simulated_line(summary: Mapping[str, Any]) -> str:
-    """What the simulated clock shows at the end; empty without one."""
-    said = summary.get("simulated")
-    return "" if said is None else f"{duration(said['seconds'])} on the simulated clock"
-
-
-def clients_line(summary: Mapping[str, Any]) -> str:
-    """What became of the selected clients of a run with a simulated clock; empty without one."""
+def _simulated(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What the simulated clock shows at the end, and what became of the selected clients; empty without one."""
     said = summary.get("simulated")
     if said is None:
-        return ""
-    return (
-        f"{said['asked']:,} in all rounds: {said['answered']:,} used, {said['late']:,} late (trained and charged, not "
-        f"used), {said['dropped']:,} dropped out (not charged), {said['rejected']:,} rejected"
-    )
+        return {}
+    return {
+        "simulated time": f"{duration(said['seconds'])} on the simulated clock",
+        "selected clients": f"{said['asked']:,} in all rounds: {said['answered']:,} used, {said['late']:,} late "
+        f"(trained and charged, not used), {said['dropped']:,} dropped out (not charged), "
+        f"{said['rejected']:,} rejected",
+    }
 
 
 def percent(share: float | None) -> str:
@@ -231,8 +233,65 @@ def duration(seconds: float) -> str:
 
 def human_bytes(count: float) -> str:
     """Bytes with a decimal unit (1 kB = 1,000 B)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1000
-    raise AssertionError("unreachable")
+    return f"{count:.2f} GB"
+
+
+def run_headline(result: Result) -> str:
+    """One or two sentences."""
+    if not result.done:
+        return _unfinished(result)
+    bytes_said = fewer_bytes(result.saved)
+    sentence = f"{reached(result)} {at_epsilon(result.summary)}{f', {bytes_said}' if bytes_said else ''}."
+    return sentence + "".join(f" {more}" for more in _limits(result))
+
+
+def _unfinished(result: Result) -> str:
+    planned = result.settings.get("rounds", "?")
+    state = "Failed" if result.status == "failed" else "Not finished"
+    so_far = "" if result.accuracy is None else f" {100 * result.accuracy:.1f} % {_measured_on(result)} so far."
+    return f"{state}: {len(result.rows)} of {planned} rounds.{so_far}"
+
+
+def reached(result: Result) -> str:
+    """Accuracy, or the loss where there is none, and on which rows."""
+    if result.accuracy is None:
+        return f"Test loss {float(result.summary['loss']):.3g}"
+    return f"{100 * result.accuracy:.1f} % {_measured_on(result)}"
+
+
+def _measured_on(result: Result) -> str:
+    return "accuracy on held-out training rows" if result.held_out else "test accuracy"
+
+
+def at_epsilon(summary: Mapping[str, Any]) -> str:
+    """``at epsilon 8.000 (delta 1e-05)``, of what; or that there is none."""
+    if not summary["private"]:
+        return TEST_MODE if summary.get("reproducible") else WITHOUT
+    of = {
+        "secure": f"{strongest(summary)} for secure sums of the clients' payloads",
+        "aggregate": f"{strongest(summary)} for the sum of all payloads, if an ideal secure aggregation is assumed",
+        "server": " for the weights, at a trusted server",
+    }
+    trust = of.get(str(summary.get("trust", "client")), "")
+    if summary.get("unit", "example") == "client":
+        trust = f" at client level{trust}"
+    return f"at epsilon {epsilon_words(float(summary['epsilon_max']))}{trust} (delta {summary['delta']:g})"
+
+
+def _limits(result: Result) -> list[str]:
+    """What weakens the sentence before it."""
+    said = []
+    planned, ran = result.settings.get("rounds"), result.summary.get("rounds")
+    if result.reason and planned != ran:
+        said.append(f"Stopped early, after {ran} of {planned} rounds.")
+    if result.accuracy is not None and result.chance is not None and not beats_chance([result.accuracy], result.chance):
+        said.append(f"This is not better than guessing ({100 * result.chance.level:.1f} %) by three standard errors.")
+    if result.held_out:
+        said.append("No epsilon covers this accuracy: it was computed from private rows without noise.")
+    if result.settings.get("public_rows") is not None:
+        said.append("The clients held public rows.")
+    return said

@@ -18,8 +18,7 @@ from simulations.attack.membership.shadows import accuracy_of, confidences, is_c
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.target import truth_of
 from simulations.inspection.clips import own_clip
-from simulations.inspection.gradient import batch_gradient
-from simulations.inspection.subject import subject_of_settings
+from simulations.inspection.subject import batch_gradient, subject_of_settings
 from tests.simulations.support import own_tasks
 from tests.simulations.support.own import fresh, load, quick
 

@@ -12,22 +12,32 @@ from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
 from simulations.attack.images.score import Summary, summarise, verdict
 from simulations.attack.recorded.report import (
+    OF_ATTACK,
+    SECONDS,
     Findings,
     attacks_in_order,
     privacy_facts,
+    style_of,
     summaries,
     update_numbers,
 )
 from simulations.attack.recorded.rows import FORMS, best_of, split_name
 from simulations.report.figure import new_figure, photo, use_style
-from simulations.report.page import Row, Table
+from simulations.report.table import Column, make_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = ("attack", "form", "batch", "images", "PSNR", "SSIM", "blind", "gain", "95 % interval", "seconds")
-OPTIONAL = ("seconds", "SSIM")
-"""What a narrow terminal leaves out."""
+COLUMNS = (
+    *OF_ATTACK,
+    Column("images", lambda row: row.images),
+    Column("PSNR", lambda row: row.psnr, ".1f"),
+    Column("SSIM", lambda row: row.ssim, ".2f", optional=2),
+    Column("blind", lambda row: row.blind, ".1f"),
+    Column("gain", lambda row: row.mean_gain, "+z.1f"),
+    Column("95 % interval", lambda row: row.gain, lambda gain: f"{gain.low:+z.1f} to {gain.high:+z.1f}"),
+    SECONDS,
+)
 NOTE = (
     "PSNR, blind and gain in dB. blind: PSNR of a guess without the payload. gain: PSNR over it, paired by image. The "
     "95 % interval is that of the mean gain over these images, as if they were independent; another training run or "
@@ -55,7 +65,7 @@ def image_findings(one: Attacked) -> Findings:
         label=one.record.base.settings.method,
         verdict=verdict(rows),
         facts=facts(one),
-        table=score_table(rows),
+        table=make_table(COLUMNS, rows, style=style_of, note=NOTE),
         shown=photo(figure, CAPTION),
         numbers=numbers(one, rows),
         refused=one.refused,
@@ -79,28 +89,6 @@ def facts(one: Attacked) -> dict[str, str]:
         + ("at least as many as" if one.count.enough else "fewer than")
         + " an exact solution needs without noise",
     }
-
-
-def score_table(rows: Sequence[Summary]) -> Table:
-    """One row for each attack and batch size."""
-    return Table(
-        columns=COLUMNS,
-        rows=tuple(table_row(row) for row in rows),
-        left=(0, 1),
-        optional=tuple(map(COLUMNS.index, OPTIONAL)),
-        note=NOTE,
-    )
-
-
-def table_row(row: Summary) -> Row:
-    """One row of the table; the naive forms are dim."""
-    reach = "--" if row.gain is None else f"{row.gain.low:+z.1f} to {row.gain.high:+z.1f}"
-    name, form = split_name(row.attack)
-    cells = (
-        name, form, str(row.batch), str(row.images), f"{row.psnr:.1f}", f"{row.ssim:.2f}", f"{row.blind:.1f}",
-        f"{row.mean_gain:+z.1f}", reach, f"{row.seconds:.1f}",
-    )  # fmt: skip
-    return Row(cells=cells, style="dim" if form == "naive" else "")
 
 
 def numbers(one: Attacked, rows: Sequence[Summary]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.owner_only import make_parents
 from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID
+from simulations.report.colours import BLACK, BLUE, ORANGE, SKY
 from simulations.report.figure import GUESSING, drawing, legend_outside, new_figure, use_style, wrap
-from simulations.report.page import Page, Section, Text, data_section, download, facts_of, json_text, render
-from simulations.report.page.colours import BLACK, BLUE, ORANGE, SKY
+from simulations.report.page import Page, Text, data_section, download, facts_of, json_text, render, sections
 from simulations.rundir.files.atomic import write_atomically, writing_to
 
 if TYPE_CHECKING:
@@ -47,13 +47,10 @@ def page(report: Report, lead: str, data: bytes) -> str:
             title="Who was in the training set",
             lead=lead,
             headline=verdict(report),
-            sections=(
-                Section(parts=(facts_of(facts(report)), drawing(curves(report), caption))),
-                *(Section(title=table.title, parts=(replace(table, title=""),)) for table in tables(report)),
-                Section(
-                    title="What the attacker is granted",
-                    parts=(facts_of(granted(report)), Text(words=limits, style="note")),
-                ),
+            sections=sections(
+                ("", [facts_of(facts(report)), drawing(curves(report), caption)]),
+                *((table.title, [replace(table, title="")]) for table in tables(report)),
+                ("What the attacker is granted", [facts_of(granted(report)), Text(words=limits, style="note")]),
                 data_section(download("membership.json", data, "all numbers of this page")),
             ),
         )
@@ -77,15 +74,12 @@ def curves(report: Report) -> "Figure":
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
         axes.plot(rates, [limit.bound(float(x)) for x in rates], color=BLACK, linestyle=dashes, linewidth=1.2,
                   label=wrap(limit.name))  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(start, 1)
-    axes.set_ylim(start, 1.3)
-    per_cent = FuncFormatter(lambda value, _: f"{100 * value:g} %")
-    axes.xaxis.set_major_formatter(per_cent)
-    axes.yaxis.set_major_formatter(per_cent)
-    axes.set_xlabel("false positive rate: non-members called members")
-    axes.set_ylabel("true positive rate: members found")
+    axes.set(
+        xscale="log", xlim=(start, 1), xlabel="false positive rate: non-members called members",
+        yscale="log", ylim=(start, 1.3), ylabel="true positive rate: members found",
+    )  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     legend_outside(figure, [axes])
     return figure
 

@@ -17,6 +17,7 @@ from simulations.report.page import (
     Page,
     Picture,
     Row,
+    RowKind,
     Section,
     Table,
     Text,
@@ -27,6 +28,7 @@ from simulations.report.page import (
     json_text,
     render,
 )
+from simulations.report.table import Column
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
@@ -40,6 +42,20 @@ UNPAIRED = (
     "Attacks on one run are paired: they have the same examples and the same blind guess."
 )
 LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on what it covers."
+
+
+OF_ATTACK = (
+    Column("attack", lambda row: split_name(row.attack)[0]),
+    Column("form", lambda row: split_name(row.attack)[1], left=True),
+    Column("batch", lambda row: row.batch),
+)
+"""The first columns of a table of attacks, a row for each attack and batch size."""
+SECONDS = Column("seconds", lambda row: row.seconds, ".1f", optional=1)
+
+
+def style_of(row: Any) -> RowKind:
+    """The naive forms are dim."""
+    return "dim" if split_name(row.attack)[1] == "naive" else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,24 +6,35 @@ from dataclasses import asdict
 from typing import Any
 
 from simulations.attack.recorded.report import (
+    OF_ATTACK,
+    SECONDS,
     Findings,
     attacks_in_order,
     privacy_facts,
+    style_of,
     summaries,
     update_numbers,
 )
 from simulations.attack.recorded.rows import FORMS, best_of, shown_name, sigma_of, split_name
 from simulations.attack.texts.attack import AttackedTexts, tokens_of
 from simulations.attack.texts.score import ScoredText, TextSummary, summarise, verdict
-from simulations.report.page import Mark, Row, Table, TokenLine, TokenLines
+from simulations.report.page import Mark, TokenLine, TokenLines
+from simulations.report.table import Column, make_table
 
-COLUMNS = ("attack", "form", "batch", "texts", "recall", "blind", "gain", "95 % interval", "exact", "seconds")
-SECONDS = (COLUMNS.index("seconds"),)
+COLUMNS = (
+    *OF_ATTACK,
+    Column("texts", lambda row: row.texts),
+    Column("recall", lambda row: 100 * row.recall, "{:.0f} %".format),
+    Column("blind", lambda row: 100 * row.blind, "{:.0f} %".format),
+    Column("gain", lambda row: 100 * row.mean_gain, "+.0f"),
+    Column("95 % interval", lambda row: row.gain, lambda gain: f"{100 * gain.low:+.0f} to {100 * gain.high:+.0f}"),
+    Column("exact", lambda row: f"{row.exact} of {row.texts}"),
+    SECONDS,
+)
 NOTE = (
     "blind: recall of a guess without the payload. gain: recall over it, in points. The 95 % interval is that of the "
     f"mean gain over these updates; another training run or other starting points are not in it. {FORMS}"
 )
-"""What a narrow terminal leaves out."""
 SHOWN = 12
 """Texts on the page, of all that were attacked."""
 CAPTION = (
@@ -47,7 +58,7 @@ def text_findings(one: AttackedTexts) -> Findings:
         label=one.record.base.settings.method,
         verdict=verdict(rows),
         facts=facts(one),
-        table=Table(columns=COLUMNS, rows=tuple(map(table_row, rows)), left=(0, 1), optional=SECONDS, note=NOTE),
+        table=make_table(COLUMNS, rows, style=style_of, note=NOTE),
         shown=TokenLines(lines=tuple(lines(one, attacks_in_order(rows))), caption=CAPTION),
         numbers=numbers(one, rows),
         refused=one.refused,
@@ -83,17 +94,6 @@ def bits_at_most(one: AttackedTexts) -> str | None:
     batch = max(len(target.truth.rows) for target in one.targets)
     bits = batch**2 / (2 * sigma**2 * math.log(2))
     return f"{bits:.3g} bits about a batch of {batch} in a payload with this noise, on average over texts"
-
-
-def table_row(row: TextSummary) -> Row:
-    """One row of the table; the naive forms are dim."""
-    reach = "--" if row.gain is None else f"{100 * row.gain.low:+.0f} to {100 * row.gain.high:+.0f}"
-    name, form = split_name(row.attack)
-    cells = (
-        name, form, str(row.batch), str(row.texts), f"{100 * row.recall:.0f} %", f"{100 * row.blind:.0f} %",
-        f"{100 * row.mean_gain:+.0f}", reach, f"{row.exact} of {row.texts}", f"{row.seconds:.1f}",
-    )  # fmt: skip
-    return Row(cells=cells, style="dim" if form == "naive" else "")
 
 
 def lines(one: AttackedTexts, order: Sequence[str]) -> list[TokenLine]:

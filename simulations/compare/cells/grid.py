@@ -1,15 +1,61 @@
-"""Which runs a comparison consists of: method x epsilon x rank x sparsity x varied settings x seed, balanced."""
+"""Which runs a comparison consists of: method x epsilon x rank x sparsity x varied settings x seed, balanced.
+
+A comparison drops settings that a method lacks, and says so.
+"""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 import strategies
-from simulations.compare.cells.having import lacks
 from simulations.settings.settings import declarations
+
+NOISE = frozenset({"epsilon", "noise_multiplier", "delta"})
+"""Settings that say nothing where no noise is added."""
+CLIP = frozenset({"clip", "clip_norm", "norms_clip_weight", "classifier_clip_weight"})
+"""Settings that say nothing where neither a clip nor noise is."""
+
+
+def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any] = ()) -> bool:
+    """Whether no value of the setting ``name`` changes a run of this method with the other ``settings``.
+
+    values: what it is to be varied over; a setting of a recipe that gives the same method for all of them is lacking,
+    such as the rank of ``rs`` on dense gradients.
+    """
+    kind = settings.get("mechanism") or strategies.default_mechanism(method)
+    if name in NOISE:
+        return kind in ("none", "clip-only")
+    if name in CLIP:
+        return kind == "none"
+    if name in strategies.own_settings(method):
+        return len(values) > 1 and not _looks_at(method, name, settings, values)
+    return name in strategies.recipe_settings()
+
+
+def _looks_at(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any]) -> bool:
+    own = {key: value for key, value in settings.items() if key in strategies.own_settings(method)}
+    try:
+        first, *others = (strategies.recipe(method, **(own | {name: value})) for value in values)
+    except ValueError:  # settings that its cells will be refused for, each with its reason
+        return True
+    return any(other != first for other in others)
+
+
+def dropped_lines(dropped: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each method that lacks settings, from (label, setting) pairs."""
+    found: dict[str, list[str]] = {}
+    for label, name in dropped:
+        found.setdefault(label, []).append(name)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for label, names in found.items():
+        groups.setdefault(tuple(dict.fromkeys(names)), []).append(label)
+    return [
+        f"{', '.join(names)}: no setting of {', '.join(labels)}, left out there" for names, labels in groups.items()
+    ]
+
 
 AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
 """Settings that the grid itself varies, and the options that give them."""
@@ -186,27 +232,18 @@ class Grid:
     ) -> Cell:  # fmt: skip
         noisy = self._adds_noise(entry)
         epsilon = epsilon if noisy else None
-        common = {
+        own = {
             name: value
-            for name, value in self.settings.items()
-            if (name not in strategies.recipe_settings() or entry.has(name)) and (noisy or name != "noise_multiplier")
+            for name, value in self._own(entry).items()
+            if noisy or name != "noise_multiplier" or name in entry.settings
         }
         axes = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
         coordinates = {name: value for name, value in axes.items() if value is not None} | dict(varied)
+        fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
         words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
         return Cell(
-            name="-".join(words),
-            label=entry.label,
-            method=entry.method,
-            seed=seed,
-            epsilon=epsilon,
-            rank=rank,
-            sparsity=sparsity,
-            given={
-                "workload": self.workload, "method": entry.method, "seed": seed, "engine": "local",
-                **common, **entry.settings, **coordinates,
-            },
-            varied=varied,
+            name="-".join(words), label=entry.label, method=entry.method, seed=seed, epsilon=epsilon, rank=rank,
+            sparsity=sparsity, given={**fixed, **own, **coordinates}, varied=varied,
         )  # fmt: skip
 
 

@@ -1,19 +1,51 @@
-"""What a user sees while a grid runs: a bar over all cells and a line for each running one, or plain lines."""
+"""What a user sees while a grid runs: a bar over all cells and a line for each running one, or plain lines.
 
+Only a terminal is asked before what takes long, because a log or a pipe cannot answer.
+"""
+
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from rich.console import Console
-from rich.progress import TaskID
+from rich.progress import Progress, TaskID
 
 from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.runner import Folder
 from simulations.compare.cells.worker import Outcome
 from simulations.report.progress import PAUSE_SECONDS, announce_estimate, clock, is_live, live_bar
-from simulations.report.words import percent
+from simulations.report.terminal import print_whole
+from simulations.report.words import duration, percent
 from simulations.rundir.results import Result, read_run
+
+HOUR = 3600.0
+"""Seconds above which a terminal is asked."""
+
+
+def ask_above_an_hour(
+    console: Console, progress: Callable[[], Progress], *, yes: bool, budget_seconds: float | None
+) -> Callable[[float], None]:
+    """What to call with an estimate of the seconds left: goes on, or raises KeyboardInterrupt if the answer is no.
+
+    Nothing is asked with ``yes``, with a budget of an hour at most, or where nobody can answer. The runs that have
+    begun go on during the question, and ``progress`` pauses.
+    """
+
+    def ask(seconds: float) -> None:
+        short = min(seconds, seconds if budget_seconds is None else budget_seconds) <= HOUR
+        if short or yes or not (console.is_terminal and sys.stdin.isatty()):
+            return
+        shown = progress()
+        shown.stop()
+        answer = console.input(f"This takes about {duration(seconds)}. Go on? \\[y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            raise KeyboardInterrupt
+        shown.start()
+
+    return ask
+
 
 WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
 ENOUGH, FEW = 0.1, 3
@@ -127,7 +159,7 @@ class GridDisplay:
                 self.overheads.append(max(0.0, seconds - sum(row.seconds for row in result.rows[one.before :])))
         line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"
         style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
-        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        print_whole(line, self.console, style)
         self._overall(estimate=outcome.status == "done")
 
 

@@ -4,25 +4,28 @@ The folder of a comparison:
 
     grid.toml      the grid          results.csv  one row a cell       cells/NAME/     run directories
     cells.json     how cells ended   table.csv, table.md, report.html  logs/NAME.log   what each cell printed
+
+Cells on Ray share one Ray, and each has its share of the places.
 """
 
 import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from simulations.compare.cells.grid import Cell
-from simulations.compare.cells.worker import Job, Outcome, Worker
+from simulations.compare.cells.worker import Job, Outcome, Worker, environment
+from simulations.engines.cluster import Cluster, fitting, processors, starting
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import as_config, parse
+from simulations.settings.settings import RUN, as_config, parse
 
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
 PATIENCE = 0.25  # a cell may run this share of the budget longer than the budget before it is interrupted
@@ -113,6 +116,15 @@ def _binding(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parse(given).items() if name not in HARMLESS}
 
 
+def check_limits(jobs: int | None, budget_minutes: float | None) -> float | None:
+    """The budget in seconds. Raises ValueError, naming the option, for limits out of range."""
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"expected --jobs {jobs} >= 1")
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
+    return None if budget_minutes is None else 60 * budget_minutes
+
+
 def run_cells(
     cells: Sequence[Cell],
     folder: Folder,
@@ -123,17 +135,19 @@ def run_cells(
     running: Callable[[Sequence[Cell]], None],
     ended: Callable[[Cell, Outcome, float], None],
     new_worker: Callable[[], Any] = Worker,
+    kept: list[Any] | None = None,
 ) -> None:
     """Run every cell that is not done, ``jobs`` at a time, in the given order.
 
-    A process that has no cell left to run is ended at once: it may hold Ray workers that others wait for.
+    A process that has no cell left to run is ended at once: it may hold Ray workers that others wait for. Given
+    ``kept``, the processes that wait are in it, for the next call; the caller closes them.
     Once ``budget_seconds`` have passed no cell is started; one that is still running after a quarter more is
     interrupted, to be resumed. ``started``, ``running`` (about twice a second) and ``ended(cell, outcome, seconds)``
     report the progress. However this ends, no process is left and every started cell can be resumed.
     """
     pending = deque(folder.unfinished(cells))
     began, budget = time.monotonic(), math.inf if budget_seconds is None else budget_seconds
-    with closing(_Workers(folder, new_worker, ended)) as workers:
+    with closing(_Workers(folder, new_worker, ended, kept)) as workers:
         while workers.busy or pending:
             spent = time.monotonic() - began
             if spent >= budget and not workers.busy:
@@ -154,10 +168,11 @@ class _Workers:
     """Processes that run cells: busy ones by their channel, with cell and start, and idle ones."""
 
     def __init__(
-        self, folder: Folder, new_worker: Callable[[], Any], ended: Callable[[Cell, Outcome, float], None]
-    ) -> None:
-        self.folder, self.new_worker, self.ended = folder, new_worker, ended
-        self.idle: list[Any] = []
+        self, folder: Folder, new_worker: Callable[[], Any], ended: Callable[[Cell, Outcome, float], None],
+        kept: list[Any] | None,
+    ) -> None:  # fmt: skip
+        self.folder, self.new_worker, self.ended, self.kept = folder, new_worker, ended, kept
+        self.idle: list[Any] = [] if kept is None else kept
         self.busy: dict[Any, tuple[Any, Cell, float]] = {}
 
     def start(self, cell: Cell) -> None:
@@ -173,7 +188,7 @@ class _Workers:
         outcome = worker.outcome()
         self.folder.note(cell, outcome)
         self.ended(cell, outcome, time.monotonic() - since)
-        if outcome.status == "done" and worker.alive and len(self.idle) < pending:
+        if outcome.status == "done" and worker.alive and (self.kept is not None or len(self.idle) < pending):
             self.idle.append(worker)
         else:
             worker.close()  # a fresh process after any trouble
@@ -184,5 +199,63 @@ class _Workers:
 
     def close(self) -> None:
         self.interrupt()
-        for worker in [*self.idle, *(worker for worker, _, _ in self.busy.values())]:
+        idle = self.idle if self.kept is None else []
+        for worker in [*idle, *(worker for worker, _, _ in self.busy.values())]:
             worker.close()
+
+
+Ray = Cluster | None
+"""None where no cell uses Ray."""
+
+
+@contextmanager
+def one_ray(cells: Sequence[Cell]) -> Iterator[Ray]:
+    """Ray for these cells, about to start, or the cluster that RAY_ADDRESS names; without workers, which take places.
+
+    On exit and on every exception nothing of it is left. Raises RuntimeError if no cluster listens there.
+    """
+    if not any(map(_on_ray, cells)):
+        yield None
+        return
+    with starting(ahead=0) as ray:
+        yield ray
+
+
+@contextmanager
+def share_out(cells: Sequence[Cell], jobs: int | None, ray: Ray) -> Iterator[tuple[Sequence[Cell], int]]:
+    """The cells, each with its number of workers, and how many of them run at a time: at most ``jobs``.
+
+    A place is what one worker needs. All cells that run at a time have places. Without ``jobs`` they are as many as
+    have places, at most the processors of this machine, where the drivers run; without Ray one. Processes that are
+    started inside join Ray.
+    """
+    if ray is None:
+        yield cells, jobs or 1
+        return
+    address = ray.address()
+    places = {cell.name: _places(cell) for cell in cells if _on_ray(cell)}
+    room = min(places[cell.name] // (_said(cell, "workers") or 1) for cell in cells if cell.name in places)
+    jobs = max(1, min(jobs or processors(), room, len(cells)))
+    shared = [
+        replace(cell, given={"workers": max(1, places[cell.name] // jobs), **cell.given})
+        if cell.name in places
+        else cell
+        for cell in cells
+    ]
+    with environment("RAY_ADDRESS", address):
+        yield shared, jobs
+
+
+def _on_ray(cell: Cell) -> bool:
+    return bool(_said(cell, "engine") == "ray")
+
+
+def _places(cell: Cell) -> int:
+    """How many workers of a cell fit into Ray at once; at least 1, because the cell itself reports that none fits."""
+    cpus, gpus = _said(cell, "client_cpus"), _said(cell, "client_gpus")
+    with_gpu = 0 if _said(cell, "device") == "cpu" else fitting(cpus, gpus)
+    return with_gpu or fitting(cpus, 0) or 1
+
+
+def _said(cell: Cell, setting: str) -> Any:
+    return cell.given.get(setting, RUN[setting].default)

@@ -1,6 +1,7 @@
 """``fedlsg compare --search``: settings of each method are chosen by trials, then the comparison runs with the best.
 
-space    ranges and lists of values       rows     rows of the trials             output   files and page
-pickers  what is tried next: TPE, random, grid     privacy  what choosing costs   plots    figures
-trials   the trials of all methods, in turn        arm      a method, its trials  command  the search and the runs after
+space    ranges and lists of values                privacy  rows of the trials, and what choosing costs
+pickers  what is tried next: TPE, random, grid     output   files and page
+trials   methods and their trials, in turn         plots    figures
+command  the search and the runs after
 """

@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,13 @@ from rich.console import Console
 from fedlsg import user_code
 from fedlsg.choices import choose
 from simulations.compare.bytes_axis import View
-from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.check import check_cells
-from simulations.compare.cells.grid import Entry, Grid
+from simulations.compare.cells.grid import Entry, Grid, dropped_lines
 from simulations.compare.cells.grid_file import as_toml
-from simulations.compare.cells.having import dropped_lines
-from simulations.compare.cells.progress import GridDisplay
+from simulations.compare.cells.progress import GridDisplay, ask_above_an_hour
 from simulations.compare.cells.runner import Folder
 from simulations.compare.command import accepted, compare_command, published
 from simulations.compare.search import output
-from simulations.compare.search.arm import Arm, bases
 from simulations.compare.search.pickers import (
     SAMPLERS,
     GridPicker,
@@ -33,15 +30,13 @@ from simulations.compare.search.pickers import (
     combinations,
     open_storage,
 )
-from simulations.compare.search.place import Place, searching
-from simulations.compare.search.privacy import epsilon_of, read_trials, statement
-from simulations.compare.search.rows import Rows, as_many_rows, rows_of
+from simulations.compare.search.privacy import as_many_rows, epsilon_of, read_trials, rows_of, statement
 from simulations.compare.search.space import make_spaces, read_spec
-from simulations.compare.search.trials import Runner
+from simulations.compare.search.trials import Arm, Job, Place, Runner, bases, searching
 from simulations.compare.table import unfinished
 from simulations.plan.prepare import prepare
 from simulations.plan.unit import refuse_client_level
-from simulations.report.terminal import print_line, print_note, print_table
+from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.report.words import epsilon_words
 from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.refusals import left_out
@@ -51,24 +46,6 @@ TRIALS = 20
 """Trials of a method, unless ``--trials`` or a grid says otherwise."""
 BEST, FINAL = "best.toml", "final"
 """The grid of the runs with the best settings, and their folder in that of the search."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A search to run. grid: the comparison that it is about. delta: that of the trials."""
-
-    grid: Grid
-    arms: tuple[Arm, ...]
-    rows: Rows
-    sampler: str
-    delta: float
-    folder: Folder
-    notices: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        names = list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
-        return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
 
 
 def make_job(
@@ -158,8 +135,7 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
     planned = sum(arm.trials for arm in varied)
     display = GridDisplay(console, job.folder, planned, done, what="all trials", on_estimate=ask)
     runner = Runner(
-        folder=job.folder, arms=varied, pickers=asked, jobs=jobs, ray=place.ray,
-        budget_seconds=place.budget_seconds, new_worker=place.new_worker, display=display,
+        folder=job.folder, arms=varied, pickers=asked, jobs=jobs, place=place, display=display,
         after=lambda: _after(job, runner, console),
     )  # fmt: skip
     finished = False
@@ -203,7 +179,7 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
 
 def announce(job: Job, console: Console) -> None:
     """What is about to be tried, on which rows, and whether that costs privacy."""
-    console.print(f"{job.title}, folder {job.folder.path}", markup=False, highlight=False, soft_wrap=True)
+    print_whole(f"{job.title}, folder {job.folder.path}", console)
     for arm in job.arms:
         space = "; ".join(f"{one.name} {one.words}" for one in arm.space) or "nothing to choose, no trials"
         print_line(f"  {arm.label}: {space}", console)
@@ -239,15 +215,10 @@ def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = 
         privacy.append("Each further run with chosen settings, of any method, adds its own epsilon once more.")
     follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", "3"]
     return output.Found(
-        title=job.title,
-        rows=job.rows.words,
-        arms=job.arms,
+        job=job,
         trials=runner.trials(),
-        sampler=job.sampler,
         finished=finished,
-        costs=job.rows.private,
         privacy=privacy,
-        dropped=job.notices,
         given_up=runner.given_up,
         command=shlex.join([*follow, "--out", str(job.folder.path / FINAL)]) if finished else "",
         made_by=shlex.join(["fedlsg", *sys.argv[1:]]),
@@ -260,12 +231,12 @@ def conclude(found: output.Found, folder: Path, console: Console) -> None:
     for note in found.notes:
         print_note(note, console, style="yellow" if "at the edge" in note else "dim")
     for name, text in unfinished([trial.line for trial in found.trials]).items():
-        console.print(f"{name}: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"{name}: {text}", console, "red")
     for words in found.privacy:
-        print_note(words, console, style="bold red" if found.costs else "dim")
-    console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        print_note(words, console, style="bold red" if found.job.rows.private else "dim")
+    print_whole(f"report  {folder / 'report.html'}", console)
     if found.command:
-        console.print(f"run it: {found.command}", markup=False, highlight=False, soft_wrap=True)
+        print_whole(f"run it: {found.command}", console)
 
 
 def best_grid(job: Job, found: output.Found) -> Grid | None:
@@ -285,6 +256,8 @@ def best_grid(job: Job, found: output.Found) -> Grid | None:
     settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}
     chosen = f"Settings were chosen by {len(found.trials)} trials on {job.rows.words}."
     note = (
-        f"{chosen} {found.privacy[0]} {found.privacy[1]} No epsilon of a run includes that." if found.costs else chosen
+        f"{chosen} {found.privacy[0]} {found.privacy[1]} No epsilon of a run includes that."
+        if job.rows.private
+        else chosen
     )
     return replace(job.grid, entries=tuple(entries), settings=settings, notes=(*job.grid.notes, note))

@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulations.compare.lines import measured, shown
-from simulations.compare.search.arm import Arm, Trial, best_of
 from simulations.compare.search.plots import figures
 from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.space import tunable
+from simulations.compare.search.trials import Arm, Job, Trial, best_of
 from simulations.compare.table import unfinished
 from simulations.report.facts import made_section
 from simulations.report.figure import drawing, looks, png
 from simulations.report.page import (
     Code,
     Page,
-    Row,
-    Section,
     Table,
     Text,
     data_section,
@@ -25,10 +24,15 @@ from simulations.report.page import (
     facts_of,
     json_text,
     render,
+    sections,
 )
+from simulations.report.table import Column, make_table, records
 from simulations.report.words import human_bytes
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import as_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CAPTIONS = {
     "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; the line is the "
@@ -36,6 +40,7 @@ CAPTIONS = {
     "settings": "How the accuracy (or loss) depends on each setting. A mark is one trial, in which the other settings "
     "differ, too. Filled: the best trial of a method.",
 }
+SENT = "uplink_bytes_per_client_round"
 CHANCE = (
     "Each trial has one seed. The best of many trials is in part the luckiest one, so its accuracy here is too high on "
     "average. Compare methods by the runs that follow, with other seeds."
@@ -46,36 +51,42 @@ CHANCE = (
 class Found:
     """A search as far as it got.
 
-    rows: what the trials are compared on. dropped: settings that methods lack, in sentences.
     given_up: why a method got no more trials. privacy: what choosing costs, in sentences. command: the runs to start.
     """
 
-    title: str
-    rows: str
-    arms: Sequence[Arm]
+    job: Job
     trials: Sequence[Trial]
-    sampler: str
     finished: bool
-    costs: bool
     privacy: Sequence[str]
-    dropped: Sequence[str] = ()
     given_up: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
     made_by: str = ""
 
-    def own(self, arm: Arm) -> list[Trial]:
-        """The trials of a method."""
-        return [trial for trial in self.trials if trial.arm.label == arm.label]
+    @property
+    def outcomes(self) -> "list[Outcome]":
+        """What became of each method, in the given order."""
+        return [self._outcome(arm) for arm in self.job.arms]
+
+    def _outcome(self, arm: Arm) -> "Outcome":
+        own = [trial for trial in self.trials if trial.arm.label == arm.label]
+        best = best_of(own)
+        edges = {} if best is None else arm.edges(best.params)
+        return Outcome(arm, own, sum(trial.result.done for trial in own), best, edges)
 
     def best(self, arm: Arm) -> Trial | None:
         """The best trial of a method; None before one is done."""
-        return best_of(self.own(arm))
+        return self._outcome(arm).best
+
+    @property
+    def varied(self) -> list[str]:
+        """The settings that at least one method varies."""
+        return list(dict.fromkeys(one.name for arm in self.job.arms for one in arm.space))
 
     @property
     def notes(self) -> list[str]:
         """Edges, methods without trials, and how much luck is in the best."""
-        edges = [words for arm in self.arms for words in edge_notes(arm, self.best(arm))]
-        untouched = [arm.label for arm in self.arms if not arm.space]
+        edges = [words for one in self.outcomes for words in edge_notes(one.arm, one.best)]
+        untouched = [arm.label for arm in self.job.arms if not arm.space]
         none = [f"{', '.join(untouched)}: no setting to choose, so no trials."] if untouched else []
         return [*edges, *none, *(f"{label}: {why}" for label, why in self.given_up.items()), CHANCE]
 
@@ -99,16 +110,66 @@ def edge_notes(arm: Arm, best: Trial | None) -> list[str]:
     return found
 
 
+class Outcome(NamedTuple):
+    """A method, its trials, how many are done, the best of them, and which of its values are at an edge."""
+
+    arm: Arm
+    trials: list[Trial]
+    done: int
+    best: Trial | None
+    edges: Mapping[str, Any]
+
+
+def columns_of(found: Found) -> list[Column]:
+    """Every fact of an outcome: in the table under its heading, in search.json under its key."""
+    score = measured([trial.line for trial in found.trials]).replace("test ", "")
+
+    def chosen(name: str, one: Outcome) -> Any:
+        return one.best and one.best.params.get(name)
+
+    return [
+        Column("method", lambda one: one.arm.label),
+        Column("", lambda one: one.arm.given["method"], key="method"),
+        Column("", lambda one: {range.name: range.words for range in one.arm.space}, key="varied"),
+        Column("", lambda one: one.arm.trials, key="planned"),
+        Column("", lambda one: len(one.trials), key="trials"),
+        Column("", lambda one: one.done, key="done"),
+        Column("", lambda one: one.best and one.best.number, key="best_trial"),
+        Column("", lambda one: one.best and dict(one.best.params), key="best"),
+        Column("", lambda one: one.edges, key="edges"),
+        *(Column(name, partial(chosen, name), _value) for name in found.varied),
+        Column(score, lambda one: one.best and shown(one.best.line, one.best.line.mean)),
+        Column("", lambda one: one.best and (None if one.best.line.by_loss else one.best.line.mean), key="accuracy"),
+        Column("", lambda one: one.best and one.best.line.mean_of("loss"), key="loss"),
+        Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
+        Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, SENT, optional=1),
+        Column("at the edge", lambda one: one.best and _sides(one), left=True),
+    ]
+
+
+def _sides(one: Outcome) -> str:
+    return ", ".join(f"{name} {side}" for name, side in one.edges.items()) or "none"
+
+
+def table(found: Found) -> Table:
+    """The best trial of each method, in the given order."""
+    colours = looks([(str(arm.given["method"]), arm.label) for arm in found.job.arms])
+    return make_table(
+        columns_of(found), found.outcomes, title="The best trial of each method",
+        colour=lambda one: colours[one.arm.label][0],
+    )  # fmt: skip
+
+
 def write_tables(folder: Path, found: Found) -> None:
     """trials.csv and search.json: milliseconds."""
     write_atomically(folder / "trials.csv", trials_csv(found).encode())
     whole = {
-        "title": found.title,
-        "rows": found.rows,
+        "title": found.job.title,
+        "rows": found.job.rows.words,
         "finished": found.finished,
-        "sampler": found.sampler,
-        "methods": {arm.label: _record(found, arm) for arm in found.arms},
-        "dropped": list(found.dropped),
+        "sampler": found.job.sampler,
+        "methods": {one.arm.label: records(columns_of(found), [one])[0] for one in found.outcomes},
+        "dropped": list(found.job.notices),
         "notes": found.notes,
         "privacy": list(found.privacy),
         "command": found.command,
@@ -118,8 +179,7 @@ def write_tables(folder: Path, found: Found) -> None:
 
 def trials_csv(found: Found) -> str:
     """A row for each trial: its settings, and its run."""
-    names = list(dict.fromkeys(one.name for arm in found.arms for one in arm.space))
-    best = {arm.label: found.best(arm) for arm in found.arms}
+    names, best = found.varied, {one.arm.label: one.best for one in found.outcomes}
     return as_csv(
         [
             {
@@ -135,98 +195,52 @@ def trials_csv(found: Found) -> str:
     )
 
 
-def _record(found: Found, arm: Arm) -> dict[str, Any]:
-    best, own = found.best(arm), found.own(arm)
-    line = None if best is None else best.line
-    return {
-        "method": arm.given["method"],
-        "varied": {one.name: one.words for one in arm.space},
-        "planned": arm.trials,
-        "trials": len(own),
-        "done": sum(trial.result.done for trial in own),
-        "best_trial": None if best is None else best.number,
-        "best": None if best is None else dict(best.params),
-        "edges": {} if best is None else arm.edges(best.params),
-        "accuracy": None if line is None or line.by_loss else line.mean,
-        "loss": None if line is None else line.mean_of("loss"),
-        "uplink_bytes_per_client_round": None if line is None else line.uplink,
-    }
-
-
 def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
-    write_atomically(folder / "report.html", page(found).encode())
-    for name, figure in figures(found.arms, found.trials).items():
-        write_atomically(folder / "plots" / f"{name}.png", png(figure))
-
-
-def table(found: Found) -> Table:
-    """The best trial of each method, in the given order."""
-    names = list(dict.fromkeys(one.name for arm in found.arms for one in arm.space))
-    colours = looks([(str(arm.given["method"]), arm.label) for arm in found.arms])
-    rows = []
-    for arm in found.arms:
-        best, own = found.best(arm), found.own(arm)
-        line = None if best is None else best.line
-        done = sum(trial.result.done for trial in own)
-        edges = {} if best is None else arm.edges(best.params)
-        cells = (
-            arm.label,
-            *("--" if best is None or name not in best.params else _value(best.params[name]) for name in names),
-            "--" if line is None or line.mean is None else shown(line, line.mean),
-            f"{done}/{arm.trials}",
-            "--" if line is None or line.uplink is None else human_bytes(line.uplink),
-            ", ".join(f"{name} {side}" for name, side in edges.items()) or ("--" if best is None else "none"),
-        )
-        rows.append(Row(cells=cells, colour=colours[arm.label][0]))
-    lines = [trial.line for trial in found.trials]
-    score = measured(lines).replace("test ", "")
-    columns = ("method", *names, score, "trials", "uplink", "at the edge")
-    return Table(
-        columns=columns, rows=tuple(rows), left=(0, len(columns) - 1), optional=(columns.index("uplink"),),
-        title="The best trial of each method",
-    )  # fmt: skip
+    made = figures(found.job.arms, found.trials)
+    images = {name: png(figure) for name, figure in made.items()}  # a page changes its figures
+    write_atomically(folder / "report.html", page(found, made).encode())
+    for name, image in images.items():
+        write_atomically(folder / "plots" / f"{name}.png", image)
 
 
 def headline(found: Found) -> str:
     """The best trial of each method."""
     words = []
-    for arm in found.arms:
-        best = found.best(arm)
+    for one in found.outcomes:
+        arm, best = one.arm, one.best
         if best is not None and best.line.mean is not None:
             values = ", ".join(f"{name} {_value(value)}" for name, value in best.params.items())
-            score = (
-                f"loss {shown(best.line, best.line.mean)}"
-                if best.line.by_loss
-                else f"{shown(best.line, best.line.mean)} %"
-            )
+            score = shown(best.line, best.line.mean)
+            score = f"loss {score}" if best.line.by_loss else f"{score} %"
             words.append(f"{arm.label} with {values} ({score})")
     if not words:
         return "No trial is finished."
     return f"{'Best trials' if found.finished else 'Best trials so far'}: {'; '.join(words)}."
 
 
-def page(found: Found) -> str:
-    """The page of a search."""
+def page(found: Found, made: "Mapping[str, Figure]") -> str:
+    """The page of a search with its figures by name."""
+    job = found.job
     done = [trial.result for trial in found.trials if trial.result.done]
-    drawn = [drawing(figure, CAPTIONS[name]) for name, figure in figures(found.arms, found.trials).items()]
+    drawn = [drawing(figure, CAPTIONS[name]) for name, figure in made.items()]
     left = unfinished([trial.line for trial in found.trials])
     end = "Every method has its trials." if found.finished else "The search is not finished."
-    space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in found.arms}
+    space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in job.arms}
     return render(
         Page(
             kind="fedlsg compare --search",
-            title=found.title,
+            title=job.title,
             headline=headline(found),
-            lead=f"{len(done)} of {sum(arm.trials for arm in found.arms)} trials finished, on {found.rows}. {end}",
-            warnings=tuple(found.privacy[:2]) if found.costs else (),
-            sections=(
-                Section(parts=(table(found), *(Text(words=note) for note in (*found.notes, *found.dropped)))),
-                *([Section(title="Figures", parts=tuple(drawn))] if drawn else []),
-                Section(title="What is varied", parts=(facts_of(space),)),
-                Section(title="What choosing costs in privacy", parts=tuple(Text(words=w) for w in found.privacy)),
-                *([Section(title="Trials that are not finished", parts=(facts_of(left),))] if left else []),
+            lead=f"{len(done)} of {sum(arm.trials for arm in job.arms)} trials finished, on {job.rows.words}. {end}",
+            warnings=tuple(found.privacy[:2]) if job.rows.private else (),
+            sections=sections(
+                ("", [table(found), *(Text(words=note) for note in (*found.notes, *job.notices))]),
+                ("Figures", drawn),
+                ("What is varied", [facts_of(space)]),
+                ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),
+                ("Trials that are not finished", [facts_of(left)] if left else []),
                 made_section(
                     done,
                     Code(text=found.made_by),

@@ -3,10 +3,18 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulations.compare.lines import measured
-from simulations.compare.search.arm import Arm, Trial, best_of, score_of
+from simulations.compare.lines import is_number, measured
 from simulations.compare.search.space import Choices, Dimension
-from simulations.report.figure import legend_outside, looks, new_figure, use_style, whole_numbers
+from simulations.compare.search.trials import Arm, Trial, best_of, score_of
+from simulations.report.figure import (
+    legend_outside,
+    looks,
+    name_ticks,
+    new_figure,
+    panel_grid,
+    use_style,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +45,7 @@ def history(arms: Sequence[Arm], done: Sequence[Trial]) -> "Figure":
         axes.plot(numbers, [_height(t) for t in own], marker, color=colour, markerfacecolor="white", alpha=0.8)
         best = [max(own[: k + 1], key=score_of) for k in range(len(own))]
         axes.plot(numbers, [_height(t) for t in best], color=colour, drawstyle="steps-post", label=arm.label)
-    axes.set_xlabel("trial")
-    axes.set_ylabel(_measured(done))
+    axes.set(xlabel="trial", ylabel=_measured(done))
     whole_numbers(axes.xaxis)
     legend_outside(figure, [axes])
     return figure
@@ -48,20 +55,15 @@ def history(arms: Sequence[Arm], done: Sequence[Trial]) -> "Figure":
 def by_setting(arms: Sequence[Arm], done: Sequence[Trial]) -> "Figure":
     """A panel for each setting; filled: the best trial of a method."""
     dimensions = {one.name: one for arm in arms for one in arm.space}
-    columns = min(COLUMNS, len(dimensions))
-    rows = -(-len(dimensions) // columns)
-    figure = new_figure(1.6 + 2.7 * columns, 2.8 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    figure, panels = panel_grid(len(dimensions), COLUMNS, (2.7, 2.8), (1.6, 0.0), sharey=True)
     shapes = _shapes(arms)
-    for panel, dimension in zip(panels, dimensions.values(), strict=False):
+    for panel, dimension in zip(panels, dimensions.values(), strict=True):
         for arm in arms:
             own = [t for t in done if t.arm.label == arm.label and dimension.name in t.params]
             if own:
                 _marks(panel, dimension.name, own, arm.label, shapes[arm.label])
         _scale(panel, dimension)
         panel.set_xlabel(dimension.name)
-    for panel in panels[len(dimensions) :]:
-        panel.set_visible(False)
     panels[0].set_ylabel(_measured(done))
     legend_outside(figure, panels)
     return figure
@@ -82,8 +84,7 @@ def _scale(panel: "Axes", dimension: Dimension) -> None:
         if not positive or isinstance(dimension.values[0], bool):
             return
         panel.set_xscale("log")
-        panel.set_xticks(dimension.values, [f"{value:g}" for value in dimension.values])
-        panel.minorticks_off()
+        name_ticks(panel.xaxis, dimension.values, [f"{value:g}" for value in dimension.values])
     elif dimension.log:
         panel.set_xscale("log")
         panel.set_xlim(dimension.low / 1.1, dimension.high * 1.1)
@@ -92,7 +93,7 @@ def _scale(panel: "Axes", dimension: Dimension) -> None:
 
 
 def _place(value: Any) -> Any:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return value if is_number(value) else str(value)
 
 
 def _shapes(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:

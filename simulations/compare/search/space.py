@@ -19,8 +19,8 @@ from typing import Any, Literal
 import strategies
 from fedlsg.choices import choose
 from fedlsg.setting import Declared, unknown
-from simulations.compare.cells.grid import AXES, Entry
-from simulations.compare.cells.having import lacks
+from simulations.compare.cells.grid import AXES, Entry, lacks
+from simulations.compare.lines import is_number
 from simulations.plan.continuity import HARMLESS
 from simulations.settings.settings import (
     RUN,
@@ -60,7 +60,7 @@ class Span:
 
     def holds(self, value: Any) -> bool:
         """Whether a value is in the range."""
-        return _is_number(value) and self.low <= value <= self.high
+        return is_number(value) and self.low <= value <= self.high
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ class Choices:
 
     def side(self, value: Any) -> Side | None:
         """Whether the value is the first or the last of a list of numbers."""
-        if not all(map(_is_number, self.values)) or value not in (self.values[0], self.values[-1]):
+        if not all(map(is_number, self.values)) or value not in (self.values[0], self.values[-1]):
             return None
         return "lowest" if value == self.values[0] else "highest"
 
@@ -215,7 +215,7 @@ def parse(declared: Declared, text: str) -> Dimension:
     values = list(dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip()))
     if len(values) < 2:
         raise ValueError(f"--search {name}={text}: a search needs two values at least; fix one with -c {name}={text}")
-    return Choices(name=name, values=tuple(sorted(values) if all(map(_is_number, values)) else values))
+    return Choices(name=name, values=tuple(sorted(values) if all(map(is_number, values)) else values))
 
 
 def _span(declared: Declared, kinds: set[str], low_text: str, high_text: str) -> Span:
@@ -246,7 +246,3 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,16 +1,192 @@
-"""Run the trials of a search: all methods in turn, so that all are equally far whenever it stops."""
+"""Methods of a search and their trials: what trials share, what is varied, and running all methods in turn.
+
+All methods are equally far whenever a search stops.
+"""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from simulations.compare.cells.places import Ray, share_out
+from fedlsg import user_code
+from fedlsg.owner_only import make_parents
+from simulations.compare.cells.grid import Cell, Grid, word
 from simulations.compare.cells.progress import GridDisplay
-from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
-from simulations.compare.search.arm import Arm, Trial, read_trial, score_of
+from simulations.compare.cells.runner import (
+    Folder,
+    Ray,
+    check_limits,
+    check_same_settings,
+    one_ray,
+    run_cells,
+    share_out,
+)
+from simulations.compare.cells.worker import Worker
+from simulations.compare.collect import cell_result
+from simulations.compare.lines import Line
 from simulations.compare.search.pickers import Asked, Picker
+from simulations.compare.search.privacy import Rows
+from simulations.compare.search.space import Dimension, Side
 from simulations.engines.cluster import processors
+from simulations.engines.signals import sigterm_raises
+from simulations.rundir.files.atomic import writing_to
+from simulations.rundir.lock import exclusive
+from simulations.rundir.results import Result
+from simulations.rundir.rundir import RunDir
+
+FIRST_SEED = 100
+"""Trials have a seed of their own: those of a comparison, from 0, then see settings that were not chosen on them."""
+ALONE = {
+    "epsilons": ("--epsilons", "give one epsilon"),
+    "ranks": ("--ranks", "search rank"),
+    "sparsities": ("--sparsities", "search sparsity"),
+    "vary": ("--vary", "give its values to --search"),
+}
+"""Axes of a grid that a search has no use for, apart from one epsilon, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A method under its label. given: settings of all its trials. epsilon: the target, None without one.
+
+    trials: how many it gets.
+    start: the values that its settings have if nobody says anything.
+    """
+
+    label: str
+    given: Mapping[str, Any]
+    epsilon: float | None
+    space: tuple[Dimension, ...]
+    start: Mapping[str, Any]
+    trials: int
+
+    def cell(self, number: int, params: Mapping[str, Any]) -> Cell:
+        """Trial ``number`` as a run."""
+        name = f"{self.label}-trial{number:03d}"
+        given = {**self.given, **params, "seed": FIRST_SEED}
+        return Cell(
+            name=name, label=name, method=given["method"], seed=FIRST_SEED, epsilon=None, rank=None, sparsity=None,
+            given=given,
+        )  # fmt: skip
+
+    def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
+        """What to check before the first trial: the start, and ``points``, or the ends of each setting's range."""
+        tried = [{}, *(points or ({one.name: value} for one in self.space for value in one.ends))]
+        return [
+            replace(self.cell(0, own), name="-".join([self.label, *(word(*pair) for pair in own.items())]))
+            for own in tried
+        ]
+
+    def edges(self, params: Mapping[str, Any]) -> dict[str, Side]:
+        """The settings whose value is at an edge of its range."""
+        sides = {one.name: one.side(params[one.name]) for one in self.space if one.name in params}
+        return {name: side for name, side in sides.items() if side is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A trial that was asked for, and its run so far."""
+
+    arm: Arm
+    number: int
+    params: Mapping[str, Any]
+    result: Result
+
+    @property
+    def line(self) -> Line:
+        return Line(runs=(self.result,))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has a summary that says so."""
+        return bool(self.result.summary.get("diverged"))
+
+
+def read_trial(folder: Folder, arm: Arm, number: int, params: Mapping[str, Any]) -> Trial:
+    """A trial as it is on disk."""
+    result = cell_result(folder, arm.cell(number, params), folder.record())
+    return Trial(arm=arm, number=number, params=params, result=result)
+
+
+def bases(grid: Grid) -> dict[str, dict[str, Any]]:
+    """The settings that each method of a grid has in all its trials, by label.
+
+    Raises ValueError, naming the option, for axes that a search does not have.
+    """
+    for name, (option, fix) in ALONE.items():
+        if len(getattr(grid, name)) > (name == "epsilons"):
+            raise ValueError(f"{option} is an axis of a grid, and --search chooses by trials: {fix}")
+    first = replace(grid, seeds=(0,)).cells()
+    return {cell.label: {name: value for name, value in cell.given.items() if name != "seed"} for cell in first}
+
+
+def best_of(trials: list[Trial]) -> Trial | None:
+    """The finished trial with the highest accuracy, or the lowest loss; the earliest of equals; None without any."""
+    done = [trial for trial in trials if trial.line.mean is not None]
+    return max(done, key=lambda trial: (score_of(trial), -trial.number), default=None)
+
+
+def score_of(trial: Trial) -> float:
+    """Accuracy, or the loss with its sign changed: higher is better."""
+    mean = trial.line.mean
+    assert mean is not None, "of finished trials only"
+    return -mean if trial.line.by_loss else mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A search to run. grid: the comparison that it is about. delta: that of the trials."""
+
+    grid: Grid
+    arms: tuple[Arm, ...]
+    rows: Rows
+    sampler: str
+    delta: float
+    folder: Folder
+    notices: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        names = list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
+        return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
+
+
+class Place(NamedTuple):
+    """What the trials of a search run with. ``kept``: processes that stay for the next trials, see ``run_cells``.
+
+    A start takes seconds, and noise that a process has calibrated is not calibrated again. On Ray it is None: an idle
+    process would keep Ray workers that others wait for. ``budget_seconds``: for all trials; None without a limit.
+    """
+
+    ray: Ray
+    kept: list[Any] | None
+    budget_seconds: float | None
+
+
+@contextmanager
+def searching(path: Path, cells: Sequence[Cell], *, jobs: int | None, budget_minutes: float | None) -> Iterator[Place]:
+    """Inside, the folder of a search is there and locked, Ray runs if one of the ``cells`` uses it, and SIGTERM raises.
+
+    A new folder of trials on held-out rows is its owner's alone: no epsilon covers their accuracies.
+
+    Raises ValueError, naming the option, for ``jobs`` or a budget out of range, and for a folder that cannot be written
+    to or that another process searches in.
+    """
+    budget_seconds = check_limits(jobs, budget_minutes)
+    held_out = (cell.given.get("holdout") is not None and cell.given.get("public_rows") is None for cell in cells)
+    kept: list[Any] = []
+    with one_ray(cells) as ray:
+        with writing_to(path):
+            make_parents(path, private=any(held_out))
+        with exclusive(RunDir(path)), sigterm_raises():
+            try:
+                yield Place(ray, kept if ray is None else None, budget_seconds)
+            finally:
+                for worker in kept:
+                    worker.close()
+
 
 PATIENCE = 3
 """So many trials of a method that fail, before one is done, end its trials: its settings cannot work."""
@@ -29,9 +205,7 @@ class Runner:
     arms: Sequence[Arm]
     pickers: dict[str, Picker]
     jobs: int | None
-    ray: Ray
-    budget_seconds: float | None
-    new_worker: Callable[[], Any]
+    place: Place
     display: GridDisplay
     after: Callable[[], None]
     given_up: dict[str, str] = field(default_factory=dict)
@@ -58,7 +232,7 @@ class Runner:
 
     def _next(self) -> list[tuple[Arm, Asked]]:
         """The next trials, at most as many as run at a time: those that were interrupted first, then new ones."""
-        room = self.jobs or (1 if self.ray is None else processors())
+        room = self.jobs or (1 if self.place.ray is None else processors())
         asked = {arm.label: self.pickers[arm.label].asked() for arm in self._open()}
         waiting = [(arm, one) for arm in self._open() for one in asked[arm.label] if one.outcome is None]
         batch = waiting[:room]
@@ -80,13 +254,13 @@ class Runner:
         left = self.folder.unfinished(cells)
         if not left:
             return
-        spent = time.monotonic() - self.began
-        with share_out(left, self.jobs, self.ray) as (shared, at_a_time):
+        budget, spent = self.place.budget_seconds, time.monotonic() - self.began
+        with share_out(left, self.jobs, self.place.ray) as (shared, at_a_time):
             run_cells(
                 shared, self.folder, jobs=at_a_time,
-                budget_seconds=None if self.budget_seconds is None else max(self.budget_seconds - spent, 1e-9),
+                budget_seconds=None if budget is None else max(budget - spent, 1e-9),
                 started=self.display.started, running=self.display.running, ended=self.display.ended,
-                new_worker=self.new_worker,
+                new_worker=Worker, kept=self.place.kept,
             )  # fmt: skip
 
     def _tell(self, batch: Sequence[tuple[Arm, Asked]]) -> bool:

@@ -16,13 +16,14 @@ from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
 from simulations.attack.curves import caption, curves, sigma_lines, sparsity_lines
 from simulations.attack.images.attack import IMAGE_ATTACKS, attack_images, attacks_named, image_prior, strongest
-from simulations.attack.images.page import table_row
+from simulations.attack.images.page import COLUMNS
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import attacks_in_order, privacy_facts, summaries
+from simulations.attack.recorded.report import attacks_in_order, privacy_facts, style_of, summaries
 from simulations.attack.recorded.rows import Best, shown_name
 from simulations.attack.recorded.target import Options, batch_sizes, chosen_places, membership_of, truth_of
 from simulations.attack.recording import variants
+from simulations.report.table import make_table
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from tests.fedlsg.support.observed import digits, mlp, observe
@@ -470,8 +471,9 @@ def test_rows_have_the_order_of_the_figure_with_naive_forms_after_their_own():
     )
     rows = summaries(one, summarise)
     assert attacks_in_order(rows) == ["map", "map-naive", "dlg", "dlg-naive"]
-    assert [table_row(row).cells[:2] for row in rows][1] == ("map", "naive")
-    assert [table_row(row).style for row in rows] == ["", "dim", "", "dim"]
+    table = make_table(COLUMNS, rows, style=style_of)
+    assert [row.cells[:2] for row in table.rows][1] == ("map", "naive")
+    assert [row.style for row in table.rows] == ["", "dim", "", "dim"]
     assert shown_name("dlg-naive") == "naive dlg"
 
 

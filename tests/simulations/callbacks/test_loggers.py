@@ -6,8 +6,8 @@ import time
 import pytest
 
 import fedlsg
-from simulations.callbacks import logged
-from simulations.callbacks.logged import metrics_of, results_of
+from simulations.callbacks import loggers
+from simulations.callbacks.loggers import metrics_of, results_of
 from tests.simulations.support.own import quick
 
 
@@ -85,7 +85,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(logged, "import_module", missing)
+    monkeypatch.setattr(loggers, "import_module", missing)
     with pytest.raises(ValueError, match=r"callbacks=wandb needs the package: pip install 'fedlsg\[wandb\]'"):
         fedlsg.WeightsAndBiases()
 

@@ -6,7 +6,7 @@ import pytest
 
 import fedlsg
 from fedlsg import user_code
-from simulations.callbacks.logged import names_of
+from simulations.callbacks.loggers import names_of
 from simulations.callbacks.named import absolute_names, named, shown_names
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir

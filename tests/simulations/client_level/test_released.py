@@ -21,7 +21,7 @@ import simulations.plan.base
 import strategies.federation.server_noise as server_noise
 from fedlsg.client_level import release_round
 from simulations.callbacks.callback import Callback
-from simulations.callbacks.logged import metrics_of, names_of, results_of
+from simulations.callbacks.loggers import metrics_of, names_of, results_of
 from simulations.report.run_page import run_page
 from simulations.run import execute
 from simulations.rundir.released import AT_SERVER, EVERYTHING, RELEASED, Released

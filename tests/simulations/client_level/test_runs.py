@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector
 import strategies.federation.server_noise
 from fedlsg.client_level import release_round
 from fedlsg.privacy import SERVER, Ledger, LedgerError
-from simulations.callbacks.monitor import Best
+from simulations.callbacks.monitored import Best
 from simulations.client.app import app
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir

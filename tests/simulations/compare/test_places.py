@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from simulations.compare.cells import places
+from simulations.compare.cells.runner import one_ray, share_out
 from simulations.engines.cluster import Cluster
 from simulations.engines.workers import Workers
 from simulations.rundir.rundir import RunDir
@@ -52,10 +52,12 @@ class FakeRay:
 def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
     """Six cells, eight processors and two GPUs in the cluster, four processors in this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(places, "processors", lambda: 4)
-    monkeypatch.setattr(places, "fitting", lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99)))
+    monkeypatch.setattr("simulations.compare.cells.runner.processors", lambda: 4)
+    monkeypatch.setattr(
+        "simulations.compare.cells.runner.fitting", lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99))
+    )
     cells = grid(seeds=3, settings={"engine": "ray", "device": "cpu"} | settings).cells()
-    with places.share_out(cells, jobs, cast("Cluster", FakeRay())) as (shared, number):
+    with share_out(cells, jobs, cast("Cluster", FakeRay())) as (shared, number):
         assert os.environ["RAY_ADDRESS"] == "127.0.0.1:6379"
         assert number == at_a_time
         assert {cell.given["workers"] for cell in shared} == {workers}
@@ -64,7 +66,7 @@ def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
 
 def test_the_local_engine_starts_no_ray_and_one_cell_at_a_time():
     cells = grid(seeds=3).cells()
-    with places.one_ray(cells) as ray, places.share_out(cells, None, ray) as (shared, number):
+    with one_ray(cells) as ray, share_out(cells, None, ray) as (shared, number):
         assert (ray, shared, number) == (None, cells, 1)
 
 

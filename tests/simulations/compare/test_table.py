@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from simulations.compare.lines import lines
-from simulations.compare.table import as_record, comparison_table, notes, table_csv, table_markdown, unfinished
+from simulations.compare.table import columns_of, comparison_table, notes, table_csv, table_markdown, unfinished
 from simulations.plan.noise import RHO_MEANING
+from simulations.report.table import records
 from simulations.report.terminal import terminal_table
 from simulations.rundir.results import Result, results_csv
 from tests.simulations.support.compare_cases import result
@@ -30,7 +31,7 @@ TABLE = [
 def test_a_line_by_hand():
     """.80 .84 .85: mean .83, squares 9 + 1 + 4 = 14 e-4 over 2; s.e. sqrt(7e-4 / 3 + .83 * .17 / 400)."""
     line = next(line for line in lines(TABLE) if line.method == "lsg")
-    assert as_record(line) == {
+    assert records(columns_of([line]), [line])[0] == {
         "label": "lsg", "method": "lsg", "workload": "digits", "model": "mlp", "rank": 4, "sparsity": 0.3,
         "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "epsilon_outside": None,
         "private": True, "unit": "example", "trust": "client",
@@ -66,7 +67,7 @@ def test_a_comparison_of_trust_shows_the_epsilon_against_the_outside_next_to_tha
     assert sorted(row.cells[place] for row in table.rows) == ["2.101", "2.999"]
     assert any("outside: the epsilon against a reader of the weights alone" in note for note in notes(lines(runs)))
     assert "outside" not in comparison_table(lines(runs[1:])).columns
-    assert [as_record(line)["epsilon_outside"] for line in lines(runs)] == [2.1001, 2.999]
+    assert [row["epsilon_outside"] for row in records(columns_of(lines(runs)), lines(runs))] == [2.1001, 2.999]
     assert results_csv(runs[:1]).splitlines()[0].count("epsilon_outside") == 1
 
 

@@ -12,8 +12,8 @@ from matplotlib.colors import to_hex
 from rich.console import Console
 
 from simulations.attack.recording import lacking
-from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.grid_file import as_toml, from_toml, parse_varied, read_varied
+from simulations.compare.cells.progress import ask_above_an_hour
 from simulations.compare.cells.worker import Job
 from simulations.compare.collect import read_runs
 from simulations.compare.command import make_grid

@@ -30,10 +30,9 @@ from simulations.cli import examine
 from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
 from simulations.inspection.command import inspect_command
 from simulations.inspection.figures import spread, tiled
-from simulations.inspection.gradient import batch_gradient
 from simulations.inspection.measure import Inspection, inspect, residual_rows
 from simulations.inspection.output import folder
-from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
+from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
 from simulations.workloads.images.augment import crop
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import Run, resume_local

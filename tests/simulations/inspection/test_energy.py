@@ -21,11 +21,10 @@ from fedlsg.public import Public
 from fedlsg.randomness import public_generator
 from simulations.cli import app as cli
 from simulations.inspection.command import inspect_command
-from simulations.inspection.energy import KeptRow, kept_rows, private_moments, summary_table, whole
-from simulations.inspection.gradient import batch_gradient
-from simulations.inspection.recorded import DECAY, moving_averages, rounds_of, weights_at
-from simulations.inspection.sources import PRIVATE
-from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
+from simulations.inspection.energy import KeptRow, kept_rows, private_moments, whole
+from simulations.inspection.kinds import DECAY, PRIVATE, moving_averages, rounds_of, weights_at
+from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
+from simulations.inspection.tables import summary_table
 from simulations.workloads.probes import probe_source
 from tests.simulations.support.runs import run_local
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from simulations.report import colours
+from simulations.report.colours import EDGES, GROUND, TEXT, WHITE, contrast
 from simulations.report.figure import LOOKS
-from simulations.report.page import colours
-from simulations.report.page.colours import EDGES, GROUND, TEXT, WHITE, contrast
-from simulations.report.page.style import CSS
+from simulations.report.template import CSS
 
 FOR_WORDS, FOR_MARKS = 4.5, 3.0
 MARKS = {colour for colour, _ in LOOKS.values()} | {colours.SKY, colours.GREY, colours.ALARM, colours.BLUE}

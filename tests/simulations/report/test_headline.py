@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulations.report.headline import WITHOUT, fewer_bytes, run_headline
-from simulations.report.words import epsilon_words
+from simulations.report.words import WITHOUT, epsilon_words, fewer_bytes, run_headline
 from simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import result
 

@@ -29,7 +29,7 @@ from tests.places import REPOSITORY
 TAGS = "html|head|body|style|title|h[1-6]|p|div|span|table|caption|tr|th|td|img|figure|figcaption|pre|code|ul|ol|li|a"
 TAG = re.compile(rf"</?({TAGS})(\s[^<>]*)?>")
 """Tags of a page. ``<br>`` is not among them: it is the only line break in a cell of Markdown."""
-OWNER = "simulations/report/page/template.py"
+OWNER = "simulations/report/template.py"
 
 
 def html_in(source: str) -> list[str]:

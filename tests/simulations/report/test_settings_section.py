@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from simulations.report.facts import CHANGED, changed_of, settings_section, values_line
 from simulations.report.page import Facts, Section
 from simulations.report.run_page import PLACES
-from simulations.report.settings_section import CHANGED, changed_of, settings_section, values_line
 from simulations.rundir.results import read_run
 from simulations.settings.settings import all_settings
 from simulations.settings.show import by_group, group_of

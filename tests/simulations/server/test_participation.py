@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from fedlsg.participation import Participation
-from simulations.callbacks.logged import metrics_of
+from simulations.callbacks.loggers import metrics_of
 from simulations.plan.plan import make_plan, prepare
 from simulations.report.progress import RoundDisplay
 from simulations.report.run_page import run_page

@@ -17,12 +17,16 @@ from simulations.attack.recorded.report import write as write_attack
 from simulations.attack.recorded.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
+from simulations.compare.cells.grid_file import from_toml
+from simulations.compare.cells.runner import Folder
 from simulations.compare.lines import lines
 from simulations.compare.output import page as compare_page
-from simulations.compare.search.arm import Arm, Trial
 from simulations.compare.search.output import Found
 from simulations.compare.search.output import page as search_page
+from simulations.compare.search.plots import figures as search_figures
+from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Choices, Span
+from simulations.compare.search.trials import Arm, Job, Trial
 from simulations.inspection.command import inspect_command
 from simulations.report.partition import partition_command
 from simulations.report.run_page import run_page
@@ -56,13 +60,15 @@ def searched() -> str:
               result=result(0.5 + 0.05 * at))
         for at in range(6)
     ]  # fmt: skip
-    return search_page(
-        Found(
-            title="digits: rank searched", rows="synthetic inputs", arms=[arm], trials=trials, sampler="tpe",
-            finished=True, costs=True, privacy=("Choosing costs privacy.",), dropped=("A note.",),
-            command="fedlsg compare --grid best.toml", made_by="fedlsg compare digits",
-        )
+    job = Job(
+        grid=from_toml({"workload": "digits", "methods": {"lsg": {}}}), arms=(arm,), sampler="tpe", delta=1e-5,
+        rows=Rows(words="synthetic inputs", private=True), folder=Folder(Path("search")), notices=("A note.",),
     )  # fmt: skip
+    found = Found(
+        job=job, trials=trials, finished=True, privacy=("Choosing costs privacy.",),
+        command="fedlsg compare --grid best.toml", made_by="fedlsg compare digits",
+    )  # fmt: skip
+    return search_page(found, search_figures([arm], trials))
 
 
 def found_members(models: Trained) -> str:

@@ -4,8 +4,7 @@ import csv
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from fedlsg.accounting import Event, compose
 from simulations.compare.cells.grid_file import from_toml
 from simulations.compare.cells.worker import Job as CellJob
 from simulations.compare.cells.worker import Outcome
-from simulations.compare.search import output, place
-from simulations.compare.search.arm import FIRST_SEED
+from simulations.compare.search import output, trials
 from simulations.compare.search.command import make_job, search_command
 from simulations.compare.search.pickers import FILE
+from simulations.compare.search.trials import FIRST_SEED
 from simulations.report.words import epsilon_words
 from tests.simulations.support.compare_cases import fake
 from tests.simulations.support.search_cases import SPENT, accuracy_of, finish
@@ -35,12 +34,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 
     def run(outcomes: Callable[[CellJob], Outcome | None] = finish, **options: Any) -> tuple[int, str, list[str]]:
         new_worker, log = fake(outcomes)
-
-        @contextmanager
-        def workers() -> Iterator[Any]:
-            yield new_worker
-
-        monkeypatch.setattr(place, "kept_process", workers)
+        monkeypatch.setattr(trials, "Worker", new_worker)
         if not options.pop("draw", False):  # figures take seconds
             monkeypatch.setattr(output, "write", output.write_tables)
         settings = TINY | options.pop("settings", {})

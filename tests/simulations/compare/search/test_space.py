@@ -2,11 +2,10 @@
 
 import pytest
 
-from simulations.compare.cells.grid import Entry
-from simulations.compare.cells.having import dropped_lines, lacks
-from simulations.compare.search.arm import Arm, Trial
+from simulations.compare.cells.grid import Entry, dropped_lines, lacks
 from simulations.compare.search.output import edge_notes
 from simulations.compare.search.space import Choices, Span, make_spaces, read_spec
+from simulations.compare.search.trials import Arm, Trial
 from tests.simulations.support.compare_cases import result
 
 TEXT = "learning_rate=log:0.1..10; rank=int:2..16; clip-norm=0.5, 1,2; lsg.learning_rate=0.5..2"

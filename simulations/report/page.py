@@ -1,9 +1,24 @@
-"""What a page consists of: texts, facts, tables, figures, token lists, code and files, in titled sections."""
+"""What a page consists of, and the one builder of pages: texts, facts, tables, figures, token lists, code and files.
 
-from collections.abc import Mapping
+A page is a headline and titled sections. ``render`` makes one HTML file of it, readable on a screen, a phone and paper,
+light and dark; ``terminal.print_table`` shows its tables on a terminal in the same words.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import PurePath
+from typing import Any, ClassVar, Literal
 
+from simulations.report.template import CSS, TEMPLATE
+
+SECTIONS = 3
+"""Titled sections from which on a page has a list of them at its top."""
+MANY = 7
+"""Columns from which on a table may be wider than the text."""
+KINDS = {".csv": "text/csv", ".json": "application/json", ".md": "text/markdown", ".toml": "application/toml"}
 TextKind = Literal["plain", "note", "warning", "verdict"]
 RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert"]
 Mark = Literal["", "moved", "wrong"]
@@ -61,6 +76,18 @@ class Table:
     note: str = ""
     left: tuple[int, ...] = (0,)
     optional: tuple[int, ...] = ()
+
+    @property
+    def markdown(self) -> str:
+        """Columns and rows in Markdown, and an empty line."""
+        lines = [" | ".join(cell_text(text) for text in row) for row in (self.columns, *(r.cells for r in self.rows))]
+        head, *rows = (f"| {line} |" for line in lines)
+        return "\n".join([head, "|" + "---|" * len(self.columns), *rows]) + "\n"
+
+
+def cell_text(text: str) -> str:
+    """Words for a cell of Markdown."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +218,12 @@ class Section:
     folded: bool = False
 
 
+def sections(*given: tuple[str, Iterable[Part]] | Section) -> tuple[Section, ...]:
+    """Sections, also from titles and their parts; one without parts is left out."""
+    found = (one if isinstance(one, Section) else Section(title=one[0], parts=tuple(one[1])) for one in given)
+    return tuple(section for section in found if section.parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Page:
     """A whole page: what it is about, one line on what was measured, what nobody may overlook, and the sections.
@@ -204,3 +237,37 @@ class Page:
     headline: str = ""
     warnings: tuple[str, ...] = ()
     sections: tuple[Section, ...]
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing.
+
+    Jinja escapes every value. Only the style sheet and the SVG of a panel, whose text matplotlib escaped, are inserted
+    as they are.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(TEMPLATE).render(page=page, css=CSS, listed=SECTIONS, many=MANY, target=target)
+
+
+def target(file: Download) -> str:
+    """Where the link of a file leads: to the data in the page, or to the file next to it."""
+    if file.content is None:
+        return file.name
+    kind = KINDS.get(PurePath(file.name).suffix, "text/plain")
+    return f"data:{kind};base64,{base64.b64encode(file.content).decode()}"
+
+
+def json_text(value: Any, *, indent: int = 1, not_finite: Callable[[float], str | None] = lambda number: None) -> bytes:
+    """The bytes of a JSON file; ``not_finite`` replaces NaN and infinity."""
+    return (json.dumps(finite(value, not_finite), indent=indent) + "\n").encode()
+
+
+def finite(value: Any, not_finite: Callable[[float], str | None] = lambda number: None) -> Any:
+    """The same values with ``not_finite`` of those that JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item, not_finite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item, not_finite) for item in value]
+    return not_finite(value) if isinstance(value, float) and not math.isfinite(value) else value
