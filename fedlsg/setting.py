@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from fedlsg.choices import REMOVED, did_you_mean
+from fedlsg.rules import Rule
 
 REQUIRED = Parameter.empty
 """The default of what has none."""
@@ -30,6 +31,7 @@ class Setting:
     ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it. ``aliases`` are other
     words for the name, which suggestions know and nothing accepts. ``name`` is what a user calls it, where the
     parameter is called otherwise. ``fallback`` is used where neither the user nor the workload gives a value.
+    ``rules``: what the setting needs, and does not go with.
     """
 
     meaning: str = ""
@@ -42,6 +44,7 @@ class Setting:
     aliases: tuple[str, ...] = ()
     name: str = ""
     fallback: str | float | None = None
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
@@ -99,6 +102,11 @@ class Declared:
             return "true or false"
         found = self.setting.around("x")
         return found if found != "x" else ""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What the setting needs, each rule with the name of the setting or of one of its values."""
+        return tuple(replace(rule, of=rule.of or self.name) for rule in self.setting.rules)
 
     def parse(self, value: object) -> Any:
         """The value of a raw one, which may be a string of a command line.

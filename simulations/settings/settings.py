@@ -245,6 +245,12 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
     return found
 
 
+def names_given(given: Mapping[str, object]) -> frozenset[str]:
+    """The settings among raw ones that their user gave: the others are None, "preset" or a flag that is off."""
+    said = (name for name, value in given.items() if value is not False and value not in (None, PRESET))
+    return frozenset(name.replace("-", "_") for name in said)
+
+
 def permit_code(given: Mapping[str, object]) -> None:
     """Let the code that raw settings name run in this process: its user gave them, and no run directory did."""
     for names in code_in(given).values():

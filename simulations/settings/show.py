@@ -14,6 +14,7 @@ from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
 from fedlsg.setting import REQUIRED, Declared, unknown
 from simulations import workloads
+from simulations.settings import together
 from simulations.settings.resolve import FALLBACK
 from simulations.settings.settings import (
     RUN,
@@ -83,6 +84,7 @@ def whole(one: Declared) -> Table:
         "used by": used.by,
         **({f"  {name}": line for name, line in summaries().items()} if one.name == "codec" else {}),
         "presets": by_value(used.workloads),
+        "goes with": together.rule_lines(one.name),
     }
     return name_table({title: text for title, text in rows.items() if text})
 
@@ -140,7 +142,7 @@ def as_markdown() -> str:
         ):
             listed = [f"- `{name}`: {by_value(own)}" for name, own in values.items() if own]
             lines += ["", title, "", *listed] if listed else []
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *together.as_markdown(), ""])
 
 
 LISTS: Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str], str], str]] = {
