@@ -9,7 +9,7 @@ Options of the command line, checks, error messages and the reference page are m
 
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral, Real
@@ -44,7 +44,7 @@ class Setting:
     aliases: tuple[str, ...] = ()
     name: str = ""
     fallback: str | float | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
@@ -158,15 +158,15 @@ def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
     Only fields that are declared with a ``Setting``, or have choices, are looked at, ``without`` some of them.
     """
     cls: Callable[..., object] = type(instance)
-    for field, one in _fields(cls).items():
-        if field not in tuple(without):
-            one.check(getattr(instance, field))
+    for name, one in _fields(cls).items():
+        if name not in tuple(without):
+            one.check(getattr(instance, name))
 
 
 def values_of(instance: object) -> dict[str, tuple[Setting, Any]]:
     """The declared fields of a dataclass instance, by the name that a user gives: declaration and value."""
     cls: Callable[..., object] = type(instance)
-    return {one.name: (one.setting, getattr(instance, field)) for field, one in _fields(cls).items()}
+    return {one.name: (one.setting, getattr(instance, name)) for name, one in _fields(cls).items()}
 
 
 @cache

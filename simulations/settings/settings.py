@@ -24,6 +24,12 @@ AUTO = "auto"
 
 RUN: Mapping[str, Declared] = MappingProxyType(declared(Settings, without=("parameters",)))
 
+GROUPS_OF_RUN: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    str(group.__doc__): tuple(name for name in group.__annotations__ if name != "parameters")
+    for group in reversed(Settings.__mro__[1:-1])
+})  # fmt: skip
+"""Names of the settings of a run in groups, by the title of each."""
+
 PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "multiplicity": (
         "rank", "sparsity", "direction", "power_steps", "warmup", "cooling", "importance", "sparsity_from", "residual",

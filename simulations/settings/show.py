@@ -17,7 +17,7 @@ from simulations import workloads
 from simulations.settings import together
 from simulations.settings.resolve import FALLBACK
 from simulations.settings.settings import (
-    RUN,
+    GROUPS_OF_RUN,
     all_settings,
     codec_settings,
     in_order,
@@ -32,16 +32,6 @@ Made by `fedlsg settings --markdown`; do not edit. `-c name=value` sets one, `fe
 "range", x is the value. A default of `-` means that the setting is not used unless it is given, or that it follows from
 others. A setting that is in no list of methods is taken by every run. The value in a workload's preset goes before the
 default; `fedlsg list presets` has those of the papers."""
-
-GROUPS = {
-    "workload": "Data and model",
-    "epsilon": "Privacy",
-    "rounds": "Federation and local training",
-    "availability": "Simulated time",
-    "codec": "Messages and records",
-    "engine": "Where it runs",
-}
-"""Groups of the settings of every run, by the first of each."""
 
 
 def settings_command(name: str | None, markdown: bool, console: Console) -> None:
@@ -69,7 +59,7 @@ def overview(found: Mapping[str, Declared]) -> Group:
         for name in names:
             table.add_row(Text(name), Text(default_of(found[name])), Text(found[name].setting.meaning))
         lines += [Text(f"\n{group}" if lines else group, style="bold"), table]
-    return Group(*lines, Text("\nfedlsg settings NAME shows one whole; -c NAME=VALUE sets it."))
+    return Group(*lines, Text("\nfedlsg settings NAME shows one whole; --NAME VALUE sets it, or -c NAME=VALUE."))
 
 
 def whole(one: Declared) -> Table:
@@ -216,8 +206,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _group_of_run(name: str) -> str:
-    before = list(RUN)[: list(RUN).index(name) + 1]
-    return next(GROUPS[run] for run in reversed(before) if run in GROUPS)
+    return next(group for group, names in GROUPS_OF_RUN.items() if name in names)
 
 
 @cache
