@@ -8,6 +8,13 @@ T = TypeVar("T")
 
 REMOVED = "was removed; commit 293cb648 of November 2026 still runs it"
 """The end of an error message for what was deleted."""
+MEANINGS = {
+    "gpu": "cuda", "nvidia": "cuda", "noniid": "dirichlet", "heterogeneous": "dirichlet", "skewed": "dirichlet",
+    "uniform": "iid", "homogeneous": "iid", "fp32": "float32", "float": "float32", "fp16": "float16",
+    "half": "float16", "bf16": "bfloat16", "8bit": "int8", "central": "server", "local": "client",
+    "sample": "example", "record": "example", "user": "client", "shuffled": "shuffle",
+}  # fmt: skip
+"""Words that people use for a value, without hyphens, by the value that they mean."""
 
 
 def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
@@ -23,5 +30,19 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error message: the nearest known word, or nothing."""
-    match = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
+    match = nearest(word, known)
+    return f"; did you mean {match!r}?" if match else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was meant: by its meaning, whatever its capitals and hyphens are, or by its letters."""
+    plain = {_plain(name): name for name in known}
+    asked = _plain(word)
+    if (meant := MEANINGS.get(asked)) is not None:  # letters alone would say the opposite: iid for noniid
+        return plain.get(meant)
+    match = get_close_matches(asked, plain, n=1)
+    return plain[match[0]] if match else None
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "").replace("_", "")

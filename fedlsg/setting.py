@@ -9,13 +9,14 @@ Options of the command line, checks, error messages and the reference page are m
 
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from fedlsg.choices import REMOVED, did_you_mean
+from fedlsg.rules import Rule
 
 REQUIRED = Parameter.empty
 """The default of what has none."""
@@ -30,6 +31,7 @@ class Setting:
     ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it. ``aliases`` are other
     words for the name, which suggestions know and nothing accepts. ``name`` is what a user calls it, where the
     parameter is called otherwise. ``fallback`` is used where neither the user nor the workload gives a value.
+    ``rules``: what the setting needs, and does not go with.
     """
 
     meaning: str = ""
@@ -42,6 +44,7 @@ class Setting:
     aliases: tuple[str, ...] = ()
     name: str = ""
     fallback: str | float | None = None
+    rules: tuple[Rule, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
@@ -100,6 +103,11 @@ class Declared:
         found = self.setting.around("x")
         return found if found != "x" else ""
 
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What the setting needs, each rule with the name of the setting or of one of its values."""
+        return tuple(replace(rule, of=rule.of or self.name) for rule in self.setting.rules)
+
     def parse(self, value: object) -> Any:
         """The value of a raw one, which may be a string of a command line.
 
@@ -150,15 +158,15 @@ def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
     Only fields that are declared with a ``Setting``, or have choices, are looked at, ``without`` some of them.
     """
     cls: Callable[..., object] = type(instance)
-    for field, one in _fields(cls).items():
-        if field not in tuple(without):
-            one.check(getattr(instance, field))
+    for name, one in _fields(cls).items():
+        if name not in tuple(without):
+            one.check(getattr(instance, name))
 
 
 def values_of(instance: object) -> dict[str, tuple[Setting, Any]]:
     """The declared fields of a dataclass instance, by the name that a user gives: declaration and value."""
     cls: Callable[..., object] = type(instance)
-    return {one.name: (one.setting, getattr(instance, field)) for field, one in _fields(cls).items()}
+    return {one.name: (one.setting, getattr(instance, name)) for name, one in _fields(cls).items()}
 
 
 @cache

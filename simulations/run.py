@@ -23,7 +23,7 @@ from simulations.engines.lost import RayLostError, last_word
 from simulations.engines.memory import limited_memory
 from simulations.plan.advice import advice, guessing_line
 from simulations.plan.continuity import begin, check_unchanged
-from simulations.plan.noise import rho_line, sum_line
+from simulations.plan.noise import CLAIM, batches_line, rho_line, sum_line
 from simulations.plan.places import from_root
 from simulations.plan.plan import Plan
 from simulations.plan.share import torch_func_line
@@ -42,8 +42,7 @@ from simulations.server.restore import restore
 from simulations.settings.automatic import rule_line
 from simulations.settings.method_choice import method_line
 from simulations.settings.published import resolve
-from simulations.settings.sampling import CLAIM, batches_line
-from simulations.settings.settings import as_config, from_mapping
+from simulations.settings.settings import as_config, from_mapping, names_given
 
 KILLED = "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was lost"
 
@@ -55,7 +54,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     settings = from_mapping(from_root(resolve(given)))
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with console.status("loading data, calibrating noise") as status:
-        plan = ready_plan(settings, progress=status.update)
+        plan = ready_plan(settings, progress=status.update, given=names_given(given))
     directory = create(out, plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     begin(plan, directory)

@@ -14,7 +14,7 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.failure", "fedlsg.user_code", "fedlsg.written",
-    "fedlsg.setting",
+    "fedlsg.rules", "fedlsg.setting",
     "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn", "fedlsg.owner_only",
     "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.row_checks",

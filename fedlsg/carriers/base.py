@@ -18,9 +18,12 @@ from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.masks import Mask
 from fedlsg.privacy import Mechanism
 from fedlsg.public import Public
+from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
 
-Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
+Rank = Annotated[
+    int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",), rules=(idle_unless("carrier!=dense"),))
+]
 """0 is for carriers that have none: dense gradients, and the form preconditioned."""
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
 

@@ -18,35 +18,59 @@ from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
 from fedlsg.masks.own import Choose, keep_chosen
-from fedlsg.masks.rules import Direction, frozen_count, gradual_cooling, keep_units, smallest, uniform, unit_importance
+from fedlsg.masks.rules import (
+    WHERE_FROZEN,
+    Direction,
+    frozen_count,
+    gradual_cooling,
+    keep_units,
+    smallest,
+    uniform,
+    unit_importance,
+)
 from fedlsg.public import Public, RoundTime
+from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
 
 MaskKind = Literal["all", "units", "energy", "uniform", "magnitude", "drop", "own"]
 Importance = Annotated[
     Literal["weights", "carriers", "random", "energy"],
-    Setting("Importance of units: of weights or carriers, a probe's energy, or random."),
+    Setting("Importance of units: of weights or carriers, a probe's energy, or random.", rules=WHERE_FROZEN),
 ]
-Redraw = Annotated[Literal["epoch", "step"], Setting("How often a random mask is drawn again; a step is a round.")]
+Redraw = Annotated[
+    Literal["epoch", "step"], Setting("How often a random mask is drawn again; a step is a round.", rules=WHERE_FROZEN)
+]
 Ranking = Annotated[
     Literal["random", "gradients"], Setting("Freeze random coordinates, or those of the smallest noisy gradients.")
 ]
 Drop = Annotated[
     Literal["none", "random", "magnitude"], Setting("Which gradients of a weight tensor are dropped in a round.")
 ]
-Cooling = Annotated[bool, Setting("Raise the share that is frozen from 0 to sparsity over the epochs.")]
-Refresh = Annotated[bool, Setting("Choose the smallest weights of W_t in every round, not of W_0 once.")]
+Cooling = Annotated[
+    bool, Setting("Raise the share that is frozen from 0 to sparsity over the epochs.", rules=WHERE_FROZEN)
+]
+Refresh = Annotated[
+    bool, Setting("Choose the smallest weights of W_t in every round, not of W_0 once.", rules=WHERE_FROZEN)
+]
 Sparsity = Annotated[float, Setting("Share p of units or coordinates that is frozen.", "share", at_least=0, below=1)]
 SparsityFrom = Annotated[
     float,
     Setting(
-        "Share of the rounds before which nothing is frozen.", "share", at_least=0, below=1, why="a share of the rounds"
+        "Share of the rounds before which nothing is frozen.",
+        "share",
+        at_least=0,
+        below=1,
+        why="a share of the rounds",
+        rules=WHERE_FROZEN,
     ),
 ]
 DropRate = Annotated[
     float,
-    Setting("Share of the gradients of a weight tensor that is dropped in a round.", "share", at_least=0, below=1),
-]
+    Setting(
+        "Share of the gradients of a weight tensor that is dropped in a round.", "share", at_least=0, below=1,
+        rules=(idle_unless("drop!=none"),),
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedlsg.masks.rules import check_sparsity, frozen_count, smallest
 from fedlsg.randomness import public_generator
+from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
 
 PruneKind = Annotated[
@@ -30,19 +31,23 @@ PruneRate = Annotated[
     float,
     Setting(
         "Share of the weights that is removed before training.", "share", at_least=0, below=1, name="prune_rate",
-        why="it is the share of weights that is removed",
+        why="it is the share of weights that is removed", rules=(idle_unless("prune!=none"),),
     ),
 ]  # fmt: skip
 PruneEpsilonShare = Annotated[
     float,
     Setting(
         "Share of epsilon that dp-snip spends.", "share", above=0, below=1, name="prune_epsilon_share",
-        why="training needs the rest",
+        why="training needs the rest", rules=(idle_unless("prune=dp-snip"),),
     ),
 ]  # fmt: skip
 PruneClipNorm = Annotated[
-    float, Setting("Norm to which dp-snip clips saliencies.", "norm", above=0, below=math.inf, name="prune_clip_norm")
-]
+    float,
+    Setting(
+        "Norm to which dp-snip clips saliencies.", "norm", above=0, below=math.inf, name="prune_clip_norm",
+        rules=(idle_unless("prune=dp-snip"),),
+    ),
+]  # fmt: skip
 Weights = Mapping[str, Tensor]
 Masks = dict[str, Tensor]
 

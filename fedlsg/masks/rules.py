@@ -11,11 +11,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting
 from fedlsg.tensors import matrix_in_memory_order, sum_over_taps
 
+WHERE_FROZEN = (idle_unless("sparsity>0"),)
+"""Rules of settings that say what is frozen."""
 Direction = Annotated[
-    Literal["top", "bottom"], Setting("Which units are kept: the most important (top) or the least (bottom).")
+    Literal["top", "bottom"],
+    Setting("Which units are kept: the most important (top) or the least (bottom).", rules=WHERE_FROZEN),
 ]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedlsg.frame import Group
 from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.randomness import SecretStream
+from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
 from fedlsg.tensors.products import keeps_digits
 
@@ -37,10 +38,15 @@ SMALLEST_CLIP_NORM = 1e-30
 LARGEST_CLIP_NORM = 1e30
 """Far above it the float32 sum of two clipped gradients overflows. No noise hides an infinite value."""
 
+WHERE_CLIPPED = (idle_unless("mechanism!=none"),)
+"""Rules of settings of the clip."""
 ClipNorm = Annotated[
     float,
-    Setting("Clip norm C of an example's gradient.", "norm", at_least=SMALLEST_CLIP_NORM, at_most=LARGEST_CLIP_NORM),
-]
+    Setting(
+        "Clip norm C of an example's gradient.", "norm", at_least=SMALLEST_CLIP_NORM, at_most=LARGEST_CLIP_NORM,
+        rules=WHERE_CLIPPED,
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +69,20 @@ class Mechanism:
     ] = "dp"
     clip_norm: ClipNorm = 1.0
     noise_multiplier: float = 1.0
-    clip: Annotated[ClipKind, Setting("Clip an example's whole gradient, or each block of it on its own.")] = "joint"
+    clip: Annotated[
+        ClipKind, Setting("Clip an example's whole gradient, or each block of it on its own.", rules=WHERE_CLIPPED)
+    ] = "joint"
     norms_clip_weight: Annotated[
-        float, Setting("Weight of norm layers' gradients in the clip.", "factor", above=0, below=math.inf)
+        float,
+        Setting(
+            "Weight of norm layers' gradients in the clip.", "factor", above=0, below=math.inf, rules=WHERE_CLIPPED
+        ),
     ] = 1.0
     classifier_clip_weight: Annotated[
-        float, Setting("Weight of the classifier's gradients in the clip.", "factor", above=0, below=math.inf)
+        float,
+        Setting(
+            "Weight of the classifier's gradients in the clip.", "factor", above=0, below=math.inf, rules=WHERE_CLIPPED
+        ),
     ] = 1.0
     noise_share: Annotated[float, Setting("Share of the noise that one client adds.", "share", above=0, at_most=1)] = (
         1.0

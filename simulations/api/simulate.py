@@ -21,7 +21,7 @@ from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
-from simulations.settings.settings import check_names_of, from_mapping, parse, permit_code, values_of
+from simulations.settings.settings import check_names_of, from_mapping, names_given, parse, permit_code, values_of
 from simulations.workloads import Workload
 from simulations.workloads.own.workload import MODEL, make
 
@@ -120,7 +120,7 @@ def _run(
     else:
         settings = from_mapping(from_root(resolve(given)))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
-        plan = ready_plan(settings)
+        plan = ready_plan(settings, given=names_given(given))
         directory = create(None if out is None else str(out), plan.settings, private=not plan.covered)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
         begin(plan, directory)

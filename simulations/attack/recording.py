@@ -20,8 +20,8 @@ from simulations.run import continued
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
+from simulations.settings.checks import all_refused, left_out, refusal
 from simulations.settings.published import resolve
-from simulations.settings.refusals import all_refused, left_out, refusal
 from simulations.settings.run import Device
 from simulations.settings.settings import from_mapping, parse, values_of
 

@@ -32,7 +32,7 @@ from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
-from simulations.settings.sampling import refuse_shuffled
+from simulations.settings.checks import refuse_shuffled
 from simulations.settings.settings import Settings
 from simulations.workloads.base.workload import Inputs, Split, Stored
 

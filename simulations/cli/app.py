@@ -6,12 +6,14 @@
 
 import atexit
 import gc
+import os
 import sys
 from typing import Annotated
 
 import click
 import typer
 import typer.core
+from click.shell_completion import get_completion_class, shell_complete
 from rich.console import Console
 
 from fedlsg.choices import REMOVED, choose
@@ -32,9 +34,9 @@ from simulations.cli.options import (
     console,
     only_code,
     option,
-    setting,
     starting,
 )
+from simulations.cli.with_settings import WithSettings
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
 
@@ -43,6 +45,8 @@ typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is
 LISTS = ("methods", "workloads", "codecs", "presets")
 """What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier versions."""
 
+COMPLETE = "_FEDLSG_COMPLETE"
+"""The variable with which a shell asks for completions."""
 GONE = {"convert": "is examples/convert_weights.py of the repository now", "pretrain": REMOVED}
 """Commands of earlier versions, and what is said of them."""
 
@@ -68,31 +72,13 @@ app = typer.Typer(
 errors = Console(stderr=True)
 
 
-@app.command()
+@app.command(cls=WithSettings)
 def run(
     workload: Annotated[
         str | None,
         typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists all."),
     ] = None,
-    method: Annotated[str | None, setting("method")] = None,
-    preset: Annotated[str | None, setting("preset")] = None,
-    rank: Annotated[int | None, option(help="Rank r of the carriers.")] = None,
-    sparsity: Annotated[float | None, option(help="Share p of units or coordinates that is frozen.")] = None,
-    epsilon: Annotated[float | None, setting("epsilon")] = None,
-    noise_multiplier: Annotated[float | None, setting("noise_multiplier")] = None,
-    rounds: Annotated[int | None, setting("rounds")] = None,
-    clients: Annotated[int | None, setting("clients")] = None,
-    clients_per_round: Annotated[int | None, setting("clients_per_round")] = None,
-    local_steps: Annotated[int | None, setting("local_steps")] = None,
-    engine: Annotated[str | None, setting("engine")] = None,
-    device: Annotated[str | None, setting("device")] = None,
-    seed: Annotated[int | None, setting("seed")] = None,
-    reproducible: Annotated[bool, setting("reproducible", "--reproducible")] = False,
-    codec: Annotated[str | None, setting("codec")] = None,
-    downlink: Annotated[str | None, setting("downlink")] = None,
     out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
-    data_dir: Annotated[str | None, setting("data_dir")] = None,
-    record_updates: Annotated[bool, setting("record_updates", "--record-updates")] = False,
     ray_address: RayAddress = None,
     config: Choice = None,
 ) -> None:
@@ -100,8 +86,7 @@ def run(
 
     WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists all.
     """
-    given = {name: value for name, value in locals().items() if name not in ("out", "ray_address", "config")}
-    given = merge(given, config)
+    given = merge({"workload": workload}, config)
     from simulations.engines import ahead, use_cluster
     from simulations.settings.published import first_look
 
@@ -139,7 +124,7 @@ def resume(
         resume_command(directory, console, named, trust_code=trust_code)
 
 
-app.command(short_help="A grid of runs: one table, plots and report.html.")(compare)
+app.command(cls=WithSettings, short_help="A grid of runs: one table, plots and report.html.")(compare)
 app.command()(report)
 
 
@@ -160,19 +145,16 @@ def calibrate(
     calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console, epoch_batches=epoch_batches)
 
 
-@app.command(short_help="Who would hold what: sizes and classes of the clients.")
+@app.command(cls=WithSettings, short_help="Who would hold what: sizes and classes of the clients.")
 def partition(
     workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = RUN[
         "workload"
     ].default,
-    clients: Annotated[int | None, setting("clients")] = None,
-    seed: Annotated[int | None, option(help=f"Public seed of the partition; default {RUN['seed'].default}.")] = None,
-    data_dir: Annotated[str | None, option(help="Local mirror of the data; as in run.")] = None,
     out: Annotated[str | None, option(help="Directory for partition.csv and partition.png.")] = None,
     config: Choice = None,
 ) -> None:
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
-    given = merge({name: value for name, value in locals().items() if name not in ("out", "config")}, config)
+    given = merge({"workload": workload}, config)
     with starting():
         from simulations.report.partition import partition_command
 
@@ -210,6 +192,18 @@ def settings(
     settings_command(name, markdown, console)
 
 
+@app.command(short_help="Completion of commands and options: eval it in bash, zsh or fish.")
+def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", show_default=False)]) -> None:
+    """Print a script that completes commands, options and settings.
+
+    Add it to the shell's own start: eval "$(fedlsg completion bash)", the same with zsh, or fedlsg completion fish |
+    source.
+    """
+    made = get_completion_class(choose("shell", shell, {name: name for name in ("bash", "zsh", "fish")}))
+    assert made is not None
+    print(made(typer.main.get_command(app), {}, "fedlsg", COMPLETE).source())
+
+
 def print_version(asked: bool) -> None:
     """Print the version of fedlsg and leave."""
     if asked:
@@ -233,9 +227,9 @@ def without_command(
 
 
 app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(tune)
-app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
-app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
-app.command(short_help="What recorded updates, or a released model, give away.")(attack)
+app.command(cls=WithSettings, short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
+app.command(cls=WithSettings, short_help="Try to prove a claimed epsilon wrong.")(audit)
+app.command(cls=WithSettings, short_help="What recorded updates, or a released model, give away.")(attack)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 app.command(short_help="The documentation: its pages, or one of them.")(docs)
@@ -246,22 +240,33 @@ def main() -> None:
 
     Ctrl-C, SIGTERM and SIGHUP end a command in the same way; the exit status is 128 and the signal's number.
     """
+    if wanted := os.environ.get(COMPLETE):
+        sys.exit(shell_complete(typer.main.get_command(app), {}, "fedlsg", COMPLETE, wanted))
     atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
     try:
         with sigterm_raises(), without_exit():
             status = app(standalone_mode=False)
     except click.ClickException as error:
-        fail(error.format_message(), error.exit_code)
+        fail(f"{error.format_message()}{elsewhere(error.format_message())}", error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         fail("interrupted", INTERRUPTED)
     except SystemExit as end:  # SIGTERM and SIGHUP; and rich's answer to a closed pipe, as `| head` leaves it
         closed = isinstance(end.__context__, BrokenPipeError)
         fail("its output was closed" if closed else "interrupted", int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        fail(str(error), 1)
+        fail(f"{error}{elsewhere(str(error))}", 1)
     if status == INTERRUPTED:  # typer's word for Ctrl-C
         fail("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def elsewhere(text: str) -> str:
+    """What another kind of word an unknown one is; only looked for where there is one."""
+    if "unknown " not in text and "No such command" not in text:
+        return ""
+    from simulations.cli import words
+
+    return words.elsewhere(text)
 
 
 def fail(text: str, status: int) -> None:

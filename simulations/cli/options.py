@@ -68,7 +68,7 @@ TrustCode = Annotated[
 OwnWorkload = Annotated[str | None, option(help="The RUN's own, FILE.py:NAME, which may then run.")]
 OwnMethod = Annotated[str | None, option(help="As --workload, of the RUN's own method.")]
 OwnCode = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="RUN's own source or callbacks.")]
-Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
+Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="A setting, as --NAME VALUE; repeatable.")]
 RayAddress = Annotated[
     str | None, option(help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own.")
 ]

@@ -42,7 +42,7 @@ from simulations.rundir.lock import exclusive
 from simulations.rundir.manifest import accept
 from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir
-from simulations.settings.refusals import all_refused, left_out, refusal
+from simulations.settings.checks import all_refused, left_out, refusal
 from simulations.settings.settings import permit_code
 
 

@@ -24,9 +24,9 @@ from fedlsg.state import ServerState
 from simulations import workloads
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
-from simulations.plan.unit import refuse_client_level
 from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
+from simulations.settings.checks import refuse_client_level
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import Settings, from_mapping

@@ -25,11 +25,11 @@ from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
 from fedlsg.state import PublicState, RoundPlan, ServerState
 from simulations import workloads
-from simulations.plan.participation import participation_of
 from simulations.plan.source import found_source, late_source
 from simulations.plan.unit import client_unit
 from simulations.rundir.released import EVERYTHING, RELEASED, Released
 from simulations.settings.device import device_of
+from simulations.settings.participation import participation_of
 from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
 from simulations.workloads import (

@@ -1,12 +1,19 @@
-"""rho of a plan: how large the noise of a step is next to the clip norm, before the run starts and at its end."""
+"""What a run says of its noise and its batches; rho: how large the noise of a step is next to the clip norm."""
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
 from fedlsg.state import PublicState, mean_frame
 from simulations.plan.plan import Plan
+from simulations.settings.run import Resolved
 
+CLAIM = (
+    "shuffled batches: each example is in one batch of an epoch, and an epoch counts as one release. No amplification "
+    "by shuffling is claimed. Adjacency is zero-out: one example is replaced by a record without a gradient"
+)
 RHO_MEANING = (
     "If rho is far below 1, sending fewer values rarely gains accuracy. Above 1 it may. "
     "What the noise costs a run is measured by fedlsg inspect RUN --noiseless."
@@ -84,3 +91,10 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
         f"rho = {found:.3g}: norm of a step's noise over the clip norm ({mean_frame(public).kept:,} values{before}, "
         f"{k} {'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
     )
+
+
+def batches_line(s: Resolved, sizes: Sequence[int], rate: float) -> str:
+    """How batches are drawn, in a few words: the Poisson rate, or the batch size and the epoch of the mean client."""
+    if s.sampling != "shuffle" or s.batch_size is None:
+        return f"q = {rate:.4g}"
+    return f"shuffled batches of {s.batch_size}, 1 epoch = {-(-fmean(sizes) // s.batch_size):.0f} steps"

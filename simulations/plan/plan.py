@@ -4,7 +4,7 @@ Refused before anything is written: an epsilon or delta that no noise can reach,
 model is run on public rows of the test split, never on training rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -24,7 +24,7 @@ from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base
 from simulations.plan.prepare import prepare
-from simulations.plan.public_parts import check_parts, check_personal
+from simulations.plan.public_parts import check_personal
 from simulations.plan.rows import check_rows, check_train_shape, naming_failures
 from simulations.plan.source import check_source
 from simulations.plan.unit import adaptive_clip
@@ -47,19 +47,20 @@ class Plan(Base):
     terms: tuple[ClientTerms, ...]
 
 
-def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
+def make_plan(
+    settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None,
+    given: Collection[str] = (),
+) -> Plan:  # fmt: skip
     """``prepare``, then check delta and calibrate each client's noise multiplier.
 
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    base = prepare(settings, progress=progress, declared=declared)
+    base = prepare(settings, progress=progress, declared=declared, given=given)
     base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.source is not None:
         progress(f"reading the source of probes, {base.probe_source.name}")
         check_source(base.probe_source, base.build_model(), base.workload)
-    if base.settings.evaluate_clients or base.method.personal:
-        check_parts(base)
     own = workloads.own(base.settings.workload) is not None
     if own:
         check_rows(base)

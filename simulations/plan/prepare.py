@@ -1,7 +1,7 @@
 """Settings to a ``Base``: load the data, fill the gaps, make the parts and the method, refuse what does not fit."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import fmean as mean
@@ -15,10 +15,10 @@ from fedlsg.privacy.shuffling import batches_of_epoch
 from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
 from simulations.plan.start import with_digest
-from simulations.plan.unit import check_unit, client_unit
-from simulations.settings.participation import refuse_deployed
+from simulations.plan.unit import client_unit
+from simulations.settings.checks import check, check_given, check_method, idle
 from simulations.settings.published import from_run_config
-from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
+from simulations.settings.resolve import build_method, fill, resolved
 from simulations.settings.run import Resolved
 from simulations.settings.settings import AUTO, Settings, as_config
 from simulations.workloads import (
@@ -39,12 +39,13 @@ def prepare(
     declared: Sequence[int] | None = None,
     own: Own | None = None,
     loaded: LoadedWorkload | None = None,
+    given: Collection[str] = (),
 ) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
 
     ``loaded``: the data, where another process has loaded them for these settings. In a deployment only the public part
     of the workload is loaded: the server gives the N_k that its clients ``declared``, a client gives its ``own``
-    training rows.
+    training rows. ``given``: settings that a user gave for this run: one of them that has no effect is refused.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -55,12 +56,7 @@ def prepare(
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     deployed = declared is not None or own is not None
-    if deployed:
-        refuse_deployed(settings)
-    if deployed and settings.trust == "server":
-        raise ValueError(
-            "trust=server is for simulation: no deployed client sends an update without noise; take trust=secure"
-        )
+    check_given(settings, deployed=deployed)
     settings = replace(settings, public_rows=public_rows.locate(settings.public_rows))
     workload = loaded or _load(settings, data_dir, options, progress, deployed=deployed)
     if settings.normalise == "public" and loaded is None:  # loaded data are normalised already
@@ -75,19 +71,21 @@ def prepare(
     assert rate is not None, "without a batch size there is a rate: see FALLBACK"
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
     method = build_method(filled)
-    check_unit(filled, method, uplink_codec(filled))
+    check_method(filled, method, deployed=deployed)
     passes = rate
     if client_unit(filled, method) is not None:  # what follows from sizes would tell which clients there are
-        assert filled.batch_size is not None, "check_unit wants one"
+        assert filled.batch_size is not None, "a rule of unit=client wants one"
         expected_batch, passes = float(filled.batch_size), 1 / filled.local_steps  # an epoch is a round
     if filled.sampling == "shuffle":
-        assert filled.batch_size is not None, "check_sampling wants one"
+        assert filled.batch_size is not None, "a rule of sampling=shuffle wants one"
         expected_batch, passes = float(filled.batch_size), 1 / batches_of_epoch(math.ceil(mean_size), filled.batch_size)
     schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=passes)
     local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
-    check_codecs(filled, method)
+    whole = resolved(filled, method, local)
+    for reason in idle(whole, method, given).values():
+        raise ValueError(reason)
     return Base(
-        settings=resolved(filled, method, local),
+        settings=whole,
         workload=workload,
         parts=parts,
         method=method,
@@ -103,8 +101,6 @@ def _load(
     """The run's data: the workload's own, its public part in a deployment, or public rows to train on."""
     if s.public_rows is None:
         return workloads.load(s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed)
-    if deployed:
-        raise ValueError("public_rows replaces training rows, and clients hold data of their own: leave it out")
     return public_rows.load(s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress)
 
 

@@ -9,23 +9,7 @@ from fedlsg.carriers import find_classifier
 from fedlsg.carriers.personal import personal_names
 from fedlsg.payload import keeps_memory
 from simulations.plan.base import Base
-from simulations.workloads.partition import SCHEMES, matching_parts
-
-
-def check_parts(base: Base) -> None:
-    """Raise ValueError where the test split has no parts like the clients', or is not public."""
-    s, why = base.settings, None
-    if base.declared is not None:
-        why = "in a deployment the clients hold data of their own, of which nobody knows the class mix"
-    elif s.partition not in SCHEMES:
-        why = f"partition={s.partition} says nothing about test rows; it needs one of {', '.join(SCHEMES)}"
-    elif s.holdout is not None:
-        why = "holdout tests on training rows, which are private"
-    elif base.workload.num_classes is None:
-        why = f"workload {base.workload.name} has no classes"
-    if why is not None:
-        name = "personal" if base.method.personal else "evaluate_clients"
-        raise ValueError(f"{name} evaluates clients on parts of the public test split that are like their data: {why}")
+from simulations.workloads.partition import matching_parts
 
 
 def parts_of_test(base: Base) -> list[Int64[Tensor, " n"]]:

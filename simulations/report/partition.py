@@ -19,7 +19,7 @@ from simulations.report.figure import drawing, new_figure, png, use_style, whole
 from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, render, sections
 from simulations.report.terminal import fits, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
-from simulations.settings.settings import from_mapping
+from simulations.settings.settings import from_mapping, names_given
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
     """``fedlsg partition``: the table and its conclusions; with ``out`` also partition.html, .csv and .png in it."""
     settings = from_mapping(given)
     with console.status("loading data") as status:
-        balance = measure(prepare(settings, progress=status.update))
+        balance = measure(prepare(settings, progress=status.update, given=names_given(given)))
     wide = table(balance, counted=True)
     print_table(wide if fits(wide, console.width) else table(balance, counted=False), console)
     for line, style in conclusions(balance):

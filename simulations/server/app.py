@@ -20,7 +20,7 @@ from simulations.server.deployment import Deployment, most_examples
 from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound
 from simulations.server.serve import Start, serve
-from simulations.settings.participation import refuse_deployed
+from simulations.settings.checks import check_given
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, permit_code
 from strategies.federation.bounds import reply_bytes
@@ -68,7 +68,7 @@ def run_on(
             settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
         grid, plan = announce(grid), ready_plan(settings)
     else:
-        refuse_deployed(settings)
+        check_given(settings, deployed=True)
         deployment = Deployment(timeout=settings.round_timeout, most_examples=most_examples(settings))
         watched = deployment.watch(grid, settings)
         grid = announce(watched)

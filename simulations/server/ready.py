@@ -1,7 +1,7 @@
 """A plan that may be charged for: before that, the initial model is measured, and one round has run on public rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -17,12 +17,15 @@ from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
 
 
-def ready_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
+def ready_plan(
+    settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None,
+    given: Collection[str] = (),
+) -> Plan:  # fmt: skip
     """``make_plan``, and what is checked on it: nobody was charged, and nothing is written.
 
     Raises ValueError as ``make_plan``, ``check_evaluation`` and ``rehearse``.
     """
-    plan = make_plan(settings, progress=progress, declared=declared)
+    plan = make_plan(settings, progress=progress, declared=declared, given=given)
     progress("a round on public rows")
     rehearse(plan, max(plan.terms, key=lambda terms: terms.num_examples))
     if workloads.own(plan.settings.workload) is not None:

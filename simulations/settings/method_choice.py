@@ -24,13 +24,9 @@ VALUE_BYTES = 4
 def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
     """The settings with a method in place of ``auto``; ``auto`` then names it among what fedlsg chose.
 
-    Raises ValueError for a budget that no method meets, or that is given next to a method's name.
+    Raises ValueError for a budget that no method meets.
     """
     if settings.method != AUTO:
-        if settings.uplink_budget is not None and "method" not in (settings.auto or "").split():
-            raise ValueError(
-                f"uplink_budget={settings.uplink_budget} chooses a method, and {settings.method!r} is given"
-            )
         return settings
     own: dict[str, Any] = {}
     if "learning_rate" in workload.defaults:

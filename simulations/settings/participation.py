@@ -1,12 +1,18 @@
-"""Settings of simulated time: who is there, who leaves, how fast clients are, and when a round ends.
+"""Settings of simulated time, and the public conditions of a federation that they make.
 
-One of them that is given starts the simulated clock. Nothing here imports torch.
+Who is there, who leaves, how fast clients are, and when a round ends. One setting that is given starts the clock.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedlsg.method import LocalTraining
+from fedlsg.participation import Participation, Trace, read_trace
+from fedlsg.randomness import public_generator
 from simulations.settings.run import Resolved, Settings
 
 NAMES = (
@@ -14,6 +20,7 @@ NAMES = (
 )  # fmt: skip
 EXAMPLE_SECONDS = 0.01
 CONSTANT, LOGNORMAL = "constant", "lognormal"
+MEGABIT = 1e6
 
 
 def given(s: Settings) -> dict[str, Any]:
@@ -29,42 +36,6 @@ def fill_participation(s: Settings) -> Mapping[str, Any]:
         "speed": CONSTANT if s.speed is None else s.speed,
         "example_seconds": EXAMPLE_SECONDS if s.example_seconds is None else s.example_seconds,
     }
-
-
-def check_participation(s: Resolved) -> None:
-    """Raise ValueError, naming the setting and the fix, for values that are out of range or do not fit together."""
-    share = availability_of(s)
-    spread_of(s)
-    if s.trust == "secure" and (share != 1.0 or s.over_selection):
-        raise ValueError(
-            f"trust=secure plans each sum for exactly clients_per_round={s.clients_per_round} clients, and "
-            f"{'availability' if share != 1.0 else 'over_selection'} selects another number: leave it out; dropout, "
-            "speed and deadline are possible"
-        )
-    if s.over_selection and s.clients_per_round == s.clients:
-        raise ValueError(
-            f"over_selection={s.over_selection:g} selects more clients than are needed, and every round needs all "
-            f"clients={s.clients}: lower clients_per_round, or leave over_selection out"
-        )
-
-
-def check_values_used(s: Settings, method: str) -> None:
-    """Raise ValueError where clients remember what they have sent, and the server may throw a reply away."""
-    for name in ("deadline", "over_selection"):
-        if getattr(s, name):
-            raise ValueError(
-                f"{method!r} with codec={s.codec!r} keeps a memory of what was not sent, and {name}="
-                f"{getattr(s, name):g} throws away replies that this memory counts as received: leave {name} out"
-            )
-
-
-def refuse_deployed(s: Settings) -> None:
-    """Raise ValueError for a deployment: its clients really are away, leave or are slow."""
-    if names := given(s):
-        raise ValueError(
-            f"{', '.join(f'{name}={value}' for name, value in names.items())}: these settings simulate what a "
-            "deployment has of its own: leave them out, or run a simulation"
-        )
 
 
 def availability_of(s: Settings) -> float | str:
@@ -90,3 +61,56 @@ def spread_of(s: Settings) -> float:
     except ValueError:
         pass
     raise ValueError(f"expected speed=constant, or speed='lognormal S' with a number S > 0, got {s.speed!r}")
+
+
+def participation_of(
+    s: Resolved, local: LocalTraining, *, sizes: Sequence[int], rates: Sequence[float], per_round: int
+) -> Participation:
+    """Conditions of a run. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of every client;
+    ``per_round``: replies that a round uses at most.
+
+    The computing time of a client in a round is q_k N_k (expected, never drawn, examples of a step) x local steps x
+    gradients an example x ``example_seconds`` x its factor.
+    Raises ValueError for a trace that cannot be read, or that goes with links, and for a deadline that nobody can meet.
+    """
+    if not given(s):
+        return Participation(clients=len(sizes), per_round=per_round, seed=s.seed)
+    assert s.example_seconds is not None
+    step = local.steps * local.multiplicity * s.example_seconds
+    factors = speed_factors(len(sizes), spread_of(s), seed=s.seed)
+    seconds = [q * n * step * f for q, n, f in zip(rates, sizes, factors, strict=True)]
+    if s.deadline is not None and s.deadline < min(seconds):
+        raise ValueError(
+            f"deadline={s.deadline:g}: the fastest client computes {min(seconds):.3g} simulated seconds in a round, so "
+            "no reply can be in time: raise deadline, or lower example_seconds"
+        )
+    return Participation(
+        clients=len(sizes),
+        per_round=per_round,
+        seed=s.seed,
+        availability=_availability(s, len(sizes)),
+        dropout=s.dropout or 0.0,
+        over_selection=s.over_selection or 0.0,
+        deadline=math.inf if s.deadline is None else s.deadline,
+        compute_seconds=seconds,
+        uplink=math.inf if s.uplink_mbps is None else MEGABIT * s.uplink_mbps,
+        downlink=math.inf if s.downlink_mbps is None else MEGABIT * s.downlink_mbps,
+        least=s.min_survivors,
+    )
+
+
+def speed_factors(clients: int, spread: float, *, seed: int) -> list[float]:
+    """Factors exp(spread z) on computing times, z standard normal: public, drawn once a client; their median is 1."""
+    z = torch.randn(clients, generator=public_generator(seed, "speed"), dtype=torch.float64)
+    return [math.exp(spread * value) for value in z.tolist()]
+
+
+def trace_digest(participation: Participation) -> str | None:
+    """SHA-256 of the trace of a run, None without one: a resumed run must have the same."""
+    found = participation.availability
+    return found.digest if isinstance(found, Trace) else None
+
+
+def _availability(s: Resolved, clients: int) -> float | Trace:
+    found = availability_of(s)
+    return found if isinstance(found, float) else read_trace(Path(found), clients)

@@ -6,21 +6,16 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any, get_args
 
-import torch
-
 import strategies
 from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
-from fedlsg.payload import DEFAULT_CODEC, Codec, all_codecs, check_fits, find_codec, keeps_memory
+from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.automatic import fill_auto
-from simulations.settings.device import device_of
 from simulations.settings.method_choice import choose_method
-from simulations.settings.participation import check_participation, check_values_used, fill_participation
+from simulations.settings.participation import fill_participation
 from simulations.settings.run import Resolved
-from simulations.settings.sampling import check_sampling
-from simulations.settings.secure_graph import check_sums, readers_among
 from simulations.settings.settings import (
     AUTO,
     RUN,
@@ -58,13 +53,10 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     check_parameters(settings.parameters)
     settings = choose_method(settings, workload)
     given = settings.parameters
-    without_noise = given.get("mechanism", strategies.default_mechanism(settings.method)) in ("none", "clip-only")
-    for name in ("epsilon", "noise_multiplier"):
-        if without_noise and getattr(settings, name) is not None:
-            raise ValueError(f"{name} needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
     tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
     preset = {**FALLBACK, **tuned}
-    if settings.noise_multiplier is not None:
+    kind = given.get("mechanism", strategies.default_mechanism(settings.method))
+    if settings.noise_multiplier is not None or kind in ("none", "clip-only"):
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
     if settings.partition is None and workload.parts is not None:
         preset["partition"] = GIVEN
@@ -75,8 +67,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     preset, settings = preset | chosen, replace(settings, auto=chosen.get(AUTO, settings.auto))
     if settings.batch_size is not None:
         preset.pop("sample_rate")
-        if settings.sample_rate is not None:
-            raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
+    elif settings.sample_rate is not None:
+        preset.pop("batch_size", None)
     if str(given.get("optimizer", preset.get("optimizer", "sgd"))).lower() != "sgd":
         preset.pop("momentum", None)  # a preset's momentum is that of SGD
     if "learning_rate" in given and "classifier_learning_rate" in preset and _trains_heads_alone(settings):
@@ -118,11 +110,20 @@ def build_method(settings: Resolved) -> Method:
     given = {name: value for name, value in settings.parameters.items() if name not in codec_settings()}
     if settings.noise_multiplier is not None:
         given["noise_multiplier"] = settings.noise_multiplier
-    colluders = readers_among(settings)
-    if colluders:
+    if colluders := readers_among(settings):
         given |= {"noise_share": 1 / math.sqrt(settings.min_survivors - colluders), "colluders": colluders}
     method = strategies.recipe(settings.method, **given)
     return method if settings.personal is None else replace(method, personal=settings.personal)
+
+
+def readers_among(s: Resolved) -> int:
+    """t: clients of a sum whose own shares of the noise are not counted; 0 where each payload has all of its noise.
+
+    An assumed sum counts one. A sum that may be of a single client has no other one in it.
+    """
+    if s.trust == "secure":
+        return s.colluders or 0
+    return 1 if s.trust == "aggregate" and s.min_survivors > 1 else 0
 
 
 def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolved:
@@ -157,51 +158,6 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     return said | shown if build_method(again) == method else said
 
 
-def check(s: Resolved, workload: LoadedWorkload) -> None:
-    """Raise ValueError, naming setting and fix, for what is out of range, does not fit together, or cannot run here."""
-    if s.augment != "none" and s.features is not None:
-        raise ValueError(
-            f"augment={s.augment} changes images, and features={s.features} are computed once of images as they are: "
-            "leave augment out"
-        )
-    if s.augment != "none" and workload.augment is None:
-        raise ValueError(f"workload {workload.name} has no augmentation {s.augment!r}; leave augment out")
-    if device_of(s.device) == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
-        raise ValueError("precision='bfloat16' was requested, but this CUDA device has no bfloat16; use 'float32'")
-    for name, declared in RUN.items():
-        declared.check(getattr(s, name))
-    if s.partition in SCHEMES[1:]:
-        workload.classes(f"partition={s.partition}")
-    if s.augment == "none" and s.multiplicity > 1:
-        raise ValueError(f"multiplicity={s.multiplicity} averages augmented copies: give augment=flip-crop, too")
-    if not 1 <= s.clients_per_round <= s.clients:
-        raise ValueError(f"expected 1 <= clients_per_round={s.clients_per_round} <= clients={s.clients}")
-    if not 1 <= s.min_survivors <= s.clients_per_round:
-        raise ValueError(f"expected 1 <= min_survivors={s.min_survivors} <= clients_per_round={s.clients_per_round}")
-    if s.trust in ("secure", "aggregate") and s.unit == "example" and s.local_steps > 1:
-        raise ValueError(f"trust={s.trust!r} shares one step's noise: it needs local_steps=1, or unit=client")
-    if s.proximal and s.local_steps == 1:
-        raise ValueError(
-            f"proximal={s.proximal:g} changes local steps from the second one on: give local_steps=2 or more, too"
-        )
-    if s.personal is None and s.personal_learning_rate is not None:
-        raise ValueError("personal_learning_rate is a setting of personal parameters: give personal=classifier, too")
-    if s.personal is not None and s.trust != "client":
-        raise ValueError(
-            f"personal={s.personal!r} keeps values of one client, whose noise has to be enough on its own, not in "
-            f"a sum: it needs trust=client, got {s.trust!r}"
-        )
-    if s.personal is not None and (s.downlink != "full" or s.record_updates):
-        raise ValueError(
-            "personal parameters are not part of replicas, and attacks on recorded payloads do not know them: leave "
-            "out downlink=sparse and record_updates"
-        )
-    check_sums(s)
-    check_participation(s)
-    check_sampling(s)
-    check_exact(s)
-
-
 def uplink_codec(s: Settings) -> Codec:
     """How a client's values are sent."""
     return find_codec(s.codec).with_settings(s.parameters)
@@ -224,44 +180,6 @@ def fill_codecs(s: Settings) -> Settings:
     return replace(s, parameters={**s.parameters, **own})
 
 
-def check_codecs(s: Settings, method: Method) -> None:
-    """Raise ValueError for codecs that the method's values cannot have, or a setting of a codec that is not used."""
-    _check_downlink(s, method)
-    for codec in all_codecs().values():
-        for name in codec.settings if codec.name not in (s.codec, s.downlink_codec) else ():
-            if (value := s.parameters.get(name)) is not None:
-                raise ValueError(f"{name}={value} is a setting of codec {codec.name!r}, not {s.codec!r}")
-    if s.trust == "secure" and method.prune.reads_data:
-        raise ValueError(f"{method.name!r} prunes by sums that trust=secure does not plan for: take trust=client")
-    if s.trust == "secure" and not (method.mechanism.private and s.indices == "derived"):
-        raise ValueError(
-            f"trust=secure sums noisy integers at derived positions: it needs mechanism=dp and indices=derived, got "
-            f"{method.mechanism.kind!r} and {s.indices!r} (method {method.name!r})"
-        )
-    if method.compression.chooses and (s.indices != "derived" or s.trust in ("secure", "aggregate")):
-        raise ValueError(
-            f"{method.name!r} sends the positions that each client chose: leave out indices={s.indices!r}, and take "
-            "trust=client, for a secure sum adds position by position"
-        )
-    check_fits(uplink_codec(s), method)
-    if keeps_memory(method, uplink_codec(s)):
-        check_values_used(s, method.name)
-
-
-def check_exact(s: Settings) -> None:
-    """Raise ValueError for a codec that rounds where only the sum of all payloads has enough noise."""
-    if s.trust == "secure" and s.codec != DEFAULT_CODEC:
-        raise ValueError(
-            f"trust=secure sends integers on a grid of its own, and codec={s.codec!r} would not be used: leave it out"
-        )
-    if s.trust == "aggregate" and not find_codec(s.codec).exact:
-        exact = " or ".join(f"codec={codec.name!r}" for codec in all_codecs().values() if codec.exact)
-        raise ValueError(
-            f"trust='aggregate' needs {exact}, got {s.codec!r}: each payload is rounded before the sum, and rounding a "
-            "large value takes off the client's share of the noise"
-        )
-
-
 def codec_summary(s: Settings, method: Method) -> dict[str, Any]:
     """How values are sent, with the settings of the codec, and what it adds to the noise."""
     if s.trust == "secure":
@@ -270,34 +188,6 @@ def codec_summary(s: Settings, method: Method) -> dict[str, Any]:
     feedback = {"error_feedback": True} if keeps_memory(method, codec) else {}
     indices = "chosen" if method.compression.chooses else s.indices
     return {"name": codec.name, "indices": indices, **feedback, **codec.summary()}
-
-
-def _check_downlink(s: Settings, method: Method) -> None:
-    if s.downlink_codec is None:
-        return
-    if s.downlink == "full":
-        raise ValueError(
-            f"downlink_codec={s.downlink_codec!r} is how updates go down, and downlink='full' sends weights: give "
-            "downlink=sparse, too"
-        )
-    down, codecs = find_codec(s.downlink_codec), all_codecs().values()
-    if not down.goes_down:
-        known = tuple(codec.name for codec in codecs if codec.goes_down)
-        raise ValueError(f"expected downlink_codec in {known}, got {down.name!r}")
-    if not down.grid_from_noise:
-        return
-    others = ", ".join(codec.name for codec in codecs if codec.goes_down and not codec.grid_from_noise)
-    if not method.mechanism.adds_noise or not method.carrier.adds_up:
-        why = "adds none" if not method.mechanism.adds_noise else "does not reach every coordinate of its factors"
-        raise ValueError(
-            f"downlink_codec {down.name!r} takes its grid from the noise, and that of {method.name!r} {why}: choose "
-            f"downlink_codec among {others}"
-        )
-    if not find_codec(s.codec).known_noise:
-        raise ValueError(
-            f"downlink_codec {down.name!r} takes its grid from the noise in the sum, and codec {s.codec!r} leaves one "
-            f"of no known deviation there: choose downlink_codec among {others}"
-        )
 
 
 def _own(codec: Codec) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a user may say about any run, in one frozen record, before the workload fills the gaps.
 
+Each setting declares its sentence, unit and range, what it needs and what it does not go with (``fedlsg.rules``).
 Settings of methods, mechanism, server and codecs are declared where they are used; ``simulations.settings.settings``
 puts all of them together. Nothing here imports torch: what is wrong with these is said before anything is started.
 """
@@ -8,20 +9,22 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, Literal
 
+from fedlsg.rules import idle_unless, needs
 from fedlsg.setting import Setting
+from simulations.settings.federation import ON_TEST_PARTS, Federation, SimulatedTime
+from simulations.settings.privacy import Privacy
 
 Bits = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 
+DOWN_GRID = "downlink_codec and down_grid_from_noise"
+OF_RAY = idle_unless("engine!=local", "it is about Ray workers, and engine=local has none: leave it out")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a user said; None means "the workload's own", or "none".
+class Data:
+    """Data and model"""
 
-    Each field declares its sentence, unit and range, and the ``fallback`` where the workload says nothing, either.
-    """
-
-    # what is trained
     workload: Annotated[
         str, Setting("Data and its models; fedlsg list workloads lists all.", aliases=("data", "task"))
     ] = "digits"
@@ -29,8 +32,12 @@ class Settings:
         str, Setting("Recipe, or auto; fedlsg list methods lists all.", aliases=("recipe", "algorithm"))
     ] = "auto"
     uplink_budget: Annotated[
-        int | None, Setting("Bytes of a client's update, at most, for method=auto.", "bytes", at_least=1)
-    ] = None
+        int | None,
+        Setting(
+            "Bytes of a client's update, at most, for method=auto.", "bytes", at_least=1,
+            rules=(needs("chosen_method", "it chooses one, and one is given ({method!r}): leave one of them out"),),
+        ),
+    ] = None  # fmt: skip
     preset: Annotated[str | None, Setting("A paper's row, see fedlsg list presets; options override it.")] = None
     from_preset: Annotated[str | None, Setting("The preset that a run was made from; fedlsg writes it.")] = None
     model: Annotated[str | None, Setting("Model that is trained; the workload's own by default.")] = None
@@ -68,226 +75,77 @@ class Settings:
         Setting("Share of the training rows to test on, in place of the test split.", "share", above=0, below=1),
     ] = None
     public_rows: Annotated[
-        str | None, Setting("Public rows to train on instead: data:NAME, data:PATH or synthetic.")
+        str | None,
+        Setting(
+            "Public rows to train on instead: data:NAME, data:PATH or synthetic.",
+            rules=(
+                needs("not deployed", "it replaces training rows, and clients hold data of their own: leave it out"),
+            ),
+        ),
     ] = None
     normalise: Annotated[
         Literal["none", "public"], Setting("public: inputs by mean and deviation of the public test rows.")
     ] = "none"
     augment: Annotated[
-        Literal["none", "flip-crop"] | None, Setting("How images are changed at random.", fallback="none")
-    ] = None
+        Literal["none", "flip-crop"] | None, Setting(
+            "How images are changed at random.", fallback="none",
+            rules=(
+                needs("not features", "features are computed once, of images as they are: leave augment out",
+                      of="augment!=none"),
+                needs("augmentation", "leave augment out ({workload} has none)", of="augment!=none"),
+            ),
+        ),
+    ] = None  # fmt: skip
     multiplicity: Annotated[
-        int | None, Setting("Augmented copies of each example, averaged.", "copies", at_least=1, fallback=1)
-    ] = None
-    # what protects it
-    epsilon: Annotated[
-        float | None,
-        Setting(
-            "Privacy budget of each client; calibrates the noise.", above=0, below=inf, fallback=8.0, aliases=("eps",)
-        ),
-    ] = None
-    noise_multiplier: Annotated[
-        float | None,
-        Setting("Noise over clip norm, instead of a target.", above=0, below=inf, aliases=("sigma", "noise")),
-    ] = None
-    delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1, fallback=1e-5)] = None
-    unit: Annotated[
-        Literal["example", "client"],
-        Setting("What epsilon protects: one example, or a client with all of its data.", aliases=("level",)),
-    ] = "example"
-    trust: Annotated[
-        Literal["client", "secure", "aggregate", "server"],
-        Setting("Clients add all noise, or a share in a real or assumed sum; or the server."),
-    ] = "client"
-    clip_quantile: Annotated[
-        float | None,
-        Setting("Quantile of clients' norms that the clip norm follows.", "share", above=0, below=1),
-    ] = None
-    clip_learning_rate: Annotated[
-        float | None, Setting("Learning rate of log C under clip_quantile.", above=0, below=inf)
-    ] = None
-    clip_count_noise: Annotated[
-        float | None,
-        Setting(
-            "Noise in the count of clip_quantile; default a 20th of a round's, or z.", "clients", above=0, below=inf
-        ),
-    ] = None
-    min_survivors: Annotated[
-        int | None,
-        Setting("Clients that a round needs; less the colluders, they make a sum's noise.", "clients", at_least=1),
-    ] = None
-    colluders: Annotated[
-        int | None,
-        Setting("Clients of a secure sum that may read it together; 1 or more.", "clients", at_least=0),
-    ] = None
-    reproducible: Annotated[bool, Setting("Seed the noise too: NOT PRIVATE.")] = False
-    # the federation
-    rounds: Annotated[
-        int | None,
-        Setting("Server rounds, or auto.", "rounds", at_least=1, fallback=10, aliases=("num_rounds",)),
-    ] = None
-    epochs: Annotated[
-        float | None,
-        Setting("Expected passes over the data, for rounds=auto; 20 if not given.", "passes", above=0, below=inf),
-    ] = None
-    auto: Annotated[str | None, Setting("Settings that fedlsg chose, see fedlsg docs choosing; it writes this.")] = None
-    clients: Annotated[
         int | None,
         Setting(
-            "Clients that the data is partitioned over.",
-            "clients",
-            at_least=1,
-            fallback=5,
-            aliases=("num_clients", "nodes"),
+            "Augmented copies of each example, averaged.", "copies", at_least=1, fallback=1,
+            rules=(
+                needs("augment!=none", "it averages augmented copies: give augment=flip-crop, too",
+                      of="multiplicity>1"),
+            ),
         ),
-    ] = None
-    clients_per_round: Annotated[
-        int | None, Setting("Clients selected in each round; default all.", "clients", at_least=1, aliases=("cohort",))
-    ] = None
-    local_steps: Annotated[
-        int | None,
-        Setting(
-            "Private steps a client takes each round.",
-            "steps",
-            at_least=1,
-            fallback=1,
-            aliases=("steps", "k", "local_epochs"),
-        ),
-    ] = None
-    local_learning_rate: Annotated[
-        float | None,
-        Setting("Learning rate of local steps; default the server's.", above=0, below=inf, aliases=("local_lr",)),
-    ] = None
-    local_momentum: Annotated[float | None, Setting("Momentum of local steps.", at_least=0, below=1, fallback=0.0)] = (
-        None
-    )
-    proximal: Annotated[
-        float | None,
-        Setting(
-            "mu of FedProx, which pulls local steps to the round's weights.",
-            at_least=0,
-            below=inf,
-            aliases=("mu", "proximal_mu", "fedprox"),
-        ),
-    ] = None
-    personal: Annotated[
-        str | None,
-        Setting(
-            "Parameters that stay with a client: classifier, or the start of names.",
-            aliases=("personalization", "head", "fedper", "fedrep"),
-        ),
-    ] = None
-    personal_learning_rate: Annotated[
-        float | None, Setting("Learning rate of personal parameters; default the local one.", above=0, below=inf)
-    ] = None
-    sampling: Annotated[
-        Literal["poisson", "shuffle"],
-        Setting("poisson, or shuffle: every example once an epoch, no amplification."),
-    ] = "poisson"
-    sample_rate: Annotated[
-        float | None,
-        Setting(
-            "Poisson rate q: the chance of an example to be in a step.",
-            above=0,
-            at_most=1,
-            fallback=0.1,
-            aliases=("q",),
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None,
-        Setting(
-            "Batch of each client (expected, if poisson), instead of sample_rate.",
-            "examples",
-            at_least=1,
-            aliases=("batch", "bs"),
-        ),
-    ] = None
-    microbatch_size: Annotated[
-        int | None,
-        Setting(
-            "Examples whose gradients are held at a time.",
-            "examples",
-            at_least=1,
-            fallback=256,
-            aliases=("microbatch",),
-        ),
-    ] = None
-    partition: Annotated[
-        str | None,
-        Setting("iid, dirichlet, shards, or a column of the data: a client for each value.", fallback="iid"),
-    ] = None
-    weighting: Annotated[
-        Literal["examples", "clients"] | None,
-        Setting("Clients count by their examples or equally; default by their expected batch.", aliases=("weights",)),
-    ] = None
-    alpha: Annotated[
-        float | None, Setting("Concentration of partition=dirichlet.", above=0, below=inf, fallback=0.5)
-    ] = None
-    shards_per_client: Annotated[
-        int | None, Setting("Shards of partition=shards.", "shards", at_least=1, fallback=2)
-    ] = None
-    # a federation whose clients are away, leave or are slow, in simulated time
-    availability: Annotated[
-        str | None,
-        Setting(
-            "Chance of a client to be there in a round, or a CSV trace: client,from,to.",
-            "share, or a file",
-        ),
-    ] = None
-    dropout: Annotated[
-        float | None,
-        Setting("Share of the selected clients that leave before they train.", "share", at_least=0, below=1),
-    ] = None
-    speed: Annotated[
-        str | None,
-        Setting("Spread of clients' computing times: constant, or lognormal S."),
-    ] = None
-    example_seconds: Annotated[
-        float | None,
-        Setting(
-            "Simulated time of an example's gradient at factor 1; 0.01 if not given.",
-            "simulated seconds",
-            above=0,
-            below=inf,
-        ),
-    ] = None
-    uplink_mbps: Annotated[
-        float | None, Setting("Rate of each client's uplink; default: sending takes no time.", "Mbit/s", above=0)
-    ] = None
-    downlink_mbps: Annotated[
-        float | None, Setting("Rate of each client's downlink; default: sending takes no time.", "Mbit/s", above=0)
-    ] = None
-    deadline: Annotated[
-        float | None,
-        Setting(
-            "Time after the start of a round; later replies are not used.", "simulated seconds", above=0, below=inf
-        ),
-    ] = None
-    over_selection: Annotated[
-        float | None,
-        Setting(
-            "Clients on top of clients_per_round; the first replies are used.",
-            "share",
-            at_least=0,
-            at_most=10,
-        ),
-    ] = None
-    # what is sent and written
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """Messages and records"""
+
     codec: Annotated[
         str, Setting("How values are sent; fedlsg settings codec lists all.", aliases=("compression", "quantization"))
     ] = "float32"
-    indices: Annotated[Literal["derived", "explicit"], Setting("Positions follow from public data, or are sent.")] = (
-        "derived"
-    )
+    indices: Annotated[
+        Literal["derived", "explicit"],
+        Setting(
+            "Positions follow from public data, or are sent.",
+            rules=(needs("not chooses", "these positions are sent in any case: leave indices out",
+                         of="indices=explicit"),),
+        ),
+    ] = "derived"  # fmt: skip
     downlink: Annotated[
         Literal["full", "sparse"], Setting("Send weights (full), or the updates that a client missed (sparse).")
     ] = "full"
-    downlink_codec: Annotated[str | None, Setting("How values are sent with downlink=sparse.")] = None
+    downlink_codec: Annotated[
+        str | None,
+        Setting(
+            "How values are sent with downlink=sparse.",
+            rules=(
+                needs("downlink=sparse", "it is how updates go down: give downlink=sparse, too"),
+                needs("goes_down", "choose one of {down_codecs}"),
+                needs("noise", "its grid comes from the noise: choose one of {down_floats}", of=DOWN_GRID),
+                needs("not factors", "the noise does not reach every coordinate of factors: choose one of "
+                      "{down_floats}", of=DOWN_GRID),
+                needs("known_noise", "its grid comes from the noise in the sum: choose one of {down_floats}",
+                      of=DOWN_GRID),
+            ),
+        ),
+    ] = None  # fmt: skip
     record_updates: Annotated[bool, Setting("Keep every payload in updates/.")] = False
     evaluate_every: Annotated[int, Setting("Rounds between two evaluations.", "rounds", at_least=1)] = 1
     evaluate_clients: Annotated[
-        bool, Setting("At the end, accuracy on public test rows of each client's class mix.")
+        bool,
+        Setting("At the end, accuracy on public test rows of each client's class mix.", rules=ON_TEST_PARTS),
     ] = False
     callbacks: Annotated[
         str | None,
@@ -296,7 +154,12 @@ class Settings:
             aliases=("logger", "early_stopping", "wandb", "mlflow"),
         ),
     ] = None
-    # where it runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Where it runs"""
+
     engine: Annotated[
         Literal["ray", "local", "flower"],
         Setting("ray: Ray workers; local: this process; flower: written by flwr run."),
@@ -308,16 +171,19 @@ class Settings:
     precision: Annotated[Bits, Setting("Precision of the forward and backward pass.")] = "float32"
     activation_storage: Annotated[Bits, Setting("Precision in which activations are stored.")] = "float32"
     threads: Annotated[int, Setting("Threads of torch in every process.", "threads", at_least=1)] = 1
-    client_cpus: Annotated[int, Setting("Processors of a Ray worker.", "processors", at_least=1, aliases=("cpus",))] = 1
-    client_gpus: Annotated[float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=inf, aliases=("gpus",))] = (
-        0.25
-    )
+    client_cpus: Annotated[
+        int, Setting("Processors of a Ray worker.", "processors", at_least=1, aliases=("cpus",), rules=(OF_RAY,))
+    ] = 1
+    client_gpus: Annotated[
+        float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=inf, aliases=("gpus",), rules=(OF_RAY,))
+    ] = 0.25
     workers: Annotated[
-        int | None, Setting("Ray workers of a run, at most; default as many as fit.", "workers", at_least=1)
+        int | None,
+        Setting("Ray workers of a run, at most; default as many as fit.", "workers", at_least=1, rules=(OF_RAY,)),
     ] = None
     data_from: Annotated[
         Literal["node", "driver"] | None,
-        Setting("Where Ray workers have the data from: their node, or sent by the driver."),
+        Setting("Where Ray workers have the data from: their node, or sent by the driver.", rules=(OF_RAY,)),
     ] = None
     round_timeout: Annotated[
         float, Setting("Longest wait for a round.", "seconds", above=0, below=inf, aliases=("timeout",))
@@ -330,6 +196,15 @@ class Settings:
         ),
     ] = None  # fmt: skip
     run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Processes, Messages, SimulatedTime, Federation, Privacy, Data):
+    """What a user said; None means "the workload's own", or "none". The ``fallback`` of a setting is then used.
+
+    The groups are in the order of config.toml from the last one to the first.
+    """
+
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of method, mechanism, server and codec, by name: ``simulations.settings.settings`` lists them."""
 

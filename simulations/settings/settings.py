@@ -24,6 +24,12 @@ AUTO = "auto"
 
 RUN: Mapping[str, Declared] = MappingProxyType(declared(Settings, without=("parameters",)))
 
+GROUPS_OF_RUN: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    str(group.__doc__): tuple(name for name in group.__annotations__ if name != "parameters")
+    for group in reversed(Settings.__mro__[1:-1])
+})  # fmt: skip
+"""Names of the settings of a run in groups, by the title of each."""
+
 PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "multiplicity": (
         "rank", "sparsity", "direction", "power_steps", "warmup", "cooling", "importance", "sparsity_from", "residual",
@@ -243,6 +249,12 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
         if name in (*MAY_NAME_FILES, "callbacks") and (names := [absolute(word) for word in words if names_code(word)]):
             found[name] = names
     return found
+
+
+def names_given(given: Mapping[str, object]) -> frozenset[str]:
+    """The settings among raw ones that their user gave: the others are None, "preset" or a flag that is off."""
+    said = (name for name, value in given.items() if value is not False and value not in (None, PRESET))
+    return frozenset(name.replace("-", "_") for name in said)
 
 
 def permit_code(given: Mapping[str, object]) -> None:

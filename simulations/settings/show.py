@@ -14,9 +14,10 @@ from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
 from fedlsg.setting import REQUIRED, Declared, unknown
 from simulations import workloads
+from simulations.settings import together
 from simulations.settings.resolve import FALLBACK
 from simulations.settings.settings import (
-    RUN,
+    GROUPS_OF_RUN,
     all_settings,
     codec_settings,
     in_order,
@@ -31,16 +32,6 @@ Made by `fedlsg settings --markdown`; do not edit. `-c name=value` sets one, `fe
 "range", x is the value. A default of `-` means that the setting is not used unless it is given, or that it follows from
 others. A setting that is in no list of methods is taken by every run. The value in a workload's preset goes before the
 default; `fedlsg list presets` has those of the papers."""
-
-GROUPS = {
-    "workload": "Data and model",
-    "epsilon": "Privacy",
-    "rounds": "Federation and local training",
-    "availability": "Simulated time",
-    "codec": "Messages and records",
-    "engine": "Where it runs",
-}
-"""Groups of the settings of every run, by the first of each."""
 
 
 def settings_command(name: str | None, markdown: bool, console: Console) -> None:
@@ -68,7 +59,7 @@ def overview(found: Mapping[str, Declared]) -> Group:
         for name in names:
             table.add_row(Text(name), Text(default_of(found[name])), Text(found[name].setting.meaning))
         lines += [Text(f"\n{group}" if lines else group, style="bold"), table]
-    return Group(*lines, Text("\nfedlsg settings NAME shows one whole; -c NAME=VALUE sets it."))
+    return Group(*lines, Text("\nfedlsg settings NAME shows one whole; --NAME VALUE sets it, or -c NAME=VALUE."))
 
 
 def whole(one: Declared) -> Table:
@@ -83,6 +74,7 @@ def whole(one: Declared) -> Table:
         "used by": used.by,
         **({f"  {name}": line for name, line in summaries().items()} if one.name == "codec" else {}),
         "presets": by_value(used.workloads),
+        "goes with": together.rule_lines(one.name),
     }
     return name_table({title: text for title, text in rows.items() if text})
 
@@ -140,7 +132,7 @@ def as_markdown() -> str:
         ):
             listed = [f"- `{name}`: {by_value(own)}" for name, own in values.items() if own]
             lines += ["", title, "", *listed] if listed else []
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *together.as_markdown(), ""])
 
 
 LISTS: Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str], str], str]] = {
@@ -214,8 +206,7 @@ def _own_groups() -> dict[str, str]:
 
 
 def _group_of_run(name: str) -> str:
-    before = list(RUN)[: list(RUN).index(name) + 1]
-    return next(GROUPS[run] for run in reversed(before) if run in GROUPS)
+    return next(group for group, names in GROUPS_OF_RUN.items() if name in names)
 
 
 @cache

@@ -7,6 +7,7 @@ import typer
 
 from docs._sphinx.reference.markdown import page, table
 from simulations.cli.app import app
+from simulations.cli.with_settings import WithSettings
 
 STATUS = {
     "0": "done; for `audit`: not falsified",
@@ -46,6 +47,8 @@ def described(name: str, command: click.Command) -> Iterator[str]:
     with click.Context(command, info_name=f"fedlsg {name}") as context:
         yield f"`{' '.join([f'fedlsg {name}', *command.collect_usage_pieces(context)])}`"
         yield (command.help or "").strip()
+        if isinstance(command, WithSettings):
+            yield "Every [setting](../settings.md) is an option as well, as in `--learning-rate 0.5`."
         rows = [row for parameter in command.params for row in _row(parameter, context)]
     if rows:
         yield table(("argument or option", "meaning"), rows)

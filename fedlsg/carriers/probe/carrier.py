@@ -15,6 +15,7 @@ from fedlsg.frame import Block, Coordinates
 from fedlsg.gradients import trainable
 from fedlsg.privacy import Mechanism
 from fedlsg.public import Public
+from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
 
 CarrierRefresh = Annotated[
@@ -32,8 +33,12 @@ Damping = Annotated[
     float, Setting("Added to the predicted spectrum, whose mean is 1, before the power.", above=0, below=math.inf)
 ]
 ResidualClip = Annotated[
-    float, Setting("Clip norm of what embeddings leave, as a share of the embeddings'.", above=0, below=math.inf)
-]
+    float,
+    Setting(
+        "Clip norm of what embeddings leave, as a share of the embeddings'.", above=0, below=math.inf,
+        rules=(idle_unless("biased=false"),),
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,10 @@ from simulations.report.words import duration
 from simulations.rundir.examined import STATE
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
+from simulations.settings.checks import refuse_shuffled
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
-from simulations.settings.sampling import refuse_shuffled
-from simulations.settings.settings import Settings, from_mapping
+from simulations.settings.settings import Settings, from_mapping, names_given
 
 SHADOWS = 16
 USED = frozenset({
@@ -61,7 +61,7 @@ def membership_command(
     wanted = from_mapping(resolve(given)) if run is None else checked(run, STATE, console).read_config()
     refuse_shuffled(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:
-        plan = ready_plan(as_shadow(wanted, device), progress=status.update)
+        plan = ready_plan(as_shadow(wanted, device), progress=status.update, given=names_given(given))
         claim = claimed(plan)
         if run is not None:
             check_own_code(plan, RunDir.open(run))

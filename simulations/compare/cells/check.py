@@ -9,7 +9,8 @@ from simulations.compare.cells.grid import Cell
 from simulations.plan.base import Base
 from simulations.plan.plan import count_blocks
 from simulations.plan.prepare import prepare
-from simulations.settings.settings import Settings, from_mapping
+from simulations.settings.checks import idle
+from simulations.settings.settings import Settings, from_mapping, names_given
 from simulations.workloads import LoadedWorkload, Options
 
 NAMED = 3
@@ -17,7 +18,9 @@ NAMED = 3
 
 
 def check_cells(cells: Iterable[Cell]) -> None:
-    """Raise ValueError that names the cells that cannot run, and why; nothing is written or charged.
+    """Raise ValueError that names the cells that cannot run, and why, or a setting that does nothing in any cell.
+
+    Nothing is written or charged.
 
     Each cell is prepared as its run prepares it: settings, data, partition, method, and the model on the CPU. Cells
     that differ in their seed are checked once. Not found here: an epsilon that no noise reaches, too little memory, a
@@ -31,6 +34,8 @@ def check_cells(cells: Iterable[Cell]) -> None:
     for alike in groups.values():
         if (reason := check.reason(alike[0].given)) is not None:
             refused.setdefault(reason, []).extend(cell.name for cell in alike)
+    for name in set.intersection(*(set(found) for found in check.idle)) if check.idle and not refused else ():
+        raise ValueError(f"in every cell, {check.idle[0][name]}")
     if refused:
         count, every = (sum(map(len, group)) for group in (refused.values(), groups.values()))
         reasons = "; ".join(f"{_some(names)}: {reason}" for reason, names in refused.items())
@@ -38,24 +43,29 @@ def check_cells(cells: Iterable[Cell]) -> None:
 
 
 class _Check:
-    """Prepares cells one after the other. Data that the next cell needs are kept, and models are checked once."""
+    """Prepares cells one after the other. Data that the next cell needs are kept, and models are checked once.
+
+    ``idle``: for each cell, its settings without effect.
+    """
 
     def __init__(self) -> None:
         self.data: tuple[Any, LoadedWorkload] | None = None
         self.models: set[Any] = set()
+        self.idle: list[dict[str, str]] = []
 
     def reason(self, given: Any) -> str | None:
         """Why these settings cannot run; None if they can."""
         try:
             with without_exit():
-                self._prepare(from_mapping(given))
+                base = self._prepare(from_mapping(given))
+                self.idle.append(idle(base.settings, base.method, names_given(given)))
         except (ValueError, OSError, ImportError) as error:
             return " ".join(str(error).split())
         except Exception:  # of a user's code: its cell reports it, with a traceback in its log
             return None
         return None
 
-    def _prepare(self, settings: Settings) -> None:
+    def _prepare(self, settings: Settings) -> Base:
         names = [*(field.name for field in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
         key = tuple(str(getattr(settings, name)) for name in names)
         kept = self.data[1] if self.data is not None and self.data[0] == key else None
@@ -65,6 +75,7 @@ class _Check:
         if model not in self.models:
             self._check_model(base)
             self.models.add(model)
+        return base
 
     def _check_model(self, base: Base) -> None:
         count_blocks(replace(base, settings=replace(base.settings, device="cpu")))

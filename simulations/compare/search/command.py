@@ -35,11 +35,10 @@ from simulations.compare.search.space import make_spaces, read_spec
 from simulations.compare.search.trials import Arm, Job, Place, Runner, bases, searching
 from simulations.compare.table import unfinished
 from simulations.plan.prepare import prepare
-from simulations.plan.unit import refuse_client_level
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.report.words import epsilon_words
 from simulations.rundir.files.atomic import write_atomically
-from simulations.settings.refusals import left_out
+from simulations.settings.checks import left_out, refuse_client_level
 from simulations.settings.settings import from_mapping, values_of
 
 TRIALS = 20

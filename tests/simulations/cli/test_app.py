@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,10 @@ from hypothesis import strategies as st
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
 from simulations.cli.app import LISTS
+from simulations.cli.with_settings import USUAL, _written
 from simulations.engines.cluster import Cluster
 from simulations.report.words import empty_line, epsilon_words
-from simulations.settings.settings import RUN, all_settings
+from simulations.settings.settings import all_settings
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 
@@ -85,7 +85,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown command": (("train",), "(?i)no such command 'train'"),
     "missing data directory": (("run", "cifar10", "--data-dir", "no/data", *SMALL), "no/data"),
     "rank 0": (("run", "--rank", "0", *SMALL), "rank=0 >= 1"),
-    "no number": (("run", "--rank", "four", *SMALL), "(?i)rank.*four.*not a valid int"),
+    "no number": (("run", "--rank", "four", *SMALL), "expected a number .int. for rank, got 'four'"),
     "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
     "sigma too small to certify": (
         ("run", *SMALL, "--noise-multiplier", "0.001"),
@@ -341,15 +341,6 @@ def test_options_that_are_settings_have_the_sentence_of_their_declaration(fedlsg
     assert [name for name in found if all_settings()[name].setting.meaning.removesuffix(".") not in words] == []
 
 
-def test_options_of_run_leave_the_defaults_to_the_declarations():
-    """An option that is not given is None, so that a default is declared once; a flag is false, as its setting is."""
-    defaults = {name: p.default for name, p in signature(cli.run).parameters.items() if name in RUN}
-    assert defaults.keys() >= {"engine", "device", "seed", "codec", "downlink", "record_updates"}
-    flags = {name for name, default in defaults.items() if default is not None}
-    assert flags == {"reproducible", "record_updates"}
-    assert [name for name in flags if defaults[name] is not RUN[name].default] == []
-
-
 @pytest.mark.parametrize("what", LISTS)
 def test_a_list_may_be_named_without_the_word_list(what, fedlsg):
     """As the commands were called before."""
@@ -375,3 +366,59 @@ def test_a_command_of_an_earlier_version_says_where_it_is(word, said, fedlsg):
     status, out, err = fedlsg(word, "FILE", "--out", "made")
     assert (status, out) == (2, "")
     assert said in err
+
+
+MEANT = {
+    ("run", "--lr", "0.5"): "No such option: --lr; did you mean --learning-rate",
+    ("run", "--noniid"): "did you mean --partition dirichlet",
+    ("run", "--lsg"): "did you mean --method lsg",
+    ("run", "-c", "partition=noniid", *SMALL): "did you mean 'dirichlet'",
+    ("run", "--device", "gpu", *SMALL): "did you mean 'cuda'",
+    ("run", "digts", *SMALL): "did you mean 'digits'",
+    ("run", "--method", "LSG", *SMALL): "did you mean 'lsg'",
+    ("run", "dpsgd", *SMALL): "unknown workload 'dpsgd'.* or --method dpsgd",
+    ("run", "--batch-size"): "--batch-size needs a value",
+    ("run", "--alpha", "0.3", *SMALL): "alpha=0.3 needs partition=dirichlet, got partition=iid",
+    ("compare", "--methods", "lsg", "dpsgd", "--rank", "4", "--learning-rate", "-1"): "learning_rate=-1",
+    ("partition", "--clients", "0"): "expected clients=0 >= 1",
+}
+
+
+@pytest.mark.parametrize("arguments", MEANT)
+def test_a_word_is_found_by_what_it_means(arguments, fedlsg, tmp_path):
+    status, _, err = fedlsg(*arguments)
+    assert status != 0
+    assert re.search(MEANT[arguments], err), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_are_options_and_lists_take_spaces():
+    known = dict.fromkeys(("-c", "--methods", "--epsilons", "--out"))
+    said = "--methods lsg dpsgd digits --epsilons 1 3 --batch-size=8 --momentum -1 --out x --reproducible a"
+    found = "--methods lsg,dpsgd digits --epsilons 1,3 --out x a -c batch_size=8 -c momentum=-1 -c reproducible=true"
+    assert _written(said.split(), known, resilient=False) == found.split()
+    assert _written(["--rank", "4", "--rank", "8", "--", "--x"], known, resilient=False) == [
+        "-c",
+        "rank=8",
+        "--",
+        "--x",
+    ]
+
+
+def test_help_says_the_declared_sentences(fedlsg):
+    assert {name: all_settings()[name].setting.meaning for name in USUAL} == dict(USUAL)
+    shown, whole = (fedlsg("run", flag)[1] for flag in ("--help", "--help-all"))
+    assert all(f"--{name.replace('_', '-')} " in whole for name in all_settings() if name != "workload")
+    assert "--learning-rate " in shown
+    assert "--prune-clip-norm" not in shown
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_settings(shell, fedlsg, monkeypatch, capsys):
+    assert "_FEDLSG_COMPLETE" in fedlsg("completion", shell)[1]
+    asked = {"": f"{shell}_complete", "WORDS": "fedlsg run --lear", "CWORD": "--lear" if shell == "fish" else "2"}
+    for name, value in asked.items():
+        monkeypatch.setenv(f"COMP_{name}" if name else "_FEDLSG_COMPLETE", value)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "--learning-rate" in capsys.readouterr().out

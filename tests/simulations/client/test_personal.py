@@ -104,9 +104,12 @@ def test_accuracy_is_that_of_the_clients_own_models(unbroken):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"trust": "secure"}, "needs trust=client, got 'secure'"),
-        ({"trust": "server", "unit": "client", "batch_size": 10, "sample_rate": None}, "needs trust=client"),
-        ({"downlink": "sparse"}, "leave out downlink=sparse"),
+        ({"trust": "secure"}, "needs trust=client, got trust=secure"),
+        (
+            {"trust": "server", "unit": "client", "batch_size": 10, "sample_rate": None},
+            "does not go with personal=classifier",
+        ),
+        ({"downlink": "sparse"}, "needs downlink=full, got downlink=sparse"),
         ({"record_updates": True}, "record_updates"),
         ({"personal": "hidden"}, "trains in carriers"),
         ({"personal": "tail"}, "no trained parameters"),

@@ -80,5 +80,5 @@ def test_under_a_trusted_server_a_client_that_hangs_ends_the_run_and_changes_no_
         run_local(tmp_path / "hangs", client=hanging(), **level_hangs)
     assert len(Ledger(tmp_path / "hangs" / "ledger" / "server.jsonl", client=SERVER).entries) == 1
     assert not Run(tmp_path / "hangs").directory.rounds.exists() or not Run(tmp_path / "hangs").rows
-    with pytest.raises(ValueError, match=r"client_timeout=1\.5 under trust=server"):
+    with pytest.raises(ValueError, match=r"trust=server does not go with client_timeout=1\.5"):
         run_local(tmp_path / "refused", **settings | {"client_timeout": 1.5})

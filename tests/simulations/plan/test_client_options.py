@@ -28,7 +28,10 @@ def test_the_proximal_term_changes_a_run_and_no_epsilon(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ({"proximal": 0.1}, "proximal=0.1 changes local steps from the second one on"),
+        (
+            {"proximal": 0.1},
+            "proximal=0.1 needs local_steps > 1, got local_steps=1: it changes local steps from the second",
+        ),
         ({"proximal": 9.0, "local_steps": 2}, "expected 0 <= proximal"),
         ({"proximal": -1.0}, "expected proximal=-1.0 >= 0|expected 0 <= proximal"),
         (

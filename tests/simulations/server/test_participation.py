@@ -146,7 +146,7 @@ def test_the_clock_uses_expected_examples_and_never_a_drawn_batch(hard):
 
 
 def _factors(run: Run) -> list[float]:
-    from simulations.plan.participation import speed_factors
+    from simulations.settings.participation import speed_factors
 
     return speed_factors(CLIENTS, 0.8, seed=0)
 
@@ -233,13 +233,16 @@ def test_error_feedback_keeps_its_memory_through_a_dropout(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"method": "topk", "topk_rate": 0.01, "noise_multiplier": None, "deadline": 1.0}, "leave deadline out"),
+        (
+            {"method": "topk", "topk_rate": 0.01, "noise_multiplier": None, "deadline": 1.0},
+            "deadline=1 does not go with a memory of what was not sent",
+        ),
         (
             {"method": "sgd", "codec": "sign", "noise_multiplier": None, "clients_per_round": 1, "over_selection": 0.5},
-            "counts as received: leave over_selection out",
+            "memory of what was not sent counts as received: leave it out",
         ),
-        ({"trust": "secure", "clients": 10, "availability": 0.9}, "and availability selects another number"),
-        ({"trust": "secure", "clients": 10, "over_selection": 0.1}, "and over_selection selects another number"),
+        ({"trust": "secure", "clients": 10, "availability": 0.9}, "does not go with availability below 1 .0.9"),
+        ({"trust": "secure", "clients": 10, "over_selection": 0.1}, "does not go with over_selection=0.1"),
         ({"over_selection": 0.5}, "lower clients_per_round, or leave over_selection out"),
         ({"availability": 1.5}, "expected 0 < availability=1.5 <= 1"),
         ({"availability": 0}, "expected 0 < availability=0 <= 1"),
@@ -258,7 +261,7 @@ def test_what_does_not_go_together_is_refused_with_the_fix(changes, words):
 
 
 def test_a_deployment_has_availability_of_its_own(monkeypatch):
-    words = r"dropout=0.3: these settings simulate what a deployment has of its own: leave them out"
+    words = r"dropout=0.3 does not go with a deployment: it simulates what a deployment has of its own"
     with pytest.raises(ValueError, match=words):
         prepare(from_mapping(SMALL | {"dropout": 0.3}), declared=[100, 100])
     with pytest.raises(ValueError, match=words):  # before it waits for any node

@@ -370,7 +370,7 @@ def test_targets_that_are_no_classes_are_refused():
 
 
 def test_augmentation_is_refused(few_digits, tmp_path):
-    with refused("augment=flip-crop changes images", "leave augment out"):
+    with refused("augment=flip-crop does not go with features", "leave augment out"):
         run_local(tmp_path / "run", **SCATTERING, augment="flip-crop")
 
 

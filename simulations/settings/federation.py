@@ -1,0 +1,257 @@
+"""Settings of the federation and of simulated time, each with what it needs and does not go with.
+
+Nothing here imports torch.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Literal
+
+from fedlsg.rules import idle_unless, needs
+from fedlsg.setting import Setting
+
+ONE_STEP = "with one local step a client sends its gradient: leave it out, or give local_steps=2 or more"
+LIKE_TEST = "it evaluates clients on parts of the public test split that are like their data"
+ON_TEST_PARTS = (
+    needs("not deployed", f"{LIKE_TEST}, and nobody knows the class mix of clients with data of their own"),
+    needs("partition=iid|dirichlet|shards", f"{LIKE_TEST}, and this partition says nothing about test rows"),
+    needs("not holdout", f"{LIKE_TEST}, and holdout tests on training rows, which are private"),
+    needs("classes", f"{LIKE_TEST}, by their classes"),
+)
+"""Rules of what is evaluated for each client."""
+SHUFFLED = (
+    needs(
+        "batch_size", "it cuts batches of a fixed size, by which the sums are divided, and sample_rate={sample_rate} "
+        "is a chance: give batch_size instead, a public number of examples", of="sampling=shuffle",
+    ),
+    needs(
+        "unit=example", "whole clients are hidden, whatever their batches are, and nothing is accounted by batches: "
+        "take sampling=poisson", of="sampling=shuffle",
+    ),
+    needs(
+        "trust!=secure", "the bound on discrete noise is planned for Poisson batches: take trust=client, or "
+        "sampling=poisson", of="sampling=shuffle",
+    ),
+)  # fmt: skip
+"""Where an epsilon of shuffled batches would not be true, or is not proved."""
+SIMULATED = (needs("not deployed", "it simulates what a deployment has of its own: leave it out, or run a simulation"),)
+THROWN_AWAY = needs(
+    "not memory",
+    "it throws away replies that the clients' memory of what was not sent counts as received: leave it out",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Federation and local training"""
+
+    rounds: Annotated[
+        int | None,
+        Setting("Server rounds, or auto.", "rounds", at_least=1, fallback=10, aliases=("num_rounds",)),
+    ] = None
+    epochs: Annotated[
+        float | None,
+        Setting("Expected passes over the data, for rounds=auto; 20 if not given.", "passes", above=0, below=inf),
+    ] = None
+    auto: Annotated[str | None, Setting("Settings that fedlsg chose, see fedlsg docs choosing; it writes this.")] = None
+    clients: Annotated[
+        int | None,
+        Setting(
+            "Clients that the data is partitioned over.",
+            "clients",
+            at_least=1,
+            fallback=5,
+            aliases=("num_clients", "nodes"),
+        ),
+    ] = None
+    clients_per_round: Annotated[
+        int | None, Setting("Clients selected in each round; default all.", "clients", at_least=1, aliases=("cohort",))
+    ] = None
+    local_steps: Annotated[
+        int | None,
+        Setting(
+            "Private steps a client takes each round.",
+            "steps",
+            at_least=1,
+            fallback=1,
+            aliases=("steps", "k", "local_epochs"),
+        ),
+    ] = None
+    local_learning_rate: Annotated[
+        float | None,
+        Setting(
+            "Learning rate of local steps; default the server's.", above=0, below=inf, aliases=("local_lr",),
+            rules=(idle_unless("local_steps>1 or personal", ONE_STEP),),
+        ),
+    ] = None  # fmt: skip
+    local_momentum: Annotated[
+        float | None,
+        Setting(
+            "Momentum of local steps.", at_least=0, below=1, fallback=0.0,
+            rules=(idle_unless("local_steps>1", ONE_STEP),),
+        ),
+    ] = None  # fmt: skip
+    proximal: Annotated[
+        float | None,
+        Setting(
+            "mu of FedProx, which pulls local steps to the round's weights.",
+            at_least=0,
+            below=inf,
+            aliases=("mu", "proximal_mu", "fedprox"),
+            rules=(
+                needs("local_steps>1", "it changes local steps from the second one on: give local_steps=2 or more"),
+            ),
+        ),
+    ] = None
+    personal: Annotated[
+        str | None,
+        Setting(
+            "Parameters that stay with a client: classifier, or the start of names.",
+            aliases=("personalization", "head", "fedper", "fedrep"),
+            rules=(
+                needs("trust=client", "the noise of values that stay with a client has to be enough without a sum"),
+                needs("downlink=full", "personal parameters are not part of replicas: leave downlink out"),
+                needs(
+                    "not record_updates",
+                    "attacks on recorded payloads do not know personal parameters: leave record_updates out",
+                ),
+                *ON_TEST_PARTS,
+            ),
+        ),
+    ] = None
+    personal_learning_rate: Annotated[
+        float | None,
+        Setting(
+            "Learning rate of personal parameters; default the local one.", above=0, below=inf,
+            rules=(needs("personal", "it is a setting of personal parameters: give personal=classifier, too"),),
+        ),
+    ] = None  # fmt: skip
+    sampling: Annotated[
+        Literal["poisson", "shuffle"],
+        Setting("poisson, or shuffle: every example once an epoch, no amplification.", rules=SHUFFLED),
+    ] = "poisson"
+    sample_rate: Annotated[
+        float | None,
+        Setting(
+            "Poisson rate q: the chance of an example to be in a step.",
+            above=0,
+            at_most=1,
+            fallback=0.1,
+            aliases=("q",),
+            rules=(
+                needs(
+                    "not batch_size", "give either sample_rate (common to all) or batch_size (a rate for each client)"
+                ),
+            ),
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Setting(
+            "Batch of each client (expected, if poisson), instead of sample_rate.",
+            "examples",
+            at_least=1,
+            aliases=("batch", "bs"),
+        ),
+    ] = None
+    microbatch_size: Annotated[
+        int | None,
+        Setting(
+            "Examples whose gradients are held at a time.",
+            "examples",
+            at_least=1,
+            fallback=256,
+            aliases=("microbatch",),
+        ),
+    ] = None
+    partition: Annotated[
+        str | None,
+        Setting("iid, dirichlet, shards, or a column of the data: a client for each value.", fallback="iid"),
+    ] = None
+    weighting: Annotated[
+        Literal["examples", "clients"] | None,
+        Setting("Clients count by their examples or equally; default by their expected batch.", aliases=("weights",)),
+    ] = None
+    alpha: Annotated[
+        float | None,
+        Setting(
+            "Concentration of partition=dirichlet.", above=0, below=inf, fallback=0.5,
+            rules=(idle_unless("partition=dirichlet", "give partition=dirichlet, too, or leave alpha out"),),
+        ),
+    ] = None  # fmt: skip
+    shards_per_client: Annotated[
+        int | None,
+        Setting(
+            "Shards of partition=shards.", "shards", at_least=1, fallback=2,
+            rules=(idle_unless("partition=shards", "give partition=shards, too, or leave shards_per_client out"),),
+        ),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedTime:
+    """Simulated time"""
+
+    availability: Annotated[
+        str | None,
+        Setting(
+            "Chance of a client to be there in a round, or a CSV trace: client,from,to.",
+            "share, or a file",
+            rules=SIMULATED,
+        ),
+    ] = None
+    dropout: Annotated[
+        float | None,
+        Setting(
+            "Share of the selected clients that leave before they train.", "share", at_least=0, below=1, rules=SIMULATED
+        ),
+    ] = None
+    speed: Annotated[
+        str | None,
+        Setting("Spread of clients' computing times: constant, or lognormal S.", rules=SIMULATED),
+    ] = None
+    example_seconds: Annotated[
+        float | None,
+        Setting(
+            "Simulated time of an example's gradient at factor 1; 0.01 if not given.",
+            "simulated seconds",
+            above=0,
+            below=inf,
+            rules=SIMULATED,
+        ),
+    ] = None
+    uplink_mbps: Annotated[
+        float | None,
+        Setting("Rate of each client's uplink; default: sending takes no time.", "Mbit/s", above=0, rules=SIMULATED),
+    ] = None
+    downlink_mbps: Annotated[
+        float | None,
+        Setting("Rate of each client's downlink; default: sending takes no time.", "Mbit/s", above=0, rules=SIMULATED),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        Setting(
+            "Time after the start of a round; later replies are not used.",
+            "simulated seconds",
+            above=0,
+            below=inf,
+            rules=(*SIMULATED, THROWN_AWAY),
+        ),
+    ] = None
+    over_selection: Annotated[
+        float | None,
+        Setting(
+            "Clients on top of clients_per_round; the first replies are used.",
+            "share",
+            at_least=0,
+            at_most=10,
+            rules=(
+                *SIMULATED,
+                needs(
+                    "clients_per_round<clients",
+                    "every round needs all {clients} clients: lower clients_per_round, or leave over_selection out",
+                ),
+                THROWN_AWAY,
+            ),
+        ),
+    ] = None
