@@ -47,6 +47,7 @@ def as_record(line: Line) -> dict[str, Any]:
         "downlink_bytes_total": line.total_downlink,
         "transfer_seconds": line.transfer,
         "wall_seconds": line.seconds,
+        "training_seconds": line.training_seconds,
     }
 
 
@@ -58,7 +59,7 @@ def table_csv(table: Sequence[Line]) -> str:
 COLUMNS = {
     "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "outside": "outside", "unit": "unit",
     "trust": "trust", "rho": "rho", "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe",
-    "uplink": "uplink", "saved": "saved", "transfer": "transfer, s", "seconds": "seconds",
+    "uplink": "uplink", "saved": "saved", "transfer": "transfer, s", "seconds": "training, s",
 }  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def _cells(line: Line) -> dict[str, str]:
         "uplink": "--" if line.uplink is None else human_bytes(line.uplink),
         "saved": "--" if line.saved is None else f"{line.saved:.1f}x",
         "transfer": _number(line.transfer, ".3g"),
-        "seconds": _number(line.seconds, ".0f"),
+        "seconds": _number(line.training_seconds, ".3g"),
     }
 
 

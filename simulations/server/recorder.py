@@ -14,6 +14,7 @@ from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
 from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.simulated import Times
 from simulations.rundir.tables import BYTES, SUMS, Row, Tables
 from simulations.rundir.updates import round_folder, write_frame
 from simulations.server.by_client import ByClient, ClientScores
@@ -95,21 +96,32 @@ class Recorder:
         Raises RuntimeError, before anything of the round is kept, if a client's payload, late or not, came without an
         entry in its ledger; DivergedError, as early, if the loss is not finite.
         """
+        began = time.monotonic()
+        self.totals.note_start(began - report.seconds - self._started)
         self._receive(report)
         last = report.round == self.plan.schedule.rounds
         due = last or report.round % self.plan.settings.evaluate_every == 0
+        spent = self.spent.certified() if last else self.spent.displayed()
+        accounted = time.monotonic()
         score = self.evaluation.after_round(report.round, due=due)
+        times = Times(
+            training_seconds=round(report.waiting, 4),
+            communication_seconds=round(max(report.seconds - report.waiting, 0.0), 4),
+            accounting_seconds=round(accounted - began, 4),
+            evaluation_seconds=round(time.monotonic() - accounted, 4),
+        )
         row = Row.of(
             report,
             accuracy=None if score is None else score.accuracy,
             loss=None if score is None else score.loss,
-            spent=self.spent.certified() if last else self.spent.displayed(),
+            spent=spent,
             metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
             released=self.plan.released,
+            times=times,
         )
         self.last = row
         self.tables.append(report, row)
-        self.totals.add(report)
+        self.totals.add(report, times)
         self.checkpoint(report.asked)
         if self._show is not None:  # last: a callback may end the run here
             self._show(row)
@@ -167,6 +179,7 @@ class Recorder:
             totals=self.totals.sums,
             transfer_seconds=run_seconds(self.run.messages),
             wall_seconds=self._seconds,
+            times=self.totals.times,
             simulated={"seconds": self.clock.now, **self.totals.clients} if self.clock.participation.timed else None,
             stopped=stopped,
             diverged=diverged,
@@ -259,17 +272,28 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
 class Totals:
     """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
 
-    ``pruning``: of the pruning round. ``clients``: selections of training rounds by what became of them; those who
-    answered, and those who were late, have trained.
+    ``times``: seconds by what they went into. ``pruning``: of the pruning round. ``clients``: selections of training
+    rounds by what became of them; those who answered, and those who were late, have trained.
     """
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys(SUMS, 0)
         self.clients = dict.fromkeys(CLIENTS, 0)
         self.pruning: dict[str, Any] = {}
+        self.times: dict[str, float] = {}
+        self._started = False
 
-    def add(self, report: RoundReport) -> None:
+    def note_start(self, seconds: float) -> None:
+        """Count how long this process took until its first round."""
+        if not self._started:
+            self.times["start"] = self.times.get("start", 0.0) + seconds
+        self._started = True
+
+    def add(self, report: RoundReport, times: Times) -> None:
         """Count a training round."""
+        for name, seconds in vars(times).items():
+            phase = name.removesuffix("_seconds")
+            self.times[phase] = self.times.get(phase, 0.0) + seconds
         for name in SUMS:
             self.sums[name] += getattr(report, name)
         for name in CLIENTS:
@@ -293,9 +317,10 @@ class Totals:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, in plain values."""
-        return {"totals": self.sums, "pruning": self.pruning, "clients": self.clients}
+        return {"totals": self.sums, "pruning": self.pruning, "clients": self.clients, "times": self.times}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
         self.sums, self.pruning = saved["totals"], saved["pruning"]
         self.clients = saved.get("clients", dict.fromkeys(CLIENTS, 0))
+        self.times = dict(saved.get("times", {}))
