@@ -16,11 +16,12 @@ import random
 import statistics
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.exact_epsilon import full_batch, inverted, one_step
 from benchmarks.pairs import parser, write
-from fedlsg.accounting import AccountingError, Event, bounds, calibrate_noise_multiplier, epsilon, pld, prv
+from fedlsg.accounting import AccountingError, Event, bounds, calibrate, calibrate_noise_multiplier, epsilon, pld, prv
 
 RATES = (1e-5, 1e-3, 0.03, 0.5, 1.0)
 NOISES = (0.3, 0.8, 4.0, 50.0, 1e3)
@@ -75,7 +76,7 @@ def search(q: float, steps: int) -> dict[str, Any]:
     event = Event(sample_rate=q, noise_multiplier=1.0, steps=steps)
 
     def ours() -> float:
-        calibrate_noise_multiplier.cache_clear()
+        calibrate.forget()
         for cached in (pld.interval, pld.chernoff, prv.interval):
             cached.cache_clear()
         return calibrate_noise_multiplier(**setting)  # type: ignore[arg-type]
@@ -83,11 +84,9 @@ def search(q: float, steps: int) -> dict[str, Any]:
     def unwitnessed() -> float:
         pld.interval.cache_clear()
         pld.chernoff.cache_clear()
-        return bounds.smallest_sigma(
-            lambda sigma: bounds._rough([event.__class__(**vars(event) | {"noise_multiplier": sigma})], DELTA),
-            lambda sigma: bounds._certified_or_inf(
-                [event.__class__(**vars(event) | {"noise_multiplier": sigma})], DELTA
-            ),
+        return calibrate.smallest_sigma(
+            lambda sigma: bounds.rough([replace(event, noise_multiplier=sigma)], DELTA),
+            lambda sigma: bounds.certified_or_inf([replace(event, noise_multiplier=sigma)], DELTA),
             TARGET,
         )
 

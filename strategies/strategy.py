@@ -5,6 +5,7 @@
 Nothing here depends on the method: it is data inside ``ServerState``.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from logging import INFO
@@ -98,6 +99,7 @@ class FedLSG(Strategy):
             clock = SimulatedClock(Participation(clients=clients, per_round=most, seed=state.seed))
         self.exchange = _exchange_of(settings)(Expectations(state=state, settings=settings), self.downlink, clock)
         self._patience = Patience(len(settings.terms))
+        self._sent = time.monotonic()
 
     @property
     def settings(self) -> FederationSettings:
@@ -120,7 +122,9 @@ class FedLSG(Strategy):
             selected = self.exchange.select(plan)
         except BudgetError as error:
             raise BudgetSpentError(f"the privacy budget was spent before round {plan.round}") from error
-        return self.exchange.begin(plan, selected)
+        messages = self.exchange.begin(plan, selected)
+        self._sent = time.monotonic()
+        return messages
 
     def _prune(self) -> None:
         """Noisy saliencies of every client. Clients without a valid reply are left out, down to min_survivors."""
@@ -143,6 +147,7 @@ class FedLSG(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the model, report."""
         exchange = self.exchange
+        exchange.report.waiting += time.monotonic() - self._sent
         received = exchange.collect(replies)
         while not received.clients and exchange.worth_repeating:
             self._patience.count(exchange.report, updated=False)

@@ -1,20 +1,19 @@
-"""Epsilon of Poisson-subsampled Gaussian steps, certified and witnessed, and its inverses in sigma and in steps.
+"""Epsilon of Poisson-subsampled Gaussian steps, certified and witnessed.
 
 The reported epsilon is a certified upper bound: the closed form if every step takes the full batch ("gaussian"), else
 that of privacy loss distributions ("pld"), or the Renyi bound ("renyi") where that is smaller or no grid fits.
 prv-accountant, of independent make, is the witness: where its lower end exceeds the reported bound, one of the two is
 wrong, and nothing is reported. Unit of privacy: one example, add/remove adjacency. Disjoint clients compose in
-parallel: take the maximum over clients, never a sum. Results are cached by value.
+parallel: take the maximum over clients, never a sum.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import astuple, replace
 from types import ModuleType
 
+from fedlsg.accounting import hints
 from fedlsg.accounting import renyi as accountant_renyi
-from fedlsg.accounting.calibrate import OutOfReachError, largest_steps, smallest_sigma
 from fedlsg.accounting.events import (
     AccountingError,
     EpsilonBound,
@@ -22,16 +21,10 @@ from fedlsg.accounting.events import (
     Interval,
     canonical,
     checked_delta,
-    checked_epsilon,
-    checked_log_ratio,
-    checked_noise_multiplier,
-    checked_sample_rate,
-    checked_steps,
     in_words,
     raised,
     smaller_delta,
     split,
-    sum_up,
 )
 from fedlsg.accounting.grid import fewer
 
@@ -113,80 +106,6 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     )
 
 
-@lru_cache(maxsize=256)
-def calibrate_noise_multiplier(
-    *,
-    epsilon: float,
-    delta: float,
-    sample_rate: float,
-    steps: int,
-    besides: tuple[Event, ...] = (),
-    log_ratio: float = 0.0,
-) -> float:
-    """Smallest sigma whose reported epsilon (the certified upper bound) is within ``epsilon``.
-
-    ``sample_rate``: q in (0, 1]; ``steps``: T; sigma is the noise's standard deviation over the L2 sensitivity.
-    ``besides`` are events on the same examples at noise of their own (a pruning round): the epsilon is that of the
-    composition of the steps with them, which is less than the sum of the two epsilons. ``log_ratio``: Lambda of all
-    ``steps`` together.
-
-    Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` (``compose`` of all events) for the returned
-    sigma, with every Lambda included, and a sigma smaller by 1e-4 of it exceeds the target. The search asks for the
-    certified bound, the witness is asked once, about the result.
-
-    Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in [0.05, 1e6]
-    meets, or that is met without noise, or that 2 Lambda alone exceeds, or where the witness disagrees.
-    """
-    target, delta = checked_epsilon(epsilon), checked_delta(delta)
-    q, steps, log_ratio = checked_sample_rate(sample_rate), checked_steps(steps), checked_log_ratio(log_ratio)
-
-    def events(sigma: float) -> list[Event]:
-        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio), *besides]
-
-    if (added := raised(0.0, split(events(1.0))[1])) >= target:
-        raise AccountingError(f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid")
-
-    try:
-        found = smallest_sigma(
-            lambda sigma: _rough(events(sigma), delta), lambda sigma: _certified_or_inf(events(sigma), delta), target
-        )
-    except OutOfReachError as error:
-        raise AccountingError(f"{epsilon=} for {sample_rate=}, {steps=}, {delta=}: {error}") from None
-    compose(events(found), delta=delta)
-    return found
-
-
-@lru_cache(maxsize=256)
-def max_steps(
-    *,
-    epsilon: float,
-    delta: float,
-    sample_rate: float,
-    noise_multiplier: float,
-    besides: tuple[Event, ...] = (),
-    log_ratio: float = 0.0,
-) -> int:
-    """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``; 0 where one exceeds it.
-
-    ``log_ratio``: Lambda of one step; n steps have n times as much.
-    Guarantee: n steps are within the budget and n + 1 are not (or n is the search's end, 10^8). What no
-    accountant certifies counts as beyond the budget.
-
-    Raises: ValueError for a setting out of range.
-    """
-    target, delta = checked_epsilon(epsilon), checked_delta(delta)
-    q, sigma = checked_sample_rate(sample_rate), checked_noise_multiplier(noise_multiplier)
-    each = checked_log_ratio(log_ratio)
-
-    def events(steps: int) -> list[Event]:
-        whole = Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=sum_up([steps * each]))
-        return [whole, *besides]
-
-    return largest_steps(
-        lambda steps: _rough(events(steps), delta), lambda steps: _certified_or_inf(events(steps), delta), target
-    )
-
-
 def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]) -> dict[str, Interval] | str:
     """The certified bounds by their names, or why there is none."""
     if _full_batches(events):
@@ -205,20 +124,40 @@ def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]
         failures["pld"] = answer
     else:
         found["pld"] = replace(answer, lower=0.0) if merged else answer
-    if "pld" in found and len(events) > WITNESSED and not merged:
-        return found  # the other bound takes longer, and is rarely smaller
+    if "pld" in found and not merged and (len(events) > WITNESSED or _below_renyi(found["pld"], events, delta)):
+        return found  # of many events the other bound takes longer, and is rarely smaller
     renyi = accountant_renyi.interval(fewer(whole, 4 * MOST_SETTINGS), delta)
     if "pld" not in found or renyi.upper < found["pld"].upper:
         found["renyi"] = renyi
     return found
 
 
+def _below_renyi(bound: Interval, events: tuple[Event, ...], delta: float) -> bool:
+    """Whether a bound is clearly below that of every Renyi order, so that the quick accountant need not be asked."""
+    least: float = _library("pld").chernoff(events, delta)
+    return bound.upper * 1.01 < least
+
+
 def _witness(events: tuple[Event, ...], delta: float) -> dict[str, Interval] | str:
     """prv-accountant's interval, or why there is none."""
     if len(events) > WITNESSED:
         return f"not asked: {len(events)} different sample rates and noise multipliers, more than {WITNESSED}"
-    answer = _answer("prv", events, delta)
-    return answer if isinstance(answer, str) else {"prv": answer}
+    silent = ""
+
+    def search() -> tuple[float, ...]:
+        nonlocal silent
+        answer = _answer("prv", events, delta)
+        silent = answer if isinstance(answer, str) else ""
+        return () if isinstance(answer, str) else astuple(answer)
+
+    def holds(hint: hints.Answer) -> bool:
+        """Whether the interval meets the other accountant's: a contradiction is never taken from a hint."""
+        other = _answer("pld", events, delta)
+        ordered = len(hint) == 3 and 0 <= hint[0] <= hint[1] <= hint[2]
+        return ordered and not isinstance(other, str) and hint[0] <= other.upper and other.lower <= hint[2]
+
+    found = hints.checked("witness", ([astuple(e) for e in events], delta), holds=holds, search=search)
+    return silent or {"prv": Interval(lower=found[0], estimate=found[1], upper=found[2])}
 
 
 def _full_batches(events: tuple[Event, ...]) -> bool:
@@ -272,13 +211,13 @@ def _raised(interval: Interval, log_ratio: float) -> Interval:
     return Interval(lower=interval.lower, estimate=estimate, upper=upper)
 
 
-def _rough(events: Sequence[Event], delta: float) -> float:
+def rough(events: Sequence[Event], delta: float) -> float:
     """About epsilon, a few percent above it, in a few milliseconds: where a search starts."""
     plain, log_ratio = split(events)
     try:
         merged = canonical(plain)
         if _full_batches(merged):
-            return _certified_or_inf(events, delta)
+            return certified_or_inf(events, delta)
         if min(e.noise_multiplier for e in merged) < SMALLEST_NOISE:
             return math.inf
         merged = fewer(merged, MOST_SETTINGS)
@@ -287,7 +226,7 @@ def _rough(events: Sequence[Event], delta: float) -> float:
         return math.inf
 
 
-def _certified_or_inf(events: Sequence[Event], delta: float) -> float:
+def certified_or_inf(events: Sequence[Event], delta: float) -> float:
     return upper_or_inf(events, delta, ("pld",))
 
 

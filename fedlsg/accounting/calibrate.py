@@ -1,12 +1,30 @@
 """Inverting an epsilon bound: the smallest noise multiplier, the largest number of steps.
 
-Both searches take two functions: ``cheap`` finds the neighbourhood in milliseconds, ``reported`` has the last word.
+A search takes two functions: ``cheap`` finds the neighbourhood in milliseconds, ``reported`` has the last word.
 They differ by a few percent whose size hardly changes nearby. Both return infinity where nothing certifies an
-epsilon, which counts as beyond any target.
+epsilon, which counts as beyond any target. Results are kept by value, and as ``hints`` for other processes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import astuple
+from functools import lru_cache
+
+from fedlsg.accounting import hints
+from fedlsg.accounting.bounds import certified_or_inf, compose, rough
+from fedlsg.accounting.events import (
+    AccountingError,
+    Event,
+    checked_delta,
+    checked_epsilon,
+    checked_log_ratio,
+    checked_noise_multiplier,
+    checked_sample_rate,
+    checked_steps,
+    raised,
+    split,
+    sum_up,
+)
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
 SIGMA_TOLERANCE = 1e-4
@@ -22,6 +40,131 @@ ALMOST_WITHOUT_NOISE = "it is met almost without noise: lower epsilon or delta"
 
 class OutOfReachError(ValueError):
     """No argument in the searched range meets the target, or all of them do."""
+
+
+@lru_cache(maxsize=256)
+def calibrate_noise_multiplier(
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    besides: tuple[Event, ...] = (),
+    log_ratio: float = 0.0,
+) -> float:
+    """Smallest sigma whose reported epsilon (the certified upper bound) is within ``epsilon``.
+
+    ``sample_rate``: q in (0, 1]; ``steps``: T; sigma is the noise's standard deviation over the L2 sensitivity.
+    ``besides`` are events on the same examples at noise of their own (a pruning round): the epsilon is that of the
+    composition of the steps with them, which is less than the sum of the two epsilons. ``log_ratio``: Lambda of all
+    ``steps`` together.
+
+    Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` (``compose`` of all events) for the returned
+    sigma, with every Lambda included, and a sigma smaller by 1e-4 of it exceeds the target. The search asks for the
+    certified bound, the witness is asked once, about the result.
+
+    Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in [0.05, 1e6]
+    meets, or that is met without noise, or that 2 Lambda alone exceeds, or where the witness disagrees.
+    """
+    found = _calibrated(epsilon, delta, sample_rate, steps, besides, log_ratio)
+    event = Event(sample_rate=sample_rate, noise_multiplier=found, steps=steps, log_ratio=log_ratio)
+    compose([event, *besides], delta=delta)
+    return found
+
+
+def calibrate_each(
+    settings: Collection[tuple[float, int]],
+    *,
+    epsilon: float,
+    delta: float,
+    besides: tuple[Event, ...] = (),
+    log_ratio: float = 0.0,
+) -> dict[tuple[float, int], float]:
+    """``calibrate_noise_multiplier`` of several clients, by (sample_rate, steps).
+
+    Differs: the witness, which takes longer than the search, is asked about the first and the last one in their order.
+    """
+    ordered = sorted(set(settings))
+    for q, steps in {*ordered[:1], *ordered[-1:]}:
+        calibrate_noise_multiplier(
+            epsilon=epsilon, delta=delta, sample_rate=q, steps=steps, besides=besides, log_ratio=log_ratio
+        )
+    return {(q, steps): _calibrated(epsilon, delta, q, steps, besides, log_ratio) for q, steps in ordered}
+
+
+@lru_cache(maxsize=4096)
+def _calibrated(
+    epsilon: float, delta: float, sample_rate: float, steps: int, besides: tuple[Event, ...], log_ratio: float
+) -> float:
+    """The search of ``calibrate_noise_multiplier``, without the witness."""
+    target, delta = checked_epsilon(epsilon), checked_delta(delta)
+    q, steps, log_ratio = checked_sample_rate(sample_rate), checked_steps(steps), checked_log_ratio(log_ratio)
+
+    def events(sigma: float) -> list[Event]:
+        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio), *besides]
+
+    def reported(sigma: float) -> float:
+        return certified_or_inf(events(sigma), delta)
+
+    if (added := raised(0.0, split(events(1.0))[1])) >= target:
+        raise AccountingError(f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid")
+
+    def holds(hint: hints.Answer) -> bool:
+        """The guarantee itself."""
+        return (
+            len(hint) == 1
+            and (sigma := hint[0]) > 0
+            and (reported(sigma) <= target < reported(sigma * (1 - SIGMA_TOLERANCE)))
+        )
+
+    try:
+        (found,) = hints.checked(
+            "sigma", (target, delta, q, steps, [astuple(e) for e in besides], log_ratio), holds=holds,
+            search=lambda: (smallest_sigma(lambda sigma: rough(events(sigma), delta), reported, target),),
+        )  # fmt: skip
+    except OutOfReachError as error:
+        raise AccountingError(f"{epsilon=} for {sample_rate=}, {steps=}, {delta=}: {error}") from None
+    return found
+
+
+@lru_cache(maxsize=4096)
+def max_steps(
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    noise_multiplier: float,
+    besides: tuple[Event, ...] = (),
+    log_ratio: float = 0.0,
+) -> int:
+    """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``; 0 where one exceeds it.
+
+    ``log_ratio``: Lambda of one step; n steps have n times as much.
+    Guarantee: n steps are within the budget and n + 1 are not (or n is the search's end, 10^8). What no
+    accountant certifies counts as beyond the budget.
+
+    Raises: ValueError for a setting out of range.
+    """
+    target, delta = checked_epsilon(epsilon), checked_delta(delta)
+    q, sigma = checked_sample_rate(sample_rate), checked_noise_multiplier(noise_multiplier)
+    each = checked_log_ratio(log_ratio)
+
+    def events(steps: int) -> list[Event]:
+        whole = Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=sum_up([steps * each]))
+        return [whole, *besides]
+
+    def reported(steps: int) -> float:
+        return certified_or_inf(events(steps), delta)
+
+    def holds(hint: hints.Answer) -> bool:
+        """The guarantee itself."""
+        return len(hint) == 1 and 1 <= (n := int(hint[0])) < MAX_STEPS and reported(n) <= target < reported(n + 1)
+
+    (found,) = hints.checked(
+        "steps", (target, delta, q, sigma, [astuple(e) for e in besides], each), holds=holds,
+        search=lambda: (largest_steps(lambda steps: rough(events(steps), delta), reported, target),),
+    )  # fmt: skip
+    return int(found)
 
 
 def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
@@ -124,3 +267,9 @@ def _bracket(cheap: Bound, target: float) -> tuple[float, float]:
             raise OutOfReachError(ALMOST_WITHOUT_NOISE)
         low = max(low / 2, SMALLEST_SIGMA)
     return low, high
+
+
+def forget() -> None:
+    """Let the next search of this process begin anew: for measurements, and for tests that plant mistakes."""
+    for cached in (calibrate_noise_multiplier, _calibrated, max_steps):
+        cached.cache_clear()

@@ -42,12 +42,6 @@ MANY, MOST_WORK = 16, 2**24  # of many different events, points of the grid time
 
 
 @lru_cache(maxsize=4096)
-def upper_bound(events: tuple[Event, ...], delta: float) -> float:
-    """Certified upper bound on epsilon, about 1e-4 (relative) above the exact value at most."""
-    return interval(events, delta).upper
-
-
-@lru_cache(maxsize=4096)
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
     """Bounds on epsilon in both directions of add/remove; ``estimate`` is the upper bound less the grid's error.
 

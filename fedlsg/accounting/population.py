@@ -14,7 +14,6 @@ the largest bound is divided, along the finer grids of `LEVELS`, until it is a s
 
 import heapq
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,30 +46,36 @@ class Spread:
     worst: int
 
 
-def displayed(population: Sequence[Sequence[Event]], *, delta: float) -> Spread:
+def displayed(population: Sequence[Sequence[Event]], *, delta: float, counts: Sequence[int] | None = None) -> Spread:
     """`spread` for a running display: by the cheap accountant; beyond `EXACT` different clients on a grid of q and T.
 
     Later rounds then find cached results of earlier ones. Differs from `spread` upwards only: q, T and Lambda rise by
-    less than a tenth.
+    less than a tenth. ``counts``: how many clients have each of the events; one by default.
     """
     merged, log_ratio = _merged(population)
     if len(set(merged)) > EXACT:
         merged = [move_to_grid(events, DISPLAYED, sigma=False) for events in merged]
         log_ratio = ratio_up(log_ratio, DISPLAYED)
-    return _raised_spread(merged, log_ratio, delta, CHEAP)
+    return _raised_spread(merged, log_ratio, delta, CHEAP, counts)
 
 
-def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> Spread:
+def spread(
+    population: Sequence[Sequence[Event]],
+    *,
+    delta: float,
+    accountants: Sequence[str] = ACCOUNTANTS,
+    counts: Sequence[int] | None = None,
+) -> Spread:
     """Largest and median epsilon at ``delta`` over clients, given by their events; infinite if none is certified.
 
     Guarantee: neither is below what one of the ``accountants`` certifies of the client in question. Up to `EXACT`
     different clients both are exactly those of `compose`. Beyond that the largest is exact unless `QUESTIONS` did not
     suffice; the median is an upper bound, which can be half too large (docs/performance.md). If the clients' Lambdas
     differ, each counts as the largest one: both are upper bounds, and ``worst`` is the worst at one Lambda. Both are
-    infinite if that Lambda is too large for delta.
+    infinite if that Lambda is too large for delta. ``counts``: as in ``displayed``.
     """
     merged, log_ratio = _merged(population)
-    return _raised_spread(merged, log_ratio, delta, accountants)
+    return _raised_spread(merged, log_ratio, delta, accountants, counts)
 
 
 def _merged(population: Sequence[Sequence[Event]]) -> tuple[list[Events], float]:
@@ -87,33 +92,47 @@ def _canonical(events: Events) -> Events:
         return UNBOUNDED
 
 
-def _raised_spread(merged: Sequence[Events], log_ratio: float, delta: float, accountants: Sequence[str]) -> Spread:
+def _raised_spread(
+    merged: Sequence[Events], log_ratio: float, delta: float, accountants: Sequence[str], counts: Sequence[int] | None
+) -> Spread:
     """Spread of clients that all have one Lambda, charged as in ``compose``."""
     try:
         delta = smaller_delta(delta, log_ratio)
     except AccountingError:
         return Spread(largest=math.inf, median=math.inf, worst=0)
-    found = _spread(merged, delta, accountants)
+    found = _spread(merged, delta, accountants, [1] * len(merged) if counts is None else counts)
     largest, median = raised(found.largest, log_ratio), raised(found.median, log_ratio)
     return Spread(largest=largest, median=median, worst=found.worst)
 
 
-def _spread(merged: Sequence[Events], delta: float, accountants: Sequence[str]) -> Spread:
+def _spread(merged: Sequence[Events], delta: float, accountants: Sequence[str], counts: Sequence[int]) -> Spread:
     """Spread of clients without Lambda."""
+    half = sum(counts) // 2
     different = sorted(set(merged), key=_spent)
     if len(different) <= EXACT:
         exact = {events: upper_or_inf(events, delta, accountants) for events in different}
         each = [exact[events] for events in merged]
         largest = max(each)
-        return Spread(largest=largest, median=statistics.median(each), worst=each.index(largest))
+        median = (_at(each, counts, half) + _at(each, counts, half - 1 + sum(counts) % 2)) / 2
+        return Spread(largest=largest, median=median, worst=each.index(largest))
     largest, worst = _covering(different, delta, accountants)
     guessed = dict(zip(different, _guesses(different, delta), strict=True))
-    middle = sorted(guessed[events] for events in merged)[len(merged) // 2]
+    middle = _at([guessed[events] for events in merged], counts, half)
     median, _ = _covering([events for events in different if guessed[events] <= middle], delta, accountants)
     if median >= largest:  # the guess put the worst client into the lower half
-        middle = sorted(map(_spent, merged))[len(merged) // 2]
+        middle = _at(list(map(_spent, merged)), counts, half)
         median, _ = _covering([events for events in different if _spent(events) <= middle], delta, accountants)
     return Spread(largest=largest, median=min(median, largest), worst=merged.index(worst))
+
+
+def _at(values: Sequence[float], counts: Sequence[int], place: int) -> float:
+    """The value at a place of the ordered list in which each one is as often as ``counts`` says."""
+    below = 0
+    for value, count in sorted(zip(values, counts, strict=True)):
+        below += count
+        if below > place:
+            return value
+    raise ValueError(f"expected a place below {below}, got {place}")
 
 
 def _covering(clients: Sequence[Events], delta: float, accountants: Sequence[str]) -> tuple[float, Events]:

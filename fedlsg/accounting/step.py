@@ -129,9 +129,12 @@ def _legendre(
     low: Float64[np.ndarray, " n"], high: Float64[np.ndarray, " n"], order: int
 ) -> tuple[Float64[np.ndarray, "n k"], Float64[np.ndarray, "n k"]]:
     """Nodes and weights in each interval."""
-    at, weight = np.polynomial.legendre.leggauss(order)
+    at, weight = _rule(order)
     half = (high - low)[:, None] / 2
     return low[:, None] + half * (1 + at), half * weight
+
+
+_rule = lru_cache(np.polynomial.legendre.leggauss)
 
 
 def _log_phi(x: Float64[np.ndarray, "*shape"], noise_multiplier: float) -> Float64[np.ndarray, "*shape"]:

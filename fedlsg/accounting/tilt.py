@@ -5,7 +5,8 @@ Everything here is a sum over a few thousand nodes a step, whatever the number o
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float64
@@ -23,23 +24,53 @@ MAX_CELLS, MAX_WINDOW = 2**22, 2**23  # of one step, and of the composition: sec
 COARSEST = 1.0
 
 
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """One step's loss in one direction: its values and the logs of their weights; ``largest`` of their sizes.
+
+    A search asks for the moments at the same few hundred theta, whatever the number of steps: they are kept.
+    """
+
+    values: Vector
+    log_weights: Vector
+    largest: float
+    known: dict[float, tuple[float, float, float]] = field(default_factory=dict)
+
+    def moments(self, theta: float) -> tuple[float, float, float]:
+        """log E[e^(theta loss)], and mean and variance of the tilted loss."""
+        if theta not in self.known:
+            exponent = theta * self.values + self.log_weights
+            peak = exponent.max()
+            weight = np.exp(exponent - peak)
+            mass = weight.sum()
+            mean = float(weight @ self.values / mass)
+            variance = float(weight @ (self.values - mean) ** 2 / mass)
+            self.known[theta] = float(peak + math.log(mass)), mean, variance
+        return self.known[theta]
+
+
+@lru_cache(maxsize=256)
+def loss(sample_rate: float, noise_multiplier: float, reach: float, removal: bool) -> Loss:
+    """The loss of one step, of outputs up to ``reach``."""
+    ratio, log_weight = nodes(sample_rate, noise_multiplier, reach)
+    largest = float(np.abs(ratio).max())
+    return Loss(ratio, log_weight + ratio, largest) if removal else Loss(-ratio, log_weight, largest)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """The sum of all steps' losses in one direction; ``nodes``: each event's losses, and logs of their weights."""
+    """The sum of all steps' losses in one direction; ``losses``: of one step of each event."""
 
     events: tuple[Event, ...]
     removal: bool
     reach: float
-    nodes: tuple[tuple[Vector, Vector], ...]
+    losses: tuple[Loss, ...]
 
     @classmethod
     def of(cls, events: Sequence[Event], delta: float, *, removal: bool) -> "Sum":
         reach = reach_for(SMALL_SHARE * delta / sum(e.steps for e in events))
-        each = []
-        for e in events:
-            ratio, log_weight = nodes(e.sample_rate, e.noise_multiplier, reach)
-            each.append((ratio, log_weight + ratio) if removal else (-ratio, log_weight))
-        return cls(events=tuple(events), removal=removal, reach=reach, nodes=tuple(each))
+        each = tuple(loss(e.sample_rate, e.noise_multiplier, reach, removal) for e in events)
+        return cls(events=tuple(events), removal=removal, reach=reach, losses=each)
 
     @property
     def steps(self) -> int:
@@ -56,33 +87,25 @@ class Sum:
         by more than e^3 between two of the intervals in which the nodes are.
         """
         return min(
-            3
-            * (self.reach * e.noise_multiplier + 2)
-            / -math.expm1(math.log1p(-e.sample_rate) - float(np.abs(loss).max()))
+            3 * (self.reach * e.noise_multiplier + 2) / -math.expm1(math.log1p(-e.sample_rate) - one.largest)
             if e.sample_rate < 1
             else 3 * (self.reach * e.noise_multiplier + 2)
-            for e, (loss, _) in zip(self.events, self.nodes, strict=True)
+            for e, one in zip(self.events, self.losses, strict=True)
         )
 
     @property
     def rounding(self) -> float:
         """An upper bound of the error of S: each loss has a few units in its last place."""
-        return sum(
-            e.steps * 1e-15 * float(np.abs(loss).max()) for e, (loss, _) in zip(self.events, self.nodes, strict=True)
-        )
+        return sum(e.steps * 1e-15 * one.largest for e, one in zip(self.events, self.losses, strict=True))
 
     def moments(self, theta: float) -> tuple[float, float, float]:
         """K, K' and K'' at theta: log E[e^(theta S)], and mean and variance of the tilted S."""
         total, mean, variance = 0.0, 0.0, 0.0
-        for e, (loss, log_weight) in zip(self.events, self.nodes, strict=True):
-            exponent = theta * loss + log_weight
-            peak = exponent.max()
-            weight = np.exp(exponent - peak)
-            mass = weight.sum()
-            middle = float(weight @ loss / mass)
-            total += e.steps * (peak + math.log(mass))
+        for e, one in zip(self.events, self.losses, strict=True):
+            log_mean, middle, spread = one.moments(theta)
+            total += e.steps * log_mean
             mean += e.steps * middle
-            variance += e.steps * float(weight @ (loss - middle) ** 2 / mass)
+            variance += e.steps * spread
         return total, mean, variance
 
     def rounded(self, event: Event, width: float) -> tuple[int, Vector]:

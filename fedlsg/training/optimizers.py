@@ -29,6 +29,9 @@ SET_ELSEWHERE = ("params", "lr", "weight_decay")
 NOT_OFFERED = ("maximize", "foreach", "fused", "capturable", "differentiable")
 """Options that would climb instead of descend, or that choose how torch computes the same step."""
 
+WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+"""Methods of an optimizer that torch hides from its compiler."""
+
 
 @cache
 def classes() -> Mapping[str, type[Optimizer]]:
@@ -97,11 +100,21 @@ def build(
     if name == "sgd":
         given["momentum"] = momentum
     try:
-        made: Optimizer = cls(groups, lr=lr, **given)
+        made: Optimizer = _without_compiler(cls)(groups, lr=lr, **given)
         return made
     except ValueError as error:
         said = f" with {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
         raise ValueError(f"optimizer {name!r}{said}: {error}") from None
+
+
+@cache
+def _without_compiler(cls: type[Optimizer]) -> type[Optimizer]:
+    """The same optimizer with the methods that torch wraps: each wrapper imports the compiler, which takes seconds.
+
+    They keep it away from a loop that is compiled, and no server update is.
+    """
+    plain = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
+    return type(cls.__name__, (cls,), {**plain, "step": torch.no_grad()(inspect.unwrap(cls.step))})
 
 
 def check_options(name: str, **given: Any) -> None:

@@ -165,6 +165,12 @@ class Line:
         return self.mean_of("wall_seconds")
 
     @property
+    def training_seconds(self) -> float | None:
+        """Seconds in which clients trained, mean over seeds; the rest is a cell's start, accounting and evaluation."""
+        known = [run.summary["seconds"]["training"] for run in self.done if "seconds" in run.summary]
+        return statistics.fmean(known) if known and len(known) == len(self.done) else None
+
+    @property
     def over_probe(self) -> float | None:
         """Mean accuracy minus that of the private linear probe."""
         if self.mean is None or self.probe is None or self.method == PROBE or self.by_loss:

@@ -73,7 +73,8 @@ def columns_of(table: Sequence[Line]) -> list[Column]:
         of("total_uplink", key="uplink_bytes_total"),
         of("total_downlink", key="downlink_bytes_total"),
         of("transfer", "transfer, s", ".3g", "transfer_seconds"),
-        of("seconds", "seconds", ".0f", "wall_seconds", optional=2),
+        of("seconds", key="wall_seconds"),
+        of("training_seconds", "training, s", ".3g", optional=2),
     ]  # fmt: skip
 
 

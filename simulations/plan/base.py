@@ -222,6 +222,11 @@ class Base:
             return [self.schedule.rounds] * len(self.sizes)
         return [self.steps_a_round * rounds for rounds in self.participation.selections(self.schedule.rounds)]
 
+    @cached_property
+    def most_steps(self) -> int:
+        """The largest number of noisy steps of a client in the public schedule, which noise is calibrated to."""
+        return max(self.steps)
+
     @property
     def draws_in_secret(self) -> bool:
         """Whether the server draws the clients of a round one by one, in secret, and adds the noise itself."""
@@ -271,7 +276,7 @@ class Base:
         That is every step for Poisson batches, at the rate that is accounted; with shuffled ones, once in each epoch
         that is begun.
         """
-        count = max(self.steps) if steps is None else steps
+        count = self.most_steps if steps is None else steps
         if not self.local.shuffled:
             return count
         return epochs_begun(count, batches_of_epoch(num_examples, self.local.shuffled))

@@ -4,14 +4,22 @@ Refused before anything is written: an epsilon or delta that no noise can reach,
 model is run on public rows of the test split, never on training rows.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose, shared_rates
+from fedlsg.accounting import (
+    AccountingError,
+    Event,
+    calibrate_each,
+    calibrate_noise_multiplier,
+    check_delta,
+    compose,
+    shared_rates,
+)
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.discrete import most_log_ratio
@@ -88,23 +96,31 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
             f"trust=secure is planned for clients of {MOST_EXAMPLES:,} examples, one has {max(base.sizes):,}"
         )
     blocks = count_blocks(base)
-    terms = []
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
-    accounted = shared_rates([base.accounted_rate(rate) for rate in base.rates], limit=SHARED)
-    for size, rate, within in zip(base.sizes, base.rates, accounted, strict=True):
-        sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
-        if sigma is None:
-            sigma = calibrated(base, blocks, within, base.accounted_steps(size))
-        first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
-        terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
+    shared = shared_rates([base.accounted_rate(rate) for rate in base.rates], limit=SHARED)
+    settings = [(q, base.accounted_steps(size)) for q, size in zip(shared, base.sizes, strict=True)]
+    sigmas = noise_of_each(base, blocks, set(settings))
+    pruning: dict[tuple[float, int, float], float] = {}
+    terms = []
+    for size, rate, setting, weight in zip(base.sizes, base.rates, settings, client_weights(base), strict=True):
+        one = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigmas[setting], weight=weight)
+        if base.method.prune.reads_data:
+            key = rate, setting[1], one.noise_multiplier
+            if key not in pruning:
+                pruning[key] = pruning_noise(base, one, blocks)
+            one = replace(one, prune_noise_multiplier=pruning[key])
+        terms.append(one)
     if s.trust != "client":
         # The sum has all shares of the noise: unequal shares would add up to less than the largest client needs.
         largest = max(t.noise_multiplier for t in terms)
-        pruning = max(t.prune_noise_multiplier for t in terms)
-        terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=pruning) for t in terms]
-    terms = [replace(t, weight=weight) for t, weight in zip(terms, client_weights(base), strict=True)]
+        most = max(t.prune_noise_multiplier for t in terms)
+        terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=most) for t in terms]
     if mechanism.private:
-        for events in front([tuple(events_of(base, t, blocks)) for t in terms]):
+        different = {
+            (t.sample_rate, setting[1], t.noise_multiplier, t.prune_noise_multiplier): t
+            for t, setting in zip(terms, settings, strict=True)
+        }
+        for events in front([tuple(events_of(base, t, blocks)) for t in different.values()]):
             check_certified(events, s.delta)
             check_budget(events, base)
     return tuple(terms)
@@ -176,20 +192,25 @@ def check_certified(events: Sequence[Event], delta: float) -> None:
         compose(events, delta=delta)
 
 
-def calibrated(base: Base, blocks: int, rate: float, steps: int) -> float:
-    """Nominal noise multiplier whose effective one reaches epsilon: sigma = sigma_eff * sensitivity / C.
+def noise_of_each(
+    base: Base, blocks: int, settings: Collection[tuple[float, int]]
+) -> Mapping[tuple[float, int], float]:
+    """Nominal noise multiplier by what the ledger is charged with in the whole run: sampling rate and steps.
 
-    ``rate``, ``steps``: what the ledger is charged with in the whole run.
-    The same epsilon covers the pruning round, which is on the same examples.
+    Its effective one reaches epsilon: sigma = sigma_eff * sensitivity / C. The same epsilon covers the pruning round,
+    which is on the same examples. The given noise multiplier where there is one; 0 without noise.
     """
     s, mechanism = base.settings, base.method.mechanism
+    if not mechanism.adds_noise or s.noise_multiplier is not None:
+        return dict.fromkeys(settings, s.noise_multiplier if mechanism.adds_noise else 0.0)
     if s.epsilon is None:
         raise ValueError("expected either epsilon and delta, or noise_multiplier")
-    effective = calibrate_noise_multiplier(
-        epsilon=s.epsilon, delta=s.delta, sample_rate=rate, steps=steps, besides=pruning_round(base),
+    effective = calibrate_each(
+        settings, epsilon=s.epsilon, delta=s.delta, besides=pruning_round(base),
         log_ratio=0.0 if base.sums is None else most_log_ratio(base.sums),
     )  # fmt: skip
-    return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0)
+    nominal = mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0
+    return {setting: sigma * nominal for setting, sigma in effective.items()}
 
 
 def count_blocks(base: Base) -> int:

@@ -1,4 +1,4 @@
-"""Columns of rounds.csv that only runs with a simulated clock have."""
+"""Columns of rounds.csv that not every run has: of a simulated clock, and of where a round's time went."""
 
 from dataclasses import dataclass, fields
 
@@ -30,5 +30,21 @@ class Simulated:
         return {"simulated_clock": self.simulated_clock, **counts}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Where the server's time of a round went.
+
+    ``training_seconds``: until the last reply was there, in which clients train; ``communication_seconds``: making and
+    checking messages, which is the rest of ``seconds``; ``accounting_seconds``: ledgers and epsilon;
+    ``evaluation_seconds``: the test split.
+    """
+
+    training_seconds: float
+    communication_seconds: float
+    accounting_seconds: float
+    evaluation_seconds: float
+
+
 SIMULATED = tuple(field.name for field in fields(Simulated))
-"""Their names."""
+TIMES = tuple(field.name for field in fields(Times))
+"""Their names. Files of earlier versions have no times."""

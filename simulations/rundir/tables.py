@@ -14,7 +14,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -26,7 +26,7 @@ from simulations.rundir.files.atomic import naming
 from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.released import AT_SERVER, EVERYTHING, Released
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.simulated import SIMULATED, Simulated
+from simulations.rundir.simulated import SIMULATED, TIMES, Simulated, Times
 from strategies.federation.report import Direction, RoundReport
 
 CHUNK = 2**20
@@ -76,6 +76,8 @@ class Row:
     reasons: str = ""
     simulated: Simulated | None = None
     """Columns of runs with a simulated clock, after the others."""
+    times: Times | None = None
+    """Columns of where the time went, before those of the clock."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """The workload's own metrics: a column each, at the end; None in rounds that were not evaluated."""
     only: frozenset[str] | None = None
@@ -90,6 +92,7 @@ class Row:
         spent: Spread,
         metrics: Mapping[str, float | None] = NO_METRICS,
         released: Released = EVERYTHING,
+        times: Times | None = None,
     ) -> "Row":
         """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
         counts: dict[str, Any] = {
@@ -100,6 +103,7 @@ class Row:
             "rejected": " ".join(map(str, sorted(report.rejected))),
             "reasons": report.reasons,
             "simulated": Simulated.of(report),
+            "times": times,
         }
         return cls(
             round=report.round,
@@ -115,12 +119,13 @@ class Row:
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        own = {name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED)}
+        own = {name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED, *TIMES)}
         metrics = {name: float(text) if text else None for name, text in own.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
-        only = AT_SERVER.rows if frozenset(row).difference(own, SIMULATED) == AT_SERVER.rows else None
+        times = Times(**_parsed(Times, TIMES, row)) if TIMES[0] in row else None
+        only = AT_SERVER.rows if frozenset(row).difference(own, SIMULATED, TIMES) == AT_SERVER.rows else None
         names = [name for name in FIELDS if only is None or name in only]
-        return cls(**_parsed(cls, names, row), simulated=simulated, metrics=metrics, only=only)
+        return cls(**_parsed(cls, names, row), simulated=simulated, times=times, metrics=metrics, only=only)
 
     @property
     def counted(self) -> bool:
@@ -130,9 +135,9 @@ class Row:
     @property
     def columns(self) -> dict[str, Any]:
         """The row by column, as rounds.csv and callbacks have it."""
-        simulated = {} if self.simulated is None else vars(self.simulated)
+        more = [vars(one) for one in (self.times, self.simulated) if one is not None]
         own = {name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only}
-        return {**own, **simulated, **self.metrics}
+        return {**own, **{name: value for one in more for name, value in one.items()}, **self.metrics}
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -154,7 +159,7 @@ class Row:
 
 def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row's columns by TensorBoard's tag, see ``Row.scalars``."""
-    known = {*FIELDS, *SIMULATED}
+    known = {*FIELDS, *SIMULATED, *TIMES}
     values = {
         **{tag: columns[name] for tag, name in TAGS.items() if name in columns},
         **{f"clients/{name}": len(columns[name].split()) for name in COUNTED if name in columns},
@@ -261,15 +266,16 @@ class Tables:
         self, run: RunDir, metrics: Iterable[str] = (), *, timed: bool = False, released: Released = EVERYTHING
     ) -> None:
         self._run, self._timed = run, released.counted
-        more = [*(SIMULATED if timed and released.counted else ()), *metrics]
+        more = [*((*TIMES, *(SIMULATED if timed else ())) if released.counted else ()), *metrics]
         self._rounds = Journal(run.rounds, rows_header(more, released))
         self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
+        self._has_times = released.counted
 
     def append(self, report: RoundReport, row: Row) -> None:
         """Add a round: its messages, its row, its events, in this order."""
         self.append_messages(report)
-        self._rounds.append(row.line)
+        self._rounds.append((row if self._has_times else replace(row, times=None)).line)
         self._events_size = tensorboard.append(self._run.path, row.round, row.scalars, timed=self._timed)
 
     def append_messages(self, report: RoundReport) -> None:
@@ -284,6 +290,9 @@ class Tables:
     def cut(self, marks: Mapping[str, Any]) -> None:
         """Go back to a checkpoint's marks. Raises DamagedError where a table differs from what was written."""
         self._rounds.cut(marks["rounds"])
+        if self._rounds.size:  # a file of an earlier version stays as it began
+            with self._run.rounds.open(newline="") as file:
+                self._has_times = TIMES[0] in file.readline()
         self._messages.cut(marks["messages"])
         self._events_size = marks["events"]
 
@@ -317,6 +326,6 @@ def rows_header(more: Iterable[str] = (), released: Released = EVERYTHING) -> st
     return _csv_line([*(name for name in FIELDS if released.rows is None or name in released.rows), *more])
 
 
-FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "metrics", "only"))
+FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "times", "metrics", "only"))
 """Columns of every rounds.csv of which everything may be seen."""
 LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"

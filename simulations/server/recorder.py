@@ -14,21 +14,21 @@ from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
 from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import BYTES, SUMS, Row, Tables
+from simulations.rundir.simulated import Times
+from simulations.rundir.tables import Row, Tables
 from simulations.rundir.updates import round_folder, write_frame
 from simulations.server.by_client import ByClient, ClientScores
 from simulations.server.evaluate import Evaluation
 from simulations.server.restore import restore
 from simulations.server.spent import Spent
 from simulations.server.summary import Outcome
+from simulations.server.totals import Totals
 from simulations.settings.resolve import GRID
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink
 from strategies.federation.report import RoundReport
 
 OnRound = Callable[[Row], object]
-CLIENTS = ("asked", "answered", "rejected", "dropped", "late")
-"""What a report says of clients."""
 
 
 class Recorder:
@@ -95,21 +95,32 @@ class Recorder:
         Raises RuntimeError, before anything of the round is kept, if a client's payload, late or not, came without an
         entry in its ledger; DivergedError, as early, if the loss is not finite.
         """
+        began = time.monotonic()
+        self.totals.note_start(began - report.seconds - self._started)
         self._receive(report)
         last = report.round == self.plan.schedule.rounds
         due = last or report.round % self.plan.settings.evaluate_every == 0
+        spent = self.spent.certified() if last else self.spent.displayed()
+        accounted = time.monotonic()
         score = self.evaluation.after_round(report.round, due=due)
+        times = Times(
+            training_seconds=round(report.waiting, 4),
+            communication_seconds=round(max(report.seconds - report.waiting, 0.0), 4),
+            accounting_seconds=round(accounted - began, 4),
+            evaluation_seconds=round(time.monotonic() - accounted, 4),
+        )
         row = Row.of(
             report,
             accuracy=None if score is None else score.accuracy,
             loss=None if score is None else score.loss,
-            spent=self.spent.certified() if last else self.spent.displayed(),
+            spent=spent,
             metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
             released=self.plan.released,
+            times=times,
         )
         self.last = row
         self.tables.append(report, row)
-        self.totals.add(report)
+        self.totals.add(report, times)
         self.checkpoint(report.asked)
         if self._show is not None:  # last: a callback may end the run here
             self._show(row)
@@ -167,6 +178,7 @@ class Recorder:
             totals=self.totals.sums,
             transfer_seconds=run_seconds(self.run.messages),
             wall_seconds=self._seconds,
+            times=self.totals.times,
             simulated={"seconds": self.clock.now, **self.totals.clients} if self.clock.participation.timed else None,
             stopped=stopped,
             diverged=diverged,
@@ -254,48 +266,3 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
             for client, own in sorted(terms.items())
         },
     }
-
-
-class Totals:
-    """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
-
-    ``pruning``: of the pruning round. ``clients``: selections of training rounds by what became of them; those who
-    answered, and those who were late, have trained.
-    """
-
-    def __init__(self) -> None:
-        self.sums = dict.fromkeys(SUMS, 0)
-        self.clients = dict.fromkeys(CLIENTS, 0)
-        self.pruning: dict[str, Any] = {}
-
-    def add(self, report: RoundReport) -> None:
-        """Count a training round."""
-        for name in SUMS:
-            self.sums[name] += getattr(report, name)
-        for name in CLIENTS:
-            self.clients[name] += len(getattr(report, name))
-
-    def add_pruning(self, report: RoundReport, *, noise_multiplier: float) -> None:
-        """Count an attempt of the pruning round.
-
-        Its messages are not in ``sums``: the bytes of dense training are computed from the training messages.
-        """
-        before = self.pruning
-        self.pruning = {
-            **{name: before.get(name, 0) + getattr(report, name) for name in BYTES},
-            "messages": before.get("messages", 0) + len(report.sent),
-            "noise_multiplier": noise_multiplier,
-            "answered": list(report.answered),
-            "rejected": {str(client): why for client, why in report.rejected.items()},
-        }
-        for name in BYTES:
-            self.sums[name] += getattr(report, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it, in plain values."""
-        return {"totals": self.sums, "pruning": self.pruning, "clients": self.clients}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``."""
-        self.sums, self.pruning = saved["totals"], saved["pruning"]
-        self.clients = saved.get("clients", dict.fromkeys(CLIENTS, 0))

@@ -53,6 +53,7 @@ class Outcome:
     totals: Mapping[str, int]
     transfer_seconds: Mapping[str, float]
     wall_seconds: float
+    times: Mapping[str, float]
     simulated: Mapping[str, Any] | None
     stopped: str | None
     diverged: bool
@@ -89,6 +90,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "downlink_bytes_dense": dense * o.totals["downlink_messages"],
         "transfer_seconds": dict(o.transfer_seconds),
         "wall_seconds": round(o.wall_seconds, 3),
+        "seconds": _seconds(o),
         **({} if o.simulated is None else {"simulated": dict(o.simulated)}),
         "engine": s.engine,
         "device": plan.device,
@@ -100,6 +102,12 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "stopped": o.stopped,
         "diverged": o.diverged,
     }
+
+
+def _seconds(o: Outcome) -> dict[str, float]:
+    """Where the time went: until the first round, by part of a round (``Times``), and files and all else."""
+    known = {name: round(seconds, 3) for name, seconds in o.times.items()}
+    return {**known, "other": round(max(o.wall_seconds - sum(o.times.values()), 0.0), 3)}
 
 
 def _chance(plan: Plan) -> dict[str, Any] | None:

@@ -201,7 +201,10 @@ class Exchange:
         return self.report
 
     def _send(self, messages: Sequence[Message]) -> Iterable[Message]:
-        return self._grid.send_and_receive(messages, timeout=self.expectations.settings.timeout)
+        before = time.monotonic()
+        replies = self._grid.send_and_receive(messages, timeout=self.expectations.settings.timeout)
+        self.report.waiting += time.monotonic() - before
+        return replies
 
     def _returned(self, gone: set[int]) -> set[int]:
         """Those of the clients whose node was lost in this round that have a node again."""

@@ -48,7 +48,8 @@ class RoundReport:
     plan: what was announced. asked: the selected clients. answered: clients with a valid reply. rejected: the reason,
     by partition. dropped: clients that left before they trained, in the simulation; late: clients with a valid reply
     that came after the round's simulated end, and is not used. Each selected client is in one of the four at most.
-    sent: every message, in the order in which it was counted; bytes are sums over it. simulated_clock: seconds since
+    sent: every message, in the order in which it was counted; bytes are sums over it. seconds: of the whole round,
+    ``waiting`` of them for replies. simulated_clock: seconds since
     the start of the run, at the round's end; None without a simulated clock.
     """
 
@@ -68,6 +69,7 @@ class RoundReport:
     downlink_bytes_wire: int = 0
     sent: list[Sent] = field(default_factory=list)
     seconds: float = 0.0
+    waiting: float = 0.0
     simulated_clock: float | None = None
     count_values: Callable[[bytes], int] = value_bytes
     """Bytes of the values in a payload."""

@@ -231,7 +231,8 @@ class Workload:
 RESERVED = (
     "round", "accuracy", "loss", "epsilon_max", "epsilon_median", "uplink_bytes", "downlink_bytes",
     "uplink_bytes_wire", "downlink_bytes_wire", "uplink_messages", "downlink_messages", "seconds", "asked", "answered",
-    "rejected", "reasons", "simulated_clock", "dropped", "late",
+    "rejected", "reasons", "simulated_clock", "dropped", "late", "training_seconds",
+    "communication_seconds", "accounting_seconds", "evaluation_seconds",
 )  # fmt: skip
 """Columns of rounds.csv that a metric cannot be named after."""
 

@@ -11,8 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting import bounds, population, renyi
-from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, max_steps, upper_or_inf
+from fedlsg.accounting import bounds, calibrate, population, renyi
+from fedlsg.accounting.bounds import compose, upper_or_inf
+from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.events import AccountingError, Event, canonical, raised, smaller_delta, split, sum_up
 from fedlsg.accounting.population import displayed, front, move_to_grid, ratio_up, spread
 from fedlsg.accounting.renyi import surely_within
@@ -122,7 +123,7 @@ def test_a_huge_lambda_is_an_error_and_no_number(log_ratio):
     events = [event(log_ratio=log_ratio), event(3.0, log_ratio=log_ratio)]
     with pytest.raises(AccountingError, match="take a finer grid"):
         compose(events, delta=DELTA)
-    assert upper_or_inf(events, DELTA) == bounds._rough(events, DELTA) == math.inf
+    assert upper_or_inf(events, DELTA) == bounds.rough(events, DELTA) == math.inf
     assert spread([events, [event()]], delta=DELTA).median == math.inf
     for many in ([], [[event(2 + k)] for k in range(population.EXACT)]):
         assert displayed([[event()], events, *many], delta=DELTA).largest == math.inf
@@ -165,11 +166,11 @@ def composition_is_charged() -> bool:
 
 
 def rough_value_is_charged() -> bool:
-    return covers(bounds._rough([event(log_ratio=LAMBDA)], DELTA), exact(4.0, 9, LAMBDA))
+    return covers(bounds.rough([event(log_ratio=LAMBDA)], DELTA), exact(4.0, 9, LAMBDA))
 
 
 def calibration_is_charged() -> bool:
-    calibrate_noise_multiplier.cache_clear()
+    calibrate.forget()
     sigma = calibrate_noise_multiplier(
         epsilon=4.0, delta=DELTA, sample_rate=1.0, steps=9, log_ratio=LAMBDA, besides=(event(20.0, 1, LAMBDA),)
     )
@@ -178,7 +179,7 @@ def calibration_is_charged() -> bool:
 
 
 def steps_are_charged() -> bool:
-    max_steps.cache_clear()
+    calibrate.forget()
     steps = max_steps(epsilon=6.0, delta=DELTA, sample_rate=1.0, noise_multiplier=6.0, log_ratio=LAMBDA / 9)
     return exact(6.0, steps, steps * LAMBDA / 9) <= 6.0 < exact(6.0, steps + 1, (steps + 1) * LAMBDA / 9) * 1.011
 
@@ -244,7 +245,7 @@ PLANTS = {
     "calibration forgets": (calibration_is_charged, bounds, "split", forgetful_split),
     "calibration forgets the others": (calibration_is_charged, bounds, "split", lambda e: (split(e)[0], LAMBDA)),
     "steps forget": (steps_are_charged, bounds, "split", forgetful_split),
-    "steps have one Lambda": (steps_are_charged, bounds, "sum_up", lambda parts: LAMBDA / 9),
+    "steps have one Lambda": (steps_are_charged, calibrate, "sum_up", lambda parts: LAMBDA / 9),
     "sure without Lambda": (nobody_is_wrongly_sure, renyi, "split", forgetful_split),
     "sure with half": (nobody_is_wrongly_sure, renyi, "raised", once_lambda),
     "population forgets": (populations_are_charged, population, "split", forgetful_split),
@@ -264,8 +265,7 @@ def test_a_planted_mistake_is_caught(name, monkeypatch):
     check, place, attribute, plant = PLANTS[name]
     monkeypatch.setattr(place, attribute, plant)
     assert not check()
-    for cached in (calibrate_noise_multiplier, max_steps):
-        cached.cache_clear()
+    calibrate.forget()
 
 
 def test_a_lambda_of_one_event_for_all_is_caught(monkeypatch):

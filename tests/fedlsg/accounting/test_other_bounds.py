@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps
+from fedlsg.accounting.bounds import compose, epsilon
+from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.events import AccountingError, Event
 from fedlsg.privacy.ledger import Entry, Ledger
 

@@ -30,7 +30,7 @@ def upper(q: float, sigma: float, steps: int, delta: float) -> float:
 
 @pytest.fixture(autouse=True)
 def _no_answers_of_other_tests():
-    caches = (pld.interval, pld.upper_bound, pld.chernoff, step.nodes)
+    caches = (pld.interval, pld.chernoff, step.nodes, tilt.loss)
     for cache in caches:
         cache.cache_clear()
     yield

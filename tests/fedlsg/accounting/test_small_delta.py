@@ -7,7 +7,8 @@ import pytest
 from benchmarks.exact_epsilon import full_batch as exact_full_batch
 from benchmarks.exact_epsilon import inverted, one_step
 from fedlsg.accounting import full_batch, pld, renyi, tilt
-from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps
+from fedlsg.accounting.bounds import compose, epsilon
+from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
 from fedlsg.accounting.events import AccountingError, Event
 
 DELTAS = (1e-12, 1e-15, 1e-30)

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting.bounds import epsilon, max_steps
+from fedlsg.accounting.bounds import epsilon
+from fedlsg.accounting.calibrate import max_steps
 from fedlsg.accounting.events import Event
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError

@@ -12,6 +12,7 @@ import fedlsg
 import strategies
 from fedlsg import user_code
 from simulations import workloads
+from simulations.rundir.simulated import TIMES
 from simulations.rundir.tables import FIELDS
 from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
 
@@ -47,7 +48,7 @@ def new_process() -> None:
 
 def test_tables_are_read_by_pandas(finished):
     rounds, sent = pd.DataFrame(finished.rounds), pd.DataFrame(finished.bytes)
-    assert tuple(rounds.columns) == FIELDS
+    assert tuple(rounds.columns) == (*FIELDS, *TIMES)
     assert rounds["round"].tolist() == [1, 2]
     assert rounds["loss"].dtype == float
     assert sent["payload_bytes" if "payload_bytes" in sent else "payload"].sum() > 0

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from simulations.rundir.simulated import SIMULATED
+from simulations.rundir.simulated import SIMULATED, TIMES
 from simulations.rundir.tables import FIELDS
 from simulations.workloads.own.workload import RESERVED
 from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
@@ -233,7 +233,7 @@ def test_a_workload_and_its_parts_are_given_once(tmp_path):
 
 
 def test_reserved_names_are_the_columns_of_rounds_csv():
-    assert set(RESERVED) == {*FIELDS, *SIMULATED}
+    assert set(RESERVED) == {*FIELDS, *SIMULATED, *TIMES}
 
 
 # --- methods ---

@@ -40,7 +40,7 @@ def test_a_line_by_hand():
         "loss_mean": 0.5, "standard_error": pytest.approx(math.sqrt(7e-4 / 3 + 0.83 * 0.17 / 400)), "chance": 0.1,
         "beats_chance": True, "over_linear_probe": pytest.approx(0.11), "uplink_bytes_per_client_round": 100.0,
         "saved_ratio": 4.0, "uplink_bytes_total": 1000.0, "downlink_bytes_total": 4000.0, "transfer_seconds": None,
-        "wall_seconds": 11.0,
+        "wall_seconds": 11.0, "training_seconds": None,
     }  # fmt: skip
 
 

@@ -21,7 +21,12 @@ from tests.simulations.support import bad_clients
 from tests.simulations.support.bad_clients import HONEST, KINDS
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
-VARYING = ("seconds", "uplink_bytes_wire", "downlink_bytes_wire")  # Flower's ids are random, and so their lengths
+VARYING = (
+    "seconds",
+    "times",
+    "uplink_bytes_wire",
+    "downlink_bytes_wire",
+)  # Flower's ids are random, and so their lengths
 BAD_SETTINGS = {"clients": len(KINDS) + HONEST, "rounds": 2, "evaluate_every": 2}
 
 

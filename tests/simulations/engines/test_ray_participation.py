@@ -7,6 +7,7 @@ import torch
 
 from fedlsg.privacy import read_entries
 from simulations.engines import ray
+from simulations.rundir.simulated import TIMES
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 pytestmark = pytest.mark.ray
@@ -19,7 +20,7 @@ FEDERATION: dict[str, Any] = {
 
 def rows(run: Run) -> list[dict[str, Any]]:
     """rounds.csv without wall time, and without the size of whole messages, which hold the path of the run."""
-    left_out = ("seconds", "uplink_bytes_wire", "downlink_bytes_wire")
+    left_out = ("seconds", *TIMES, "uplink_bytes_wire", "downlink_bytes_wire")
     return [{name: value for name, value in row.columns.items() if name not in left_out} for row in run.rows]
 
 

@@ -72,7 +72,7 @@ class Tape:
 
 def state_of(run: Run) -> dict[str, Any]:
     """All that a resumed run must have as the unbroken one: seconds and the sizes of messages with random ids apart."""
-    apart = {"seconds", "uplink_bytes_wire", "downlink_bytes_wire"}
+    apart = {"seconds", "times", "uplink_bytes_wire", "downlink_bytes_wire"}
     saved = run.directory.load_checkpoint()
     return {
         "server": saved["server"],
