@@ -22,6 +22,7 @@ from fedlsg.carriers.dense import freeze_all_but
 from fedlsg.carriers.head import find_classifier
 from fedlsg.carriers.low_rank import LowRank
 from fedlsg.frame import Block, Keep, Part
+from fedlsg.gradients.formulas.layers import TransposedLinear, is_turned
 from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.public import Public
@@ -39,17 +40,18 @@ LoraAlpha = Annotated[
 
 
 class Adapted(nn.Module):
-    """A Linear or Conv2d whose weight is frozen, plus the product of trained factors; its bias is trained on.
+    """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors; its bias is trained on.
 
-    Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A and B are carriers of W_0.
+    The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers computes x W, so that
+    B comes first there. Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A and B are carriers of W_0.
     Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
     """
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, carrier: "Lora", generator: torch.Generator) -> None:
+    def __init__(self, base: nn.Module, carrier: "Lora", generator: torch.Generator) -> None:
         super().__init__()
         self.base, self.scale = base, carrier.scale
-        base.weight.requires_grad_(False)
-        rank, fan_in, W_0 = carrier.rank, base.weight[0].numel(), base.weight.detach()
+        weight = base.get_parameter("weight").requires_grad_(False)
+        rank, fan_in, W_0 = carrier.rank, weight[0].numel(), weight.detach()
         A: Tensor
         B = torch.zeros(len(W_0), rank)
         if carrier.train == "core":
@@ -62,7 +64,7 @@ class Adapted(nn.Module):
             kernel = (base.kernel_size, base.stride, base.padding, base.dilation)
             down: nn.Module = nn.Conv2d(base.in_channels, rank, *kernel, bias=False, device="meta")  # type: ignore[arg-type]
         else:
-            down = nn.Linear(base.in_features, rank, bias=False, device="meta")
+            down = _mixing(base, fan_in, rank)
         self.down = _filled(down, A, W_0)
         self.core = (
             _filled(_mixing(base, rank, rank), torch.zeros(rank, rank), W_0) if carrier.train == "core" else None
@@ -71,8 +73,9 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *) as the frozen layer takes it."""
-        inner = self.down(x)
-        result: Tensor = self.base(x) + self.scale * self.up(inner if self.core is None else self.core(inner))
+        first, last = (self.up, self.down) if is_turned(self.base) else (self.down, self.up)
+        inner = first(x)
+        result: Tensor = self.base(x) + self.scale * last(inner if self.core is None else self.core(inner))
         return result
 
 
@@ -80,6 +83,8 @@ def _mixing(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
     """A layer that mixes units, or channels at each place, as the ``base`` needs it."""
     if isinstance(base, nn.Conv2d):
         return nn.Conv2d(inputs, outputs, 1, bias=False, device="meta")
+    if is_turned(base):
+        return TransposedLinear(outputs, inputs, device="meta")
     return nn.Linear(inputs, outputs, bias=False, device="meta")
 
 
@@ -140,7 +145,6 @@ class Lora(Carrier):
                 raise ValueError("LoRA needs layers inside a model; this model is a single layer")
             owner, _, attribute = path.rpartition(".")
             base = model.get_submodule(path)
-            assert isinstance(base, nn.Linear | nn.Conv2d)
             adapted = Adapted(base, self, public_generator(seed, "lora", path))
             setattr(model.get_submodule(owner), attribute, adapted)
         if self.train != "all":
@@ -154,7 +158,7 @@ class Lora(Carrier):
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:
     """W_0 of every adapted layer, by parameter name: public and constant, what masks of lsg-lora need."""
-    return {path + BASE: m.base.weight.detach() for path, m in adapted_layers(model).items()}
+    return {path + BASE: m.base.get_parameter("weight").detach() for path, m in adapted_layers(model).items()}
 
 
 def effective_weight(

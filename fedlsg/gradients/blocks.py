@@ -13,6 +13,7 @@ from torch.autograd.graph import Node
 from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
 from fedlsg.gradients.formulas.layers import StandardizedConvGradients, kept_values, units
 from fedlsg.gradients.formulas.norm import NormGradients, Statistics
+from fedlsg.gradients.formulas.rows import product
 from fedlsg.gradients.formulas.standardized import OutputNote, finish_core, finish_left, finish_right, note_output
 from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.rematerialize import Rematerialized
@@ -57,7 +58,7 @@ def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> La
     if (
         layer.carried is not None
         and layer.carried.A is None
-        and any(slot.block.part in ("L", "core") for slot in layer.slots)
+        and any(slot.part in ("L", "core") for slot in layer.slots)
     ):
         memory.u = layer.carried.formulas.inner(x, layer.carried.R)
     return memory
@@ -89,11 +90,13 @@ def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, nod
             memory.u -= shift if layer.formulas.axis == -1 else shift.view(-1, 1, 1)
 
 
-def use_ghost(layer: Layer, slot: Slot, g: Tensor) -> bool:
+def use_ghost(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> bool:
     """Whether the slot is a whole dense weight for which ghost clipping is cheaper than one gradient an example."""
     block = slot.block
     whole = block.part == "dense" and slot.parameter == "weight" and block.kept == block.size and block.weight == 1
-    return whole and ghost_is_cheaper(layer.module, g)
+    if not whole or memory.x is None:
+        return False
+    return product(layer.module, memory.x, g).cheaper if slot.turned else ghost_is_cheaper(layer.module, g)
 
 
 def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch *kept"]:
@@ -111,12 +114,14 @@ def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Floa
         assert memory.x is not None
         assert not isinstance(formulas, NormGradients)
         value = formulas.weight(g, memory.x)
-    elif block.part == "L":
+    elif slot.part == "L":
         value = left_gradient(layer, slot, memory, g)
     elif block.part == "core":
         value = core_gradient(layer, memory, g)
     else:
         value = right_gradient(layer, slot, memory, g)
+    if slot.turned and slot.parameter == "weight":
+        value = value.mT
     if slot.units is None and value.shape[1:] != block.shape:
         value = value.reshape(len(g), *block.shape)
     return kept_values(value, slot.keep)

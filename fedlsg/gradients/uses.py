@@ -6,7 +6,7 @@ leaf of the graph. The forward pass has the same values, and autograd gives each
 During a pass the parameter is an ``Unbatched`` tensor, which sees every operation that it takes part in:
     alone, or with numbers, buffers and frozen weights    the result is Unbatched as well, by ordinary autograd
     elementwise with the batch, or joined to it (cat)     B copies, as above
-    linear, x @ p, embedding                              the formula of the layer
+    linear, x @ p, embedding, layer_norm                  the formula of the layer
     anything else                                         refused by the operation's name
 Gradients of results are pulled back to p for all examples at once. A shared weight is the sum over its uses, before any
 norm is taken. The table of positions of a text model is one of these, too: it is read without a batch dimension.
@@ -14,6 +14,7 @@ A gradient that arrives at p on another way (compiled code, a custom autograd fu
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,7 @@ from fedlsg.gradients.called import Graph, producer
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
+from fedlsg.gradients.unbatched import Source, Unbatched, axis_of_read, plain
 
 ELEMENTWISE = {
     "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "multiply", "div", "div_", "true_divide", "divide",
@@ -46,60 +48,21 @@ FIX = (
 STATE_FIX = "expand one value (layers, 1, units) last, as start.expand(-1, B, -1) or start.repeat(1, B, 1)"
 
 
-def rows_message(shape: tuple[int, ...], batch: int) -> tuple[str, str]:
-    """What is wrong with row numbers of a shape, and the fix."""
-    if shape[0] == batch:
-        return (
-            f"its rows are read by computed numbers of shape {shape}, which may be the batch's or positions, and it is "
-            "a shared weight",
-            "give the computed ids as an input of the model, or let the embedding share its weight with no other layer",
-        )
-    return (
-        f"its rows are read by numbers of shape {shape}, whose first dimension is not the batch of {batch}",
-        "embed the ids batch first and turn the result, as words(ids).transpose(0, 1)",
-    )
-
-
-class Unbatched(Tensor):
-    """A value that all examples share, and that depends on trainable parameters."""
-
-    uses: "Uses"
-    names: tuple[str, ...]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every operation on such a value."""
-        kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            own = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
-            return own.uses.apply(func, args, kwargs)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Source:
-    """A leaf of the graph to which gradients are pulled back, and who takes its gradients (B, *shape)."""
-
-    name: str
-    leaf: Unbatched
-    receive: Callable[[Sequence[Tensor | Lazy]], None]
-
-
 @dataclass(kw_only=True, eq=False)
 class Uses:
     """All uses in one pass.
 
-    ``constant``: memory of buffers and frozen weights, which belong to no example; ``inputs``: that of the batch.
-    ``copies`` are the values that were copied, each with its place in the pass' list of leaves and the axis of the
-    copies; ``found`` values with their gradients. ``read``: shapes of row numbers by the table that they read.
+    ``constant``: memory of buffers and frozen weights, which belong to no example. ``copies`` are the values that were
+    copied, each with its place in the pass' list of leaves and the axis of the copies; ``found`` values with their
+    gradients. ``reads``: how often each table was read.
     """
 
     step: Graph
     starts: list[Tensor]
-    inputs: set[int] = field(default_factory=set)
     constant: set[int] = field(default_factory=set)
     sources: list[Source] = field(default_factory=list)
     copies: list[tuple[Tensor, int, int]] = field(default_factory=list)
-    read: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    reads: Counter[str] = field(default_factory=Counter)
     found: list[tuple[Tensor, Tensor | Lazy]] = field(default_factory=list)
 
     def source(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Unbatched:
@@ -118,14 +81,7 @@ class Uses:
     def refuse(self, given: Sequence[Tensor], reason: str, fix: str = FIX) -> UnsupportedLayerError:
         """The error for parameters in an operation."""
         names = dict.fromkeys(name for t in given if isinstance(t, Unbatched) for name in t.names)
-        for name in names.keys() & self.read.keys():
-            reason, fix = rows_message(self.read[name], self.step.batch)
         return UnsupportedLayerError(f"{', '.join(names)}: {reason}; {fix}")
-
-    def note_rows(self, names: Sequence[str], ids: Tensor) -> None:
-        """Remember the row numbers that read a table, if they may be those of the batch: for the message alone."""
-        if self.step.batch in ids.shape or ids.untyped_storage().data_ptr() in self.inputs:
-            self.read.update(dict.fromkeys(names, tuple(ids.shape)))
 
     def apply(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operation on Unbatched values, and perhaps others."""
@@ -137,10 +93,9 @@ class Uses:
         if name in LIKE:
             return self._wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
         others = [t for t in given if not isinstance(t, Unbatched) and not self._is_constant(t)]
-        ids = (args[0] if args else kwargs["input"]) if name == "embedding" else None
-        if not others or (ids is not None and not self._reads_batch(ids)):
-            if ids is not None:
-                self.note_rows(mine[0].names, ids)
+        if name == "embedding":
+            return self._embedding(func, mine, *args, **kwargs)
+        if not others:
             return self._alone(func, name, args, kwargs, mine)
         in_place = name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__"))
         if in_place and isinstance(args[0], Unbatched):
@@ -149,7 +104,7 @@ class Uses:
             return self._elementwise(func, name, args, kwargs, given, others)
         if name in JOINS:
             return self._join(func, name, args, kwargs, given, others)
-        if name in ("linear", "matmul", "__matmul__", "embedding"):
+        if name in ("linear", "matmul", "__matmul__", "layer_norm"):
             return getattr(self, f"_{name.strip('_')}")(mine, *args, **kwargs)
         raise self.refuse(mine, f"used by {name}, for which there are no per-example gradients")
 
@@ -159,9 +114,11 @@ class Uses:
     def _has_batch(self, t: Tensor) -> bool:
         return t.ndim > 0 and t.shape[0] == self.step.batch
 
-    def _reads_batch(self, ids: Tensor) -> bool:
-        """Whether row numbers are those of the batch; computed ones may be positions, of which there may be B."""
-        return self._has_batch(ids) and ids.untyped_storage().data_ptr() in self.inputs
+    def is_shared(self, x: Tensor) -> bool:
+        """Whether a value is the same for all examples, and was not expanded to the batch."""
+        if isinstance(x, Unbatched) and x.requires_grad:
+            return not (self._has_batch(x) and (x.stride(0) == 0 or self.step.batch == 1))
+        return self._is_constant(x) and x.ndim > 0 and x.is_floating_point() and not self._has_batch(x)
 
     def _alone(self, func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]) -> Any:
         """An operation without the batch. Copies along a dimension stay one memory, so that they are known."""
@@ -271,17 +228,38 @@ class Uses:
         turned = self._wrap(other.mT, mine) if isinstance(other, Unbatched) else other.mT
         return self._linear(mine, input, turned)
 
-    def _embedding(self, mine: Sequence[Unbatched], *args: Any, **kwargs: Any) -> Tensor:
+    def _layer_norm(
+        self, mine: Sequence[Unbatched], input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+        bias: Tensor | None = None, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if isinstance(input, Unbatched) or not self._has_batch(input) or input.ndim <= len(normalized_shape):
+            raise self.refuse(mine, f"used by layer_norm with an input of shape {tuple(input.shape)}, which has no first "
+                              f"dimension of the batch of {self.step.batch}")  # fmt: skip
+        y = F.layer_norm(input, normalized_shape, None, None, eps)
+        y = y if weight is None else y * self.copy(weight, y.ndim)
+        return y if bias is None else y + self.copy(bias, y.ndim)
+
+    def _embedding(self, func: Any, mine: Sequence[Unbatched], *args: Any, **kwargs: Any) -> Tensor:
         bound = inspect.signature(F.embedding).bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
         ids, W, padding = given["input"], given["weight"], given["padding_idx"]
         if given["max_norm"] is not None or given["scale_grad_by_freq"]:
             raise self.refuse(mine, "used by embedding with max_norm or scale_grad_by_freq, which mix examples")
+        name = W.names[0] if any(W is source.leaf for source in self.sources) else ""
+        self.reads[name] += 1
+        axis = axis_of_read(self.step, name, self.reads[name], ids)
+        if axis is None:
+            found: Tensor = self._wrap(func(*args, **kwargs), mine)
+            return found
         layer = SimpleNamespace(weight=plain(W))
         y = F.embedding(ids, layer.weight, padding)
         padding = padding if padding is None or padding >= 0 else padding + len(W)
-        return self._watch(W, y, lambda g: RowGradients(layer, g, ids, g._version, padding), ids)  # type: ignore[arg-type]
+
+        def form(g: Tensor) -> Lazy:
+            return RowGradients(layer, g.movedim(axis, 0), ids.movedim(axis, 0), g._version, padding)  # type: ignore[arg-type]
+
+        return self._watch(W, y, form, ids)
 
     def _watch(self, W: Unbatched, y: Tensor, form: Callable[[Tensor], Lazy], x: Tensor) -> Tensor:
         """The result of an operation on W; its gradient makes one of W, from ``form``."""
@@ -307,7 +285,7 @@ class Uses:
         """Pull all gradients back to the sources. ``gradients`` are those of the pass' leaves."""
         with torch._C.DisableTorchFunctionSubclass():
             self.found += [(one, g.movedim(axis, 0)) for one, i, axis in self.copies if (g := gradients[i]) is not None]
-            for source in self.sources:
+            for source in reversed(self.sources):  # what a later one receives may go on to an earlier one
                 source.receive([part for value, g in self.found for part in self._pull_back(value, g, source)])
 
     def _pull_back(self, value: Tensor, g: Tensor | Lazy, source: Source) -> Iterator[Tensor | Lazy]:
@@ -320,8 +298,3 @@ class Uses:
         )
         if found is not None:
             yield found
-
-
-def plain(t: Tensor) -> Tensor:
-    """An Unbatched value as a tensor without a graph; another tensor as it is."""
-    return t.detach().as_subclass(Tensor) if isinstance(t, Unbatched) else t

@@ -14,7 +14,7 @@ def torch_func_line(plan: Plan) -> str | None:
     """One sentence that names the layers whose gradients torch.func computes, and their share; None without any."""
     model = plan.build_model()
     modules = {path: model.get_submodule(path) for path in ways_of(model).calls}
-    slow = [path for path, m in modules.items() if (kind := kind_of(type(m))) is not None and kind.by_torch_func]
+    slow = [path for path, m in modules.items() if (kind := kind_of(m)) is not None and kind.by_torch_func]
     if not slow or not plan.method.mechanism.clips:
         return None
     inputs, targets = plan.workload.test.batch(probes(plan.workload.test))

@@ -20,7 +20,7 @@ from fedlsg.failure import describe, is_own
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.called import in_type
 from fedlsg.gradients.calls.ways import ways_of
-from fedlsg.gradients.formulas.layers import CARRIED
+from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules
 from fedlsg.gradients.loss_contents import other_leaves, untrained
@@ -153,7 +153,7 @@ def prepare(
             size = float(p.square().mean().sqrt()) * MOVED or 0.02
             p.add_(torch.randn(p.shape, generator=generator).to(p) * size)
         owner, _, attribute = name.rpartition(".")
-        fits = attribute == "weight" and type(copied.get_submodule(owner)) in CARRIED
+        fits = attribute == "weight" and can_be_carried(copied.get_submodule(owner))
         carried = fits and name not in ways.others
         pair = (unit(p.shape[0], 1, p, generator), unit(1, p[0].numel(), p, generator)) if carried else (None, None)
         coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1]))
