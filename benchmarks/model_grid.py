@@ -2,8 +2,8 @@
 
     python -m benchmarks.model_grid [--write docs/results/models.md]
 
-Every parameter is trained. BatchNorm and dropout of attention are replaced first, as ``fedlsg.make_supported`` does. A model trains
-whole if every parameter's gradients agree in float64; the command ends with 1 if some are wrong.
+Every parameter is trained. BatchNorm and dropout of attention are replaced first (``fedlsg.make_supported``). A model
+trains whole if every parameter's gradients agree in float64; the command ends with 1 if some are wrong.
 """
 
 import argparse
@@ -49,6 +49,10 @@ def with_decoder(size: int) -> dict[str, Tensor]:
 
 def images(size: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(size, 3, IMAGE, IMAGE, dtype=torch.float64)}
+
+
+def large_images(size: int) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(size, 3, 64, 64, dtype=torch.float64)}
 
 
 Inputs = Callable[[int], dict[str, Tensor]]
@@ -104,8 +108,8 @@ MODELS: Mapping[str, tuple[Inputs, Callable[[], nn.Module]]] = {
         depth_multiplier=0.25, min_depth=4, image_size=IMAGE, num_labels=CLASSES))),
     "MobileNetV2": (images, lambda: t.MobileNetV2ForImageClassification(t.MobileNetV2Config(
         depth_multiplier=0.25, depth_divisible_by=4, min_depth=4, image_size=IMAGE, num_labels=CLASSES))),
-    "EfficientNet": (images, lambda: t.EfficientNetForImageClassification(t.EfficientNetConfig(
-        width_coefficient=0.1, depth_coefficient=0.1, image_size=IMAGE, depth_divisor=4, hidden_dim=16, num_labels=CLASSES))),
+    "EfficientNet": (large_images, lambda: t.EfficientNetForImageClassification(t.EfficientNetConfig(
+        width_coefficient=0.1, depth_coefficient=0.1, image_size=64, depth_divisor=4, hidden_dim=128, num_labels=CLASSES))),
     "PoolFormer": (images, lambda: t.PoolFormerForImageClassification(t.PoolFormerConfig(
         hidden_sizes=[4, 8], depths=[1, 1], num_encoder_blocks=2, patch_sizes=[7, 3], strides=[4, 2], padding=[2, 1],
         num_labels=CLASSES))),

@@ -38,12 +38,14 @@ LoraAlpha = Annotated[
     ),
 ]
 
+TrainEmbeddings = Annotated[bool, Setting("Train the embeddings of a model under LoRA, dense; false freezes them.")]
+
 
 class Adapted(nn.Module):
     """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors; its bias is trained on.
 
-    The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers computes x W, so that
-    B comes first there. Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A and B are carriers of W_0.
+    The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers computes x W, so
+    that B comes first there. Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A and B are carriers of W_0.
     Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
     """
 
@@ -103,7 +105,8 @@ class Lora(Carrier):
 
     ``train="up"`` freezes everything but the head and B, ``"core"`` everything but it and a core C (r, r) between B and
     A, which are then carriers of W_0 after ``power_steps``. ``orthonormal``: A starts with orthonormal rows.
-    ``alpha``: s is alpha / rank; None means s = 1.
+    ``alpha``: s is alpha / rank; None means s = 1. ``embeddings``: train the tables of words and positions, too, which
+    have far more values than the factors.
     """
 
     kind: ClassVar[str] = "lora"
@@ -113,6 +116,7 @@ class Lora(Carrier):
     alpha: LoraAlpha = None
     train: Literal["all", "up", "core"] = "all"
     orthonormal: bool = False
+    embeddings: TrainEmbeddings = False
 
     def __post_init__(self) -> None:
         check_rank(self)
@@ -136,7 +140,8 @@ class Lora(Carrier):
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
         """Insert adapters in the layers outside of the head that low-rank carriers of this rank would carry.
 
-        LoRA freezes what it adapts, and a head starts at random: all of it is trained.
+        LoRA freezes what it adapts, and embeddings where nobody asks for them (tied ones in the head, too). A head
+        starts at random: all of it is trained.
         Raises ValueError if no layer can be adapted.
         """
         for name in weights_that_pay(model, LowRank(rank=self.rank), find_classifier(model, classifier)):
@@ -147,6 +152,9 @@ class Lora(Carrier):
             base = model.get_submodule(path)
             adapted = Adapted(base, self, public_generator(seed, "lora", path))
             setattr(model.get_submodule(owner), attribute, adapted)
+        if not self.embeddings:
+            for table in embeddings_of(model):
+                table.requires_grad_(False)
         if self.train != "all":
             trained = UP if self.train == "up" else CORE
             freeze_all_but(model, [path + trained for path in adapted_layers(model)], head)
@@ -154,6 +162,11 @@ class Lora(Carrier):
     def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
         """Rows of dB and columns of dA, under a mask of units."""
         return mask_factors(blocks, public.weights, public.initial, mask, self) if mask.kind == "units" else blocks
+
+
+def embeddings_of(model: nn.Module) -> list[nn.Parameter]:
+    """The tables of words, positions and types: what modules of type Embedding, or of a subclass, own."""
+    return [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:

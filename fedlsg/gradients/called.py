@@ -19,7 +19,7 @@ from fedlsg.failure import describe
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
-from fedlsg.gradients.calls.tables import Axes
+from fedlsg.gradients.calls.survey import FLAT, Axis, Survey
 from fedlsg.gradients.calls.ways import Ways
 from fedlsg.gradients.formulas.layers import kept_values
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
@@ -31,7 +31,7 @@ class Graph(Protocol):
     """What a pass offers: see ``hooks.Pass``."""
 
     batch: int
-    tables: Axes
+    survey: Survey
     uses: Any
 
     def add(self, position: int, value: Any) -> None:
@@ -122,10 +122,10 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
             )  # fmt: skip
 
 
-def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any, axis: int = 0) -> Any:
+def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any, axis: Axis = 0) -> Any:
     """The output of a call, watched: the layer's blocks are formed when its gradient has arrived.
 
-    ``axis``: the axis of the examples in the row numbers of a table.
+    ``axis``: the axis of the examples in the only input.
     """
     versions = [t._version for t in tensors_in(inputs)]
 
@@ -135,11 +135,12 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
             raise unsupported(layer.path, layer.module, reason)
         with without_autocast(layer.parameters[0].device.type), torch.no_grad():
             given, g = in_type(inputs, layer.dtype), in_type(output_gradient, layer.dtype)
-            if axis:
-                given, g = (given[0].movedim(axis, 0), *given[1:]), g.movedim(axis, 0)
+            if axis != 0:
+                given, g = (examples_first(given[0], axis, step.batch), *given[1:]), examples_first(g, axis, step.batch)
             set_blocks(step, layer, given, g)
 
     if isinstance(output, Tensor):
+        output = own_memory(output)
         made, shape = step.enter(layer.path, layer.module, output), output.shape
 
         def arrived(gradients: tuple[Tensor | None, ...]) -> None:
@@ -178,6 +179,19 @@ def fill_in(form: Any, gradients: Iterator[Tensor]) -> Any:
     if isinstance(form, tuple | list):
         return type(form)(fill_in(item, gradients) for item in form)
     return next(gradients) if form else None
+
+
+def examples_first(t: Tensor, axis: Axis, batch: int) -> Tensor:
+    """A view of t with the examples on the first axis."""
+    if axis == FLAT:
+        return t.unflatten(0, (batch, -1))
+    return t.movedim(axis or 0, 0)
+
+
+def own_memory(output: Tensor) -> Tensor:
+    """The output, or a copy where it is a view with its values in another order than those of ``producer``."""
+    base = output._base if output._is_view() else None
+    return output if base is None or (base.is_contiguous() and output.is_contiguous()) else output.clone()
 
 
 def producer(output: Tensor) -> Node:

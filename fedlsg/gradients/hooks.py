@@ -34,12 +34,14 @@ from fedlsg.gradients.called import (
     arguments,
     call_layers,
     check_batch,
+    examples_first,
+    own_memory,
     producer,
     watch_call,
 )
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.errors import ReadElsewhereError
-from fedlsg.gradients.calls.tables import Axes
+from fedlsg.gradients.calls.survey import FLAT, UNKNOWN, Axis, Survey
 from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
 from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
@@ -125,7 +127,8 @@ class Pass:
     starts: list[Tensor] = field(default_factory=list)
     rematerialization: Rematerialization = field(default_factory=Rematerialization)
     ways: Ways = BY_LAYERS
-    tables: Axes = field(default_factory=dict)
+    survey: Survey = field(default_factory=Survey)
+    parameters: Checked = field(default_factory=dict)
     uses: Uses | None = None
 
     def on_output(
@@ -140,16 +143,18 @@ class Pass:
         if (given := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, given, output)
         x = args[0] if args else kwargs["input"]
-        self.check_call(layer, x)
-        memory = self.keep(layer, x, output)
-        start = not output.requires_grad
+        axis = self.axis_of(layer, x)
+        given = output
+        output = own_memory(output)
+        memory = self.keep(layer, x, output, axis)
+        start = output is not given or not output.requires_grad
         output = self.enter(layer.path, module, output)
         if memory.again is not None:
             release(memory.again, x, output)
         node = producer(output)
         self.memories[call] = memory
         self.due[call] = layer.path, layer.module, node
-        node.register_prehook(partial(self.on_gradient, layer, call, output.shape))
+        node.register_prehook(partial(self.on_gradient, layer, call, output.shape, axis))
         return output if start else None
 
     def count(self, layer: Layer | CallLayer) -> str:
@@ -185,7 +190,7 @@ class Pass:
         """Forward pre-hook: a value that all examples share enters as it is, or as copies if it was expanded."""
         assert self.uses is not None
         x = args[0] if args else kwargs.get("input")
-        if isinstance(x, Tensor) and self.uses.is_shared(x) and takes_shared(layer, x):
+        if isinstance(x, Tensor) and (self.uses.is_shared(x) or self.is_constant(layer, x)) and takes_shared(layer, x):
             self.shared[layer.path] = x
             return ((plain(x), *args[1:]), kwargs) if args else (args, kwargs | {"input": plain(x)})
         return self.uses.into_layer(layer.path, module, args, kwargs)
@@ -209,8 +214,10 @@ class Pass:
                 assert self.uses is not None
                 return table(self.uses, module, slot, inputs[0], output)
             return watch_call(self, layer, inputs, output, axis)
-        check_batch(layer, inputs, self.batch)
-        return watch_call(self, layer, inputs, output)
+        axis = self.axis_of(layer, inputs[0]) if layer.kind.positions else 0
+        if axis == 0:
+            check_batch(layer, inputs, self.batch)
+        return watch_call(self, layer, inputs, output, axis)
 
     def watch(
         self, path: str, module: nn.Module, node: Node, arrived: Callable[[tuple[Tensor | None, ...]], None]
@@ -225,30 +232,55 @@ class Pass:
         self.due[key] = path, module, node
         node.register_prehook(once)
 
-    def check_call(self, layer: Layer, x: Tensor) -> None:
-        """Raise UnsupportedLayerError for an input that is not batch first."""
-        if not layer.formulas.batch_first(x) or x.shape[0] != self.batch:
-            raise unsupported(
-                layer.path,
-                layer.module,
-                f"expected an input whose first dimension is the batch of {self.batch}, got shape {tuple(x.shape)}; "
-                "keep examples on the first dimension (no flattening of positions into it), or freeze it",
-            )
+    def surveyed(self, layer: Layer | CallLayer, call: int) -> Axis:
+        """The axis of the examples in the input of a call, by its number from 1."""
+        known = self.survey.layers.get(layer.path, ())
+        return known[call - 1] if call <= len(known) else UNKNOWN if set(known) - {0} else 0
 
-    def keep(self, layer: Layer, x: Tensor, output: Tensor) -> LayerMemory:
+    def is_constant(self, layer: Layer | CallLayer, x: Tensor) -> bool:
+        """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
+        return not x.requires_grad and self.surveyed(layer, self.called[layer.path] + 1) is None
+
+    def axis_of(self, layer: Layer | CallLayer, x: Tensor) -> Axis:
+        """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
+        axis, size = self.surveyed(layer, self.called[layer.path]), -1
+        if axis is None and (read := leaves_of(x)):
+            raise ReadElsewhereError([name for name, p in self.parameters.items() if any(p is q for q in read)])
+        formulas = layer.formulas if isinstance(layer, Layer) else None
+        if axis == FLAT:
+            size = self.batch if len(x) % self.batch == 0 else -1
+            if self.uses is not None:
+                self.uses.flat.add(len(x))
+        elif axis is not None and 0 <= axis < x.ndim and (formulas is None or formulas.batch_first(x)):
+            size = x.shape[axis]
+        if size == self.batch and (axis == 0 or takes_shared(layer, x)):
+            return axis
+        raise unsupported(
+            layer.path,
+            layer.module,
+            f"expected an input whose first dimension is the batch of {self.batch}, got shape {tuple(x.shape)}; "
+            "keep examples on the first dimension (no flattening of positions into it), or freeze it",
+        )
+
+    def keep(self, layer: Layer, x: Tensor, output: Tensor, axis: Axis) -> LayerMemory:
         """What the layer's blocks need of its input x and its output."""
         with torch.no_grad(), without_autocast(x.device.type):
-            again = self.rematerialization.of(x) if needs_input(layer) and x.dtype == layer.dtype else None
+            own = axis == 0 and needs_input(layer) and x.dtype == layer.dtype
+            again, node = self.rematerialization.of(x) if own else None, output.grad_fn
+            if axis != 0:
+                x, output, node = examples_first(x, axis, self.batch), examples_first(output, axis, self.batch), None
             given, x = x.detach(), x.detach().to(layer.dtype)
             memory = remember(layer, x, again)
-            remember_output(layer, memory, x, output, output.grad_fn)
+            remember_output(layer, memory, x, output, node)
             if memory.x is not None and memory.x is x and given.itemsize < x.itemsize:
                 memory.x, memory.version = given, given._version  # autograd keeps this one, not the wider copy
             if self.storage is not None:
                 self.storage.pack_memory(memory)
             return memory
 
-    def on_gradient(self, layer: Layer, call: str, shape: torch.Size, gradients: tuple[Tensor | None, ...]) -> None:
+    def on_gradient(
+        self, layer: Layer, call: str, shape: torch.Size, axis: Axis, gradients: tuple[Tensor | None, ...]
+    ) -> None:
         """Backward hook: form the layer's blocks, then free its memory."""
         memory = self.memories.pop(call)
         del self.due[call]
@@ -260,6 +292,7 @@ class Pass:
         if gradients[0] is None:
             return  # autograd's way to say zero
         g = gradients[0].reshape(shape).to(layer.dtype)
+        g = g if axis == 0 else examples_first(g, axis, self.batch)
         with without_autocast(g.device.type):
             if memory.again is not None:
                 keep_input(layer, memory, memory.again.read())
@@ -312,6 +345,21 @@ class Pass:
                 raise unsupported(path, module, HIDDEN)
         if self.uses is not None:
             self.uses.finish(gradients)
+
+
+def leaves_of(x: Tensor) -> list[Tensor]:
+    """The parameters from which a value was computed."""
+    if x.is_leaf:
+        return [x] if x.requires_grad else []
+    seen: set[Node] = set()
+    due, found = [x.grad_fn], []
+    while due:
+        node = due.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            due += [before for before, _ in node.next_functions]
+    return found
 
 
 def leads_to(end: Node | None, places: Collection[Node]) -> bool:

@@ -28,14 +28,12 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
-from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.errors import ReadElsewhereError
-from fedlsg.gradients.calls.tables import Axes, copies_of, tables_of
+from fedlsg.gradients.calls.survey import Survey, copies_of, survey
 from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.embedding import embed
 from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.formulas.layers import has_formulas
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked, check
@@ -120,7 +118,7 @@ def factored_gradients(
 
 
 _read: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-"""Parameters that a model reads next to their layers' calls (``F.linear(x, layer.weight)``), where a pass has met any."""
+"""Parameters that a model reads next to their layers' calls (``F.linear(x, layer.weight)``), where a pass met any."""
 
 
 def run(
@@ -146,7 +144,7 @@ def run(
         except ReadElsewhereError as error:
             carried = {c.name for c in frame.coordinates if c.carried} | set(step.factored)
             read = _read.get(model, frozenset())
-            if not set(error.names) <= parameters.keys() - read - carried:
+            if not error.names or not set(error.names) <= parameters.keys() - read - carried:
                 raise
             step = make(batch=batch, values=[None] * len(frame.blocks))
             run_pass(step, model, loss_fn, inputs, targets, frame, parameters, read | set(error.names))
@@ -166,10 +164,10 @@ def run_pass(
 ) -> None:
     """One pass, in which the parameters ``read`` are followed by their uses."""
     precision = step.precision
-    step.ways = ways_of(model, read)
+    step.ways, step.parameters = ways_of(model, read), parameters
+    with force_eager():
+        step.survey = survey_of(model, inputs)
     if step.ways.calls or step.ways.uses:
-        with force_eager():
-            step.tables = learn_tables(model, inputs)
         step.uses = Uses(step=step, starts=step.starts)
     rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
     like = next(iter(parameters.values()))
@@ -178,22 +176,15 @@ def run_pass(
         step.backward(losses, parameters)
 
 
-def _own(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module that has no formulas: F.embedding may read them."""
-    return [] if has_formulas(module) or kind_of(module) else [p for p in module._parameters.values() if p is not None]
+def survey_of(model: nn.Module, inputs: Batch) -> Survey:
+    """Where the examples are in what the model's layers and tables read."""
 
-
-def learn_tables(model: nn.Module, inputs: Batch) -> Axes:
-    """The axis of the examples wherever the model reads rows of a table (``tables``)."""
-    if not any(isinstance(m, nn.Embedding) or any(p.ndim == 2 for p in _own(m)) for m in model.modules()):
-        return {}
-
-    def copies(count: int) -> Batch:
+    def copies(scales: tuple[float, ...]) -> Batch:
         if isinstance(inputs, Tensor):
-            return copies_of(inputs, count)
-        return {name: copies_of(t, count) for name, t in inputs.items()}
+            return copies_of(inputs, scales)
+        return {name: copies_of(t, scales) for name, t in inputs.items()}
 
-    return tables_of(model, lambda count: call(model, copies(count)))
+    return survey(model, lambda scales: call(model, copies(scales)))
 
 
 def summable(frame: Frame) -> bool:

@@ -52,7 +52,7 @@ def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Ten
             rows = RowGradients(module, g, ids.reshape(1, -1).expand(len(g), -1), g._version, module.padding_idx)  # type: ignore[arg-type]
             uses.step.add(slot.position, settle(rows, slot, ghost=uses.step.ghosts(name.rpartition(".")[0])))
 
-    return uses.source(output, name, receive)
+    return uses.shared_output(output, name, receive)
 
 
 def takes_shared(layer: Layer | CallLayer, x: Tensor) -> bool:
@@ -90,7 +90,7 @@ def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tens
             for slot in layer.slots:
                 step.add(slot.position, step.block(layer, slot, memory, g.to(layer.dtype)))
 
-    return uses.source(output, f"{layer.path}.weight" if layer.path else "weight", receive)
+    return uses.shared_output(output, f"{layer.path}.weight" if layer.path else "weight", receive)
 
 
 def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) -> Tensor:

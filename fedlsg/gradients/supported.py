@@ -146,13 +146,13 @@ def refusal_of_weight(module: nn.Module) -> str | None:
         given: Any = module.parametrizations
         names = [n for n, chain in given.items() if any(isinstance(p, _SpectralNorm) and p.training for p in chain)]
         remove = "; ".join(f"torch.nn.utils.parametrize.remove_parametrizations(layer, {n!r})" for n in names)
-        return (
-            names
-            and (
-                f"the parametrization spectral_norm of {', '.join(names)} changes its vectors in every pass, and the number "
-                f"of passes depends on the batch; keep them by layer.parametrizations.eval(), use {remove}, or freeze it"
+        if names:
+            return (
+                f"the parametrization spectral_norm of {', '.join(names)} changes its vectors in each pass, and the "
+                f"number of passes depends on the batch; keep them by layer.parametrizations.eval(), use {remove}, or "
+                "freeze it"
             )
-        ) or None
+        return None
     for hook in module._forward_pre_hooks.values():
         for kind, named, remove in HOOKS:
             if isinstance(hook, kind):
@@ -207,7 +207,8 @@ def check_frame(model: nn.Module, frame: Frame) -> None:
         fits = attribute == "weight" and can_be_carried(model.get_submodule(owner))
         if c.carried and (not fits or c.name in others):
             raise UnsupportedLayerError(
-                f"{c.name} cannot be carried: carriers are for weights of Linear, Conv2d with one group and transformers' Conv1D that no other layer shares"
+                f"{c.name} cannot be carried: carriers are for weights of Linear, Conv2d (one group) and transformers' "
+                "Conv1D that no other layer shares"
             )
     whole = [(b.parameter, b.part, b.shape) for b in make_blocks(frame.coordinates)]
     if whole != [(b.parameter, b.part, b.shape) for b in frame.blocks]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.nested import tensors_in
+from fedlsg.gradients.calls.survey import UNKNOWN
 from fedlsg.gradients.formulas.rows import Lazy
 
 if TYPE_CHECKING:
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def axis_of_read(step: Graph, name: str, read: int, ids: Tensor) -> int | None:
-    """The axis of the examples in the numbers of rows that are read; None if all examples share them (``tables``).
+    """The axis of the examples in the numbers of rows that are read; None if all examples share them (``survey``).
 
     Raises UnsupportedLayerError where no axis has the examples alone.
     """
-    known = step.tables.get(name, ())
-    axis = known[read - 1] if read <= len(known) else -1
-    if axis is not None and (axis == -1 or ids.ndim <= axis or ids.shape[axis] != step.batch):
+    known = step.survey.tables.get(name, ())
+    axis = known[read - 1] if read <= len(known) else UNKNOWN
+    if axis is not None and (axis < 0 or ids.ndim <= axis or ids.shape[axis] != step.batch):
         raise UnsupportedLayerError(
-            f"{name or 'a table'}: its rows are read by numbers of shape {tuple(ids.shape)}, of which no dimension is the "
-            f"batch of {step.batch} alone; embed the ids batch first, (B, positions), or freeze it"
+            f"{name or 'a table'}: its rows are read by numbers of shape {tuple(ids.shape)}, of which no dimension is "
+            f"the batch of {step.batch} alone; embed the ids batch first, (B, positions), or freeze it"
         )
     return axis
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from fedlsg.gradients.called import Graph, producer
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+from fedlsg.gradients.calls.survey import is_row_numbers, repeats_of
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
 from fedlsg.gradients.unbatched import Source, Unbatched, axis_of_read, plain
 
@@ -54,7 +55,8 @@ class Uses:
 
     ``constant``: memory of buffers and frozen weights, which belong to no example. ``copies`` are the values that were
     copied, each with its place in the pass' list of leaves and the axis of the copies; ``found`` values with their
-    gradients. ``reads``: how often each table was read.
+    gradients. ``reads``: how often each table was read. ``flat``: lengths of first dimensions in which layers of the
+    pass have several positions of each example, one after another (``survey``).
     """
 
     step: Graph
@@ -63,6 +65,7 @@ class Uses:
     sources: list[Source] = field(default_factory=list)
     copies: list[tuple[Tensor, int, int]] = field(default_factory=list)
     reads: Counter[str] = field(default_factory=Counter)
+    flat: set[int] = field(default_factory=set)
     found: list[tuple[Tensor, Tensor | Lazy]] = field(default_factory=list)
 
     def source(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Unbatched:
@@ -72,6 +75,12 @@ class Uses:
             leaf.requires_grad_()
         self.sources.append(Source(name=name, leaf=leaf, receive=receive))
         return leaf
+
+    def shared_output(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Tensor:
+        """A copy of a new leaf, which the model may change in place."""
+        leaf = self.source(value, name, receive)
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._mark(leaf.clone(), (name,))
 
     def _mark(self, value: Tensor, names: tuple[str, ...]) -> Unbatched:
         marked: Unbatched = value.as_subclass(Unbatched)
@@ -93,8 +102,12 @@ class Uses:
         if name in LIKE:
             return self._wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
         others = [t for t in given if not isinstance(t, Unbatched) and not self._is_constant(t)]
+        if name in ELEMENTWISE and self.step.batch > 1 and not any(self._may_have_batch(t) for t in others):
+            others = []
         if name == "embedding":
             return self._embedding(func, mine, *args, **kwargs)
+        if name == "__getitem__" and is_row_numbers(args[1]) and args[0].ndim == 2:
+            return self._embedding(F.embedding, mine, args[1], args[0])
         if not others:
             return self._alone(func, name, args, kwargs, mine)
         in_place = name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__"))
@@ -104,12 +117,22 @@ class Uses:
             return self._elementwise(func, name, args, kwargs, given, others)
         if name in JOINS:
             return self._join(func, name, args, kwargs, given, others)
-        if name in ("linear", "matmul", "__matmul__", "layer_norm"):
+        if name in ("linear", "matmul", "__matmul__", "layer_norm", "scaled_dot_product_attention"):
             return getattr(self, f"_{name.strip('_')}")(mine, *args, **kwargs)
         raise self.refuse(mine, f"used by {name}, for which there are no per-example gradients")
 
+    def _is_source(self, t: Tensor) -> bool:
+        return any(t is source.leaf for source in self.sources)
+
     def _is_constant(self, t: Tensor) -> bool:
         return not t.requires_grad and (t.ndim == 0 or t.untyped_storage().data_ptr() in self.constant)
+
+    def _has_examples(self, t: Tensor) -> bool:
+        """Whether the first dimension is the batch, or has several positions of each example, one after another."""
+        return self._has_batch(t) or (t.ndim > 0 and len(t) in self.flat)
+
+    def _may_have_batch(self, t: Tensor) -> bool:
+        return t.requires_grad or (t.ndim > 0 and t.shape[0] != 1)
 
     def _has_batch(self, t: Tensor) -> bool:
         return t.ndim > 0 and t.shape[0] == self.step.batch
@@ -124,7 +147,9 @@ class Uses:
         """An operation without the batch. Copies along a dimension stay one memory, so that they are known."""
         first = args[0]
         if name == "repeat" and first is mine[0]:
-            sizes = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
+            sizes = repeats_of(args)
+            if self.step.survey.tiles and sizes == (self.step.batch, *(1,) * (first.ndim - 1)) and len(first) > 1:
+                return self.copy(self._wrap(first.unsqueeze(0), mine), first.ndim + 1).flatten(0, 1)
             shape = (*(1,) * (len(sizes) - first.ndim), *first.shape)
             once = first.reshape(shape).repeat([1 if n == 1 else k for n, k in zip(shape, sizes, strict=True)])
             return self._wrap(once.expand([k if n == 1 else -1 for n, k in zip(shape, sizes, strict=True)]), mine)
@@ -143,8 +168,11 @@ class Uses:
             result,
         )
 
-    def copy(self, value: Tensor, dimensions: int) -> Tensor:
-        """B copies of a value, as the operand of an operation whose result has so many dimensions."""
+    def copy(self, value: Tensor, dimensions: int, rows: int = 0) -> Tensor:
+        """B copies of a value, as the operand of an operation whose result has so many dimensions.
+
+        ``rows``: the length of the first one, where it has several positions of each example.
+        """
         if not isinstance(value, Unbatched):
             return value
         if not value.requires_grad:
@@ -160,7 +188,7 @@ class Uses:
         self.copies.append((one, len(self.starts), 0))
         leaf = one.detach().as_subclass(Tensor).expand(self.step.batch, *one.shape[1:]).requires_grad_()
         self.starts.append(leaf)
-        return leaf
+        return leaf.repeat_interleave(rows // self.step.batch, 0) if rows > self.step.batch else leaf
 
     def _copy_state(self, path: str, value: Tensor) -> Tensor:
         """B copies of a learned first state (layers, B, units) of a recurrent layer, along its dimension 1."""
@@ -194,10 +222,11 @@ class Uses:
         self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], others: Sequence[Tensor]
     ) -> Any:
         shape = torch.broadcast_shapes(*(t.shape for t in given))
-        if not any(t.ndim == len(shape) and self._has_batch(t) for t in others):
+        rows = max((len(t) for t in others if t.ndim == len(shape) and self._has_examples(t)), default=0)
+        if not rows:
             raise self.refuse(given, f"used by {name} with a tensor whose first dimension is not the batch of "
                               f"{self.step.batch}, of shape {tuple(others[0].shape)}")  # fmt: skip
-        args, kwargs = map_tensors(lambda t: self.copy(t, len(shape)), (args, kwargs))
+        args, kwargs = map_tensors(lambda t: self.copy(t, len(shape), rows), (args, kwargs))
         return func(*args, **kwargs)
 
     def _join(
@@ -228,13 +257,20 @@ class Uses:
         turned = self._wrap(other.mT, mine) if isinstance(other, Unbatched) else other.mT
         return self._linear(mine, input, turned)
 
+    def _scaled_dot_product_attention(
+        self, mine: Sequence[Unbatched], query: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if isinstance(query, Unbatched) or not self._has_examples(query):
+            raise self.refuse(mine, "used by scaled_dot_product_attention without a first dimension of the batch")
+        args, kwargs = map_tensors(lambda t: self.copy(t, query.ndim, len(query)), (args, kwargs))
+        return F.scaled_dot_product_attention(query, *args, **kwargs)
+
     def _layer_norm(
         self, mine: Sequence[Unbatched], input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
         bias: Tensor | None = None, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
         if isinstance(input, Unbatched) or not self._has_batch(input) or input.ndim <= len(normalized_shape):
-            raise self.refuse(mine, f"used by layer_norm with an input of shape {tuple(input.shape)}, which has no first "
-                              f"dimension of the batch of {self.step.batch}")  # fmt: skip
+            raise self.refuse(mine, f"used by layer_norm with an input of shape {tuple(input.shape)} without the batch")
         y = F.layer_norm(input, normalized_shape, None, None, eps)
         y = y if weight is None else y * self.copy(weight, y.ndim)
         return y if bias is None else y + self.copy(bias, y.ndim)
@@ -246,7 +282,7 @@ class Uses:
         ids, W, padding = given["input"], given["weight"], given["padding_idx"]
         if given["max_norm"] is not None or given["scale_grad_by_freq"]:
             raise self.refuse(mine, "used by embedding with max_norm or scale_grad_by_freq, which mix examples")
-        name = W.names[0] if any(W is source.leaf for source in self.sources) else ""
+        name = W.names[0] if self._is_source(W) else ""
         self.reads[name] += 1
         axis = axis_of_read(self.step, name, self.reads[name], ids)
         if axis is None:

@@ -1,13 +1,26 @@
-"""The share of a pass' time that torch.func takes, for the layers without a formula; on public rows, without noise."""
+"""Lines about a run's layers: the share of a pass' time that torch.func takes, on public rows, and frozen embeddings."""
 
 import time
 
+from fedlsg.carriers import Lora, embeddings_of
 from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.torch_func import measure
 from fedlsg.gradients.calls.ways import ways_of
 from simulations.plan.plan import Plan, probes
 from simulations.workloads import to_device
+
+
+def embeddings_line(plan: Plan) -> str | None:
+    """One sentence about embeddings that LoRA freezes; None where it freezes none."""
+    carrier = plan.method.carrier
+    if not isinstance(carrier, Lora) or carrier.embeddings:
+        return None
+    tables = {id(p): p.numel() for p in embeddings_of(plan.build_model())}
+    if not tables:
+        return None
+    asked = "; train_embeddings=true trains them" if carrier.train == "all" else ""
+    return f"embeddings are frozen under LoRA: {sum(tables.values()):,} values{asked}"
 
 
 def torch_func_line(plan: Plan) -> str | None:

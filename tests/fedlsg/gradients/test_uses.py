@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.gradients.calls.tables import tables_of
-from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.calls.survey import Survey, survey
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
