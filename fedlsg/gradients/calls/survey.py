@@ -46,6 +46,14 @@ def survey(model: nn.Module, run: Callable[[tuple[float, ...]], Any]) -> Survey:
     """The survey of a model, which is kept. ``run(scales)`` calls it on copies of one example times these factors."""
     if model in _known:
         return _known[model]
+    try:
+        _known[model] = _look(model, run)
+    except Exception:  # the pass itself then says what fails
+        return Survey()
+    return _known[model]
+
+
+def _look(model: nn.Module, run: Callable[[tuple[float, ...]], Any]) -> Survey:
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     found: list[tuple[dict[int, list[Tensor]], dict[str, list[Tensor]]]] = []
     repeats: list[list[int]] = []
@@ -58,8 +66,7 @@ def survey(model: nn.Module, run: Callable[[tuple[float, ...]], Any]) -> Survey:
     tables = {name: _axes([ids.get(key, []) for ids, _ in found]) for name, key in _tables(model)}
     layers = {path: _axes([inputs.get(path, []) for _, inputs in found]) for path in found[-1][1]}
     tiles = bool(repeats[0]) and [len(SCALES) * n for n in repeats[0]] == repeats[-1]
-    _known[model] = Survey({name: axes for name, axes in tables.items() if axes}, layers, tiles)
-    return _known[model]
+    return Survey({name: axes for name, axes in tables.items() if axes}, layers, tiles)
 
 
 def _tables(model: nn.Module) -> Iterator[tuple[str, int]]:
@@ -79,7 +86,8 @@ def _axis(one: list[Tensor], many: Tensor) -> Axis:
         return UNKNOWN
     grown = [k for k, (a, b) in enumerate(zip(one[0].shape, many.shape, strict=True)) if a != b]
     if not grown:
-        return None
+        same = all(torch.allclose(one[0], t, rtol=1e-5, atol=1e-7, equal_nan=True) for t in (*one[1:], many))
+        return None if same else UNKNOWN
     if len(grown) > 1:
         return UNKNOWN
     if (one[0].shape[grown[0]], many.shape[grown[0]]) == (1, len(one)):
