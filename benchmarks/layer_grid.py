@@ -2,8 +2,8 @@
 
     python -m benchmarks.layer_grid [--write docs/results/layers.md]
 
-Types of layers x shapes x options, as in Opacus' tests of layers. A case is equal if every parameter's gradients agree in
-float64, refused if it is refused with a reason, and wrong otherwise; the command ends with 1 if one is wrong.
+Types of layers x shapes x options, as in Opacus' tests of layers. A case is equal if every parameter's gradients agree
+in float64, refused if it is refused with a reason, and wrong otherwise; the command ends with 1 if one is wrong.
 """
 
 import argparse

@@ -82,7 +82,8 @@ MODELS: Mapping[str, tuple[Inputs, Callable[[], nn.Module]]] = {
     "BART": (texts, lambda: t.BartForSequenceClassification(bart())),
     "BART, words to words": (with_decoder, lambda: t.BartForConditionalGeneration(bart())),
     "XLNet": (texts, lambda: t.XLNetForSequenceClassification(t.XLNetConfig(
-        vocab_size=WORDS, d_model=8, n_layer=2, n_head=2, d_inner=12, num_labels=CLASSES, pad_token_id=1, use_mems_eval=False))),
+        vocab_size=WORDS, d_model=8, n_layer=2, n_head=2, d_inner=12, num_labels=CLASSES, pad_token_id=1,
+        use_mems_eval=False))),
     "MobileBERT": (texts, lambda: t.MobileBertForSequenceClassification(t.MobileBertConfig(
         embedding_size=8, intra_bottleneck_size=8, **TEXT, **SIZE))),
     "ViT": (images, lambda: t.ViTForImageClassification(t.ViTConfig(**PATCHES, **SIZE))),
@@ -109,7 +110,8 @@ MODELS: Mapping[str, tuple[Inputs, Callable[[], nn.Module]]] = {
     "MobileNetV2": (images, lambda: t.MobileNetV2ForImageClassification(t.MobileNetV2Config(
         depth_multiplier=0.25, depth_divisible_by=4, min_depth=4, image_size=IMAGE, num_labels=CLASSES))),
     "EfficientNet": (large_images, lambda: t.EfficientNetForImageClassification(t.EfficientNetConfig(
-        width_coefficient=0.1, depth_coefficient=0.1, image_size=64, depth_divisor=4, hidden_dim=128, num_labels=CLASSES))),
+        width_coefficient=0.1, depth_coefficient=0.1, image_size=64, depth_divisor=4, hidden_dim=128,
+        num_labels=CLASSES))),
     "PoolFormer": (images, lambda: t.PoolFormerForImageClassification(t.PoolFormerConfig(
         hidden_sizes=[4, 8], depths=[1, 1], num_encoder_blocks=2, patch_sizes=[7, 3], strides=[4, 2], padding=[2, 1],
         num_labels=CLASSES))),
@@ -117,8 +119,8 @@ MODELS: Mapping[str, tuple[Inputs, Callable[[], nn.Module]]] = {
 
 
 def gpt2() -> Any:
-    return t.GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=8, n_layer=2, n_head=2, use_cache=False, pad_token_id=1,
-                        bos_token_id=0, eos_token_id=2, num_labels=CLASSES)  # fmt: skip
+    return t.GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=8, n_layer=2, n_head=2, use_cache=False,
+                        pad_token_id=1, bos_token_id=0, eos_token_id=2, num_labels=CLASSES)  # fmt: skip
 
 
 def opt() -> Any:

@@ -45,8 +45,9 @@ class Adapted(nn.Module):
     """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors; its bias is trained on.
 
     The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers computes x W, so
-    that B comes first there. Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A and B are carriers of W_0.
-    Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
+    that B comes first there. Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A
+    and B are carriers of W_0. Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with
+    orthonormal rows.
     """
 
     def __init__(self, base: nn.Module, carrier: "Lora", generator: torch.Generator) -> None:

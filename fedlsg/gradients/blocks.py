@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
-from fedlsg.gradients.formulas.layers import StandardizedConvGradients, kept_values, units
+from fedlsg.gradients.called import Graph
+from fedlsg.gradients.calls import unsupported
+from fedlsg.gradients.formulas.factors import Factors
+from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
+from fedlsg.gradients.formulas.layers import CarriedGradients, StandardizedConvGradients, kept_values, units
 from fedlsg.gradients.formulas.norm import NormGradients, Statistics
 from fedlsg.gradients.formulas.rows import product
 from fedlsg.gradients.formulas.standardized import OutputNote, finish_core, finish_left, finish_right, note_output
@@ -97,6 +100,30 @@ def use_ghost(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> bool:
     if not whole or memory.x is None:
         return False
     return product(layer.module, memory.x, g).cheaper if slot.turned else ghost_is_cheaper(layer.module, g)
+
+
+def choose_block(
+    step: Graph, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor
+) -> Tensor | GhostGradients | Factors:
+    """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
+    if slot.block.parameter in step.factored:
+        assert memory.x is not None
+        assert isinstance(layer.formulas, CarriedGradients)
+        if step.called[layer.path] > 1 and isinstance(layer.module, nn.Conv2d):
+            reason = "a probe needs a convolution that is called once; choose another method, such as lsg"
+            raise unsupported(layer.path, layer.module, reason)
+        first, second = (memory.x, g) if slot.turned else (g, memory.x)
+        return Factors(formulas=layer.formulas, g=first, x=second, version=first._version)
+    if step.ghosts(layer.path) and use_ghost(layer, slot, memory, g):
+        assert memory.x is not None
+        kept = g if step.storage is None else step.storage.rounded(g)
+        if slot.turned:
+            return product(layer.module, memory.x, kept)
+        assert isinstance(layer.module, nn.Linear | nn.Conv2d)
+        return GhostGradients(layer.module, kept, memory.x, kept._version)
+    if memory.x is not None and memory.x.dtype != layer.dtype:
+        memory.x = memory.x.to(layer.dtype) if step.storage is None else step.storage.unpack(memory.x)
+    return form_block(layer, slot, memory, g).to(layer.types[slot.parameter])
 
 
 def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch *kept"]:

@@ -5,7 +5,8 @@ back, and puts it in the frame's blocks. What the function gives is clipped like
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -32,6 +33,10 @@ class Graph(Protocol):
 
     batch: int
     survey: Survey
+    factored: Collection[str]
+    storage: Any
+    parameters: Mapping[str, Tensor]
+    called: Counter[str]
     uses: Any
 
     def add(self, position: int, value: Any) -> None:
@@ -39,9 +44,6 @@ class Graph(Protocol):
 
     def ghosts(self, path: str) -> bool:
         """Whether a layer's gradients may stay factors."""
-
-    def block(self, layer: Any, slot: Slot, memory: Any, g: Tensor) -> Any:
-        """The gradients of a block."""
 
     def enter(self, path: str, module: nn.Module, output: Tensor) -> Tensor:
         """The output as the model gets it, in the graph."""

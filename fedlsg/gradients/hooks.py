@@ -22,12 +22,11 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.blocks import (
     LayerMemory,
-    form_block,
+    choose_block,
     keep_input,
     needs_input,
     remember,
     remember_output,
-    use_ghost,
 )
 from fedlsg.gradients.called import (
     CallLayer,
@@ -41,19 +40,18 @@ from fedlsg.gradients.called import (
 )
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.errors import ReadElsewhereError
-from fedlsg.gradients.calls.survey import FLAT, UNKNOWN, Axis, Survey
+from fedlsg.gradients.calls.survey import Axis, Survey
 from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
 from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.formulas.layers import CarriedGradients
-from fedlsg.gradients.formulas.rows import product
-from fedlsg.gradients.plan import Layer, Slot, plan
+from fedlsg.gradients.plan import Layer, plan
 from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
 from fedlsg.gradients.sources import replace_parameters, table, takes_shared, without_batch
 from fedlsg.gradients.supported import Checked
 from fedlsg.gradients.unbatched import axis_of_read, plain
 from fedlsg.gradients.uses import Uses
+from fedlsg.gradients.where import axis_of, is_constant, leads_to
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
 AGAIN = (
@@ -143,7 +141,7 @@ class Pass:
         if (given := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, given, output)
         x = args[0] if args else kwargs["input"]
-        axis = self.axis_of(layer, x)
+        axis = axis_of(self, layer, x)
         given = output
         output = own_memory(output)
         memory = self.keep(layer, x, output, axis)
@@ -190,7 +188,7 @@ class Pass:
         """Forward pre-hook: a value that all examples share enters as it is, or as copies if it was expanded."""
         assert self.uses is not None
         x = args[0] if args else kwargs.get("input")
-        if isinstance(x, Tensor) and (self.uses.is_shared(x) or self.is_constant(layer, x)) and takes_shared(layer, x):
+        if isinstance(x, Tensor) and (self.uses.is_shared(x) or is_constant(self, layer, x)) and takes_shared(layer, x):
             self.shared[layer.path] = x
             return ((plain(x), *args[1:]), kwargs) if args else (args, kwargs | {"input": plain(x)})
         return self.uses.into_layer(layer.path, module, args, kwargs)
@@ -214,7 +212,7 @@ class Pass:
                 assert self.uses is not None
                 return table(self.uses, module, slot, inputs[0], output)
             return watch_call(self, layer, inputs, output, axis)
-        axis = self.axis_of(layer, inputs[0]) if layer.kind.positions else 0
+        axis = axis_of(self, layer, inputs[0]) if layer.kind.positions else 0
         if axis == 0:
             check_batch(layer, inputs, self.batch)
         return watch_call(self, layer, inputs, output, axis)
@@ -231,36 +229,6 @@ class Pass:
 
         self.due[key] = path, module, node
         node.register_prehook(once)
-
-    def surveyed(self, layer: Layer | CallLayer, call: int) -> Axis:
-        """The axis of the examples in the input of a call, by its number from 1."""
-        known = self.survey.layers.get(layer.path, ())
-        return known[call - 1] if call <= len(known) else UNKNOWN if set(known) - {0} else 0
-
-    def is_constant(self, layer: Layer | CallLayer, x: Tensor) -> bool:
-        """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
-        return not x.requires_grad and self.surveyed(layer, self.called[layer.path] + 1) is None
-
-    def axis_of(self, layer: Layer | CallLayer, x: Tensor) -> Axis:
-        """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
-        axis, size = self.surveyed(layer, self.called[layer.path]), -1
-        if axis is None and (read := leaves_of(x)):
-            raise ReadElsewhereError([name for name, p in self.parameters.items() if any(p is q for q in read)])
-        formulas = layer.formulas if isinstance(layer, Layer) else None
-        if axis == FLAT:
-            size = self.batch if len(x) % self.batch == 0 else -1
-            if self.uses is not None:
-                self.uses.flat.add(len(x))
-        elif axis is not None and 0 <= axis < x.ndim and (formulas is None or formulas.batch_first(x)):
-            size = x.shape[axis]
-        if size == self.batch and (axis == 0 or takes_shared(layer, x)):
-            return axis
-        raise unsupported(
-            layer.path,
-            layer.module,
-            f"expected an input whose first dimension is the batch of {self.batch}, got shape {tuple(x.shape)}; "
-            "keep examples on the first dimension (no flattening of positions into it), or freeze it",
-        )
 
     def keep(self, layer: Layer, x: Tensor, output: Tensor, axis: Axis) -> LayerMemory:
         """What the layer's blocks need of its input x and its output."""
@@ -297,29 +265,7 @@ class Pass:
             if memory.again is not None:
                 keep_input(layer, memory, memory.again.read())
             for slot in layer.slots:
-                self.add(slot.position, self.block(layer, slot, memory, g))
-
-    def block(self, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Tensor | GhostGradients | Factors:
-        """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
-        if slot.block.parameter in self.factored:
-            assert memory.x is not None
-            assert isinstance(layer.formulas, CarriedGradients)
-            if self.called[layer.path] > 1 and isinstance(layer.module, nn.Conv2d):
-                reason = "a probe needs a convolution that is called once; choose another method, such as lsg"
-                raise unsupported(layer.path, layer.module, reason)
-            assert memory.x is not None
-            first, second = (memory.x, g) if slot.turned else (g, memory.x)
-            return Factors(formulas=layer.formulas, g=first, x=second, version=first._version)
-        if self.ghosts(layer.path) and use_ghost(layer, slot, memory, g):
-            assert memory.x is not None
-            kept = g if self.storage is None else self.storage.rounded(g)
-            if slot.turned:
-                return product(layer.module, memory.x, kept)
-            assert isinstance(layer.module, nn.Linear | nn.Conv2d)
-            return GhostGradients(layer.module, kept, memory.x, kept._version)
-        if memory.x is not None and memory.x.dtype != layer.dtype:
-            memory.x = memory.x.to(layer.dtype) if self.storage is None else self.storage.unpack(memory.x)
-        return form_block(layer, slot, memory, g).to(layer.types[slot.parameter])
+                self.add(slot.position, choose_block(self, layer, slot, memory, g))
 
     def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> None:
         """Send the gradient of every example's own loss back to the first hooked layers.
@@ -345,33 +291,3 @@ class Pass:
                 raise unsupported(path, module, HIDDEN)
         if self.uses is not None:
             self.uses.finish(gradients)
-
-
-def leaves_of(x: Tensor) -> list[Tensor]:
-    """The parameters from which a value was computed."""
-    if x.is_leaf:
-        return [x] if x.requires_grad else []
-    seen: set[Node] = set()
-    due, found = [x.grad_fn], []
-    while due:
-        node = due.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found += [node.variable] if hasattr(node, "variable") else []
-            due += [before for before, _ in node.next_functions]
-    return found
-
-
-def leads_to(end: Node | None, places: Collection[Node]) -> bool:
-    """Whether the value of node ``end`` was computed from the value of one of the nodes ``places``."""
-    seen: set[Node] = set()
-    due = [end]
-    while due:
-        node = due.pop()
-        if node is None or node in seen:
-            continue
-        if node in places:
-            return True
-        seen.add(node)
-        due += [before for before, _ in node.next_functions]
-    return False

@@ -167,7 +167,7 @@ def run_pass(
     step.ways, step.parameters = ways_of(model, read), parameters
     with force_eager():
         step.survey = survey_of(model, inputs)
-    if step.ways.calls or step.ways.uses:
+    if step.ways.calls or step.ways.uses or any(None in axes for axes in step.survey.layers.values()):
         step.uses = Uses(step=step, starts=step.starts)
     rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
     like = next(iter(parameters.values()))

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.blocks import remember, remember_output
+from fedlsg.gradients.blocks import choose_block, remember, remember_output
 from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.calls.ways import Place
 from fedlsg.gradients.formulas.layers import is_turned
@@ -52,7 +52,7 @@ def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Ten
             rows = RowGradients(module, g, ids.reshape(1, -1).expand(len(g), -1), g._version, module.padding_idx)  # type: ignore[arg-type]
             uses.step.add(slot.position, settle(rows, slot, ghost=uses.step.ghosts(name.rpartition(".")[0])))
 
-    return uses.shared_output(output, name, receive)
+    return shared_output(uses, output, name, receive)
 
 
 def takes_shared(layer: Layer | CallLayer, x: Tensor) -> bool:
@@ -88,9 +88,9 @@ def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tens
             memory = remember(layer, given.to(layer.dtype))
             remember_output(layer, memory, given.to(layer.dtype), y, None)
             for slot in layer.slots:
-                step.add(slot.position, step.block(layer, slot, memory, g.to(layer.dtype)))
+                step.add(slot.position, choose_block(step, layer, slot, memory, g.to(layer.dtype)))
 
-    return uses.shared_output(output, f"{layer.path}.weight" if layer.path else "weight", receive)
+    return shared_output(uses, output, f"{layer.path}.weight" if layer.path else "weight", receive)
 
 
 def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) -> Tensor:
@@ -100,6 +100,13 @@ def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) ->
         y = type(module).forward(module, x)
     (found,) = torch.autograd.grad(y, [x], g.to(y.dtype), is_grads_batched=True)
     return found
+
+
+def shared_output(uses: Uses, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Tensor:
+    """A copy of a new leaf, which the model may change in place."""
+    leaf = uses.source(value, name, receive)
+    with torch._C.DisableTorchFunctionSubclass():
+        return uses.mark(leaf.clone(), (name,))
 
 
 def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None]:

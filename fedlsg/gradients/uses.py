@@ -15,7 +15,7 @@ A gradient that arrives at p on another way (compiled code, a custom autograd fu
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -28,25 +28,20 @@ from torch import Tensor, nn
 from fedlsg.gradients.called import Graph, producer
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
-from fedlsg.gradients.calls.survey import is_row_numbers, repeats_of
+from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
-from fedlsg.gradients.unbatched import Source, Unbatched, axis_of_read, plain
-
-ELEMENTWISE = {
-    "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "multiply", "div", "div_", "true_divide", "divide",
-    "subtract", "maximum", "minimum", "where", "lerp", "addcmul", "pow", "__add__", "__iadd__", "__radd__", "__sub__",
-    "__isub__", "__rsub__", "__mul__", "__imul__", "__rmul__", "__truediv__", "__itruediv__", "__rtruediv__",
-    "__rdiv__", "__pow__", "__rpow__",
-}  # fmt: skip
-"""Operations that give the same result if a value is copied for each example first."""
-JOINS = {"cat", "concat", "concatenate"}
-LIKE = {"expand_as", "view_as", "reshape_as", "type_as"}
-"""Operations that read only the shape or type of their second tensor."""
-FIX = (
-    "use it by +, -, *, /, torch.cat, F.linear, x @ p or F.embedding, put it in a layer of torch.nn, give the module's "
-    "gradients by fedlsg.register_layer, or freeze it"
-)
-STATE_FIX = "expand one value (layers, 1, units) last, as start.expand(-1, B, -1) or start.repeat(1, B, 1)"
+from fedlsg.gradients.unbatched import (
+    ELEMENTWISE,
+    FIX,
+    JOINS,
+    LIKE,
+    STATE_FIX,
+    Source,
+    Unbatched,
+    axis_of_read,
+    gradients_at,
+    plain,
+)  # fmt: skip
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,18 +66,12 @@ class Uses:
     def source(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Unbatched:
         """A new leaf with a value."""
         with torch._C.DisableTorchFunctionSubclass():
-            leaf = self._mark(value.detach(), (name,))
+            leaf = self.mark(value.detach(), (name,))
             leaf.requires_grad_()
         self.sources.append(Source(name=name, leaf=leaf, receive=receive))
         return leaf
 
-    def shared_output(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Tensor:
-        """A copy of a new leaf, which the model may change in place."""
-        leaf = self.source(value, name, receive)
-        with torch._C.DisableTorchFunctionSubclass():
-            return self._mark(leaf.clone(), (name,))
-
-    def _mark(self, value: Tensor, names: tuple[str, ...]) -> Unbatched:
+    def mark(self, value: Tensor, names: tuple[str, ...]) -> Unbatched:
         marked: Unbatched = value.as_subclass(Unbatched)
         marked.uses, marked.names = self, names
         return marked
@@ -100,7 +89,7 @@ class Uses:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         if name in LIKE:
-            return self._wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
+            return self.wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
         others = [t for t in given if not isinstance(t, Unbatched) and not self._is_constant(t)]
         if name in ELEMENTWISE and self.step.batch > 1 and not any(self._may_have_batch(t) for t in others):
             others = []
@@ -109,7 +98,7 @@ class Uses:
         if name == "__getitem__" and is_row_numbers(args[1]) and args[0].ndim == 2:
             return self._embedding(F.embedding, mine, args[1], args[0])
         if not others:
-            return self._alone(func, name, args, kwargs, mine)
+            return alone(self, func, name, args, kwargs, mine)
         in_place = name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__"))
         if in_place and isinstance(args[0], Unbatched):
             raise self.refuse(mine, f"changed in place by {name}")
@@ -143,27 +132,11 @@ class Uses:
             return not (self._has_batch(x) and (x.stride(0) == 0 or self.step.batch == 1))
         return self._is_constant(x) and x.ndim > 0 and x.is_floating_point() and not self._has_batch(x)
 
-    def _alone(self, func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]) -> Any:
-        """An operation without the batch. Copies along a dimension stay one memory, so that they are known."""
-        first = args[0]
-        if name == "repeat" and first is mine[0]:
-            sizes = repeats_of(args)
-            if self.step.survey.tiles and sizes == (self.step.batch, *(1,) * (first.ndim - 1)) and len(first) > 1:
-                return self.copy(self._wrap(first.unsqueeze(0), mine), first.ndim + 1).flatten(0, 1)
-            shape = (*(1,) * (len(sizes) - first.ndim), *first.shape)
-            once = first.reshape(shape).repeat([1 if n == 1 else k for n, k in zip(shape, sizes, strict=True)])
-            return self._wrap(once.expand([k if n == 1 else -1 for n, k in zip(shape, sizes, strict=True)]), mine)
-        if name in ("clone", "contiguous") and 0 in first.stride()[: 2 if first.ndim == 3 else 1]:
-            return first
-        return self._wrap(func(*args, **kwargs), mine)
-
-    def _wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
+    def wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
         names = tuple(dict.fromkeys(name for t in mine for name in t.names))
         return map_tensors(
             lambda t: (
-                self._mark(t, names)
-                if isinstance(t, Tensor) and not isinstance(t, Unbatched) and t.requires_grad
-                else t
+                self.mark(t, names) if isinstance(t, Tensor) and not isinstance(t, Unbatched) and t.requires_grad else t
             ),
             result,
         )
@@ -254,7 +227,7 @@ class Uses:
     def _matmul(self, mine: Sequence[Unbatched], input: Tensor, other: Tensor) -> Tensor:
         if isinstance(input, Unbatched) or other.ndim != 2:
             raise self.refuse(mine, "used by a matrix product other than x @ p with p of two dimensions")
-        turned = self._wrap(other.mT, mine) if isinstance(other, Unbatched) else other.mT
+        turned = self.wrap(other.mT, mine) if isinstance(other, Unbatched) else other.mT
         return self._linear(mine, input, turned)
 
     def _scaled_dot_product_attention(
@@ -286,7 +259,7 @@ class Uses:
         self.reads[name] += 1
         axis = axis_of_read(self.step, name, self.reads[name], ids)
         if axis is None:
-            found: Tensor = self._wrap(func(*args, **kwargs), mine)
+            found: Tensor = self.wrap(func(*args, **kwargs), mine)
             return found
         layer = SimpleNamespace(weight=plain(W))
         y = F.embedding(ids, layer.weight, padding)
@@ -322,15 +295,6 @@ class Uses:
         with torch._C.DisableTorchFunctionSubclass():
             self.found += [(one, g.movedim(axis, 0)) for one, i, axis in self.copies if (g := gradients[i]) is not None]
             for source in reversed(self.sources):  # what a later one receives may go on to an earlier one
-                source.receive([part for value, g in self.found for part in self._pull_back(value, g, source)])
-
-    def _pull_back(self, value: Tensor, g: Tensor | Lazy, source: Source) -> Iterator[Tensor | Lazy]:
-        if value is source.leaf:
-            yield g if not isinstance(g, Tensor) else g.reshape(self.step.batch, *source.leaf.shape)
-            return
-        whole = (g if isinstance(g, Tensor) else g.dense()).reshape(self.step.batch, *value.shape)
-        (found,) = torch.autograd.grad(
-            value, [source.leaf], whole, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
-        if found is not None:
-            yield found
+                source.receive(
+                    [part for value, g in self.found for part in gradients_at(source, value, g, self.step.batch)]
+                )

@@ -21,7 +21,7 @@ from fedlsg.gradients.calls.registry import kind_of
 from fedlsg.gradients.formulas.layers import has_formulas
 
 SCALES = (1.0, 0.5, 0.25)
-"""Factors of the copies of one example, so that they differ: of numbers that the model reads, and of rows of tables."""
+"""Factors of the copies of one example, so that they differ (``vary``)."""
 FLAT, UNKNOWN = -1, -2
 Axis = int | None
 """The axis of the examples; None for no axis, FLAT for the first one that they share with positions, in their order."""
@@ -98,17 +98,20 @@ def _axis(one: list[Tensor], many: Tensor) -> Axis:
 
 
 def copies_of(t: Tensor, scales: tuple[float, ...]) -> Tensor:
-    """Copies of the first row, times the factors where it has real numbers."""
-    copies = t[:1].detach().expand(len(scales), *t.shape[1:])
-    return copies * _column(scales, t) if t.is_floating_point() else copies.clone()
+    """Copies of the first row, varied where it has real numbers."""
+    copies = t[:1].detach().expand(len(scales), *t.shape[1:]).clone()
+    return vary(copies, scales) if t.is_floating_point() and t.ndim else copies
 
 
-def _column(scales: tuple[float, ...], like: Tensor) -> Tensor:
-    return torch.tensor(scales, dtype=like.dtype, device=like.device).view(-1, *[1] * (like.ndim - 1))
+def vary(copies: Tensor, scales: tuple[float, ...]) -> Tensor:
+    """Means of each copy and of a ramp from 0 to 1, so that also copies of zeros differ, within their range."""
+    share = torch.tensor(scales, dtype=copies.dtype, device=copies.device).view(-1, *[1] * (copies.ndim - 1))
+    ramp = torch.linspace(0, 1, copies[0].numel(), dtype=copies.dtype, device=copies.device).view(copies.shape[1:])
+    return copies * share + (1 - share) * ramp
 
 
 class _Reads(TorchFunctionMode):
-    """Row numbers of each read, by the identity of the table; rows of examples are scaled."""
+    """Row numbers of each read, by the identity of the table; rows of examples are varied."""
 
     def __init__(self, scales: tuple[float, ...]) -> None:
         super().__init__()
@@ -131,7 +134,7 @@ class _Reads(TorchFunctionMode):
         if weight.requires_grad:
             key = id(weight) if isinstance(weight, nn.Parameter) else 0
             self.ids.setdefault(key, []).append(ids.detach().float())
-        return out * _column(self.scales, out) if ids.ndim and len(ids) == len(self.scales) else out
+        return vary(out, self.scales) if ids.ndim and len(ids) == len(self.scales) else out
 
 
 def repeats_of(args: tuple[Any, ...]) -> tuple[int, ...]:
