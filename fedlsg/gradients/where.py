@@ -11,6 +11,7 @@ from fedlsg.gradients.calls.errors import ReadElsewhereError
 from fedlsg.gradients.calls.survey import FLAT, UNKNOWN, Axis
 from fedlsg.gradients.plan import Layer
 from fedlsg.gradients.sources import takes_shared
+from fedlsg.gradients.unbatched import Unbatched
 
 
 def surveyed(step: Graph, layer: Layer | CallLayer, call: int) -> Axis:
@@ -21,14 +22,16 @@ def surveyed(step: Graph, layer: Layer | CallLayer, call: int) -> Axis:
 
 def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
     """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
-    return not x.requires_grad and surveyed(step, layer, step.called[layer.path] + 1) is None
+    return (isinstance(x, Unbatched) or not x.requires_grad) and surveyed(step, layer, step.called[layer.path] + 1) is None
 
 
 def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
     """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
     axis, size = surveyed(step, layer, step.called[layer.path]), -1
     if axis is None and (read := leaves_of(x)):
-        raise ReadElsewhereError([name for name, p in step.parameters.items() if any(p is q for q in read)])
+        names = [name for name, p in step.parameters.items() if any(p is q for q in read)]
+        if names:
+            raise ReadElsewhereError(names)
     formulas = layer.formulas if isinstance(layer, Layer) else None
     if axis == FLAT:
         size = step.batch if len(x) % step.batch == 0 else -1

@@ -69,7 +69,10 @@ SOUND = {
         m.layer(x.flatten(0, 1)).unsqueeze(1) + m.P[:, :1]
     ).view(len(x), 3, 4),
     "positions first": lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1) * m.p,
-    "tiles": lambda m, x: torch.bmm(m.layer(x.flatten(0, 1)).view(-1, 1, 4), m.P[0].unsqueeze(2).repeat(len(x), 1, 1)),
+    "tiles": lambda m, x: torch.bmm(
+        m.layer(x.flatten(0, 1)).unsqueeze(1), m.P[0].unsqueeze(2).repeat(len(x), 1, 1)
+    ).view(len(x), 3),
+    "times the weight of a layer": lambda m, x: m.layer(x) @ (m.p * m.layer.weight),
     "where": lambda m, x: torch.where(x > 0, x, m.p),
     "not used": lambda m, x: m.layer(x),
     "detached": lambda m, x: m.layer(x) + m.p.detach(),
@@ -123,7 +126,6 @@ UNSOUND = {
     "rows by two indices": (lambda m, x: x + m.P[0, (x[:, :, 0] > 0).long()], "^P: used by __getitem__"),
     "an input that is overwritten after the product": (overwritten, "^W: its input was changed in place"),
     "a function that nobody sees": (hidden, "^p: used outside of its own layer"),
-    "the weight of a layer": (lambda m, x: x @ (m.p * m.layer.weight), "^p: used by mul|used outside"),
     "in place": (lambda m, x: m.P.expand(len(x), -1, -1).add_(x), "^P: changed in place by add_"),
 }  # fmt: skip
 
