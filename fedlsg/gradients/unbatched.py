@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,6 @@ from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.nested import tensors_in
 from fedlsg.gradients.calls.survey import UNKNOWN, repeats_of
 from fedlsg.gradients.formulas.rows import Lazy
-
-if TYPE_CHECKING:
-    from fedlsg.gradients.uses import Uses
-
 
 ELEMENTWISE = {
     "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "multiply", "div", "div_", "true_divide", "divide",
@@ -52,7 +48,7 @@ def axis_of_read(step: Graph, name: str, read: int, ids: Tensor) -> int | None:
 class Unbatched(Tensor):
     """A value that all examples share, and that depends on trainable parameters."""
 
-    uses: "Uses"
+    uses: Any
     names: tuple[str, ...]
 
     @classmethod
@@ -91,7 +87,7 @@ def gradients_at(source: Source, value: Tensor, g: Tensor | Lazy, batch: int) ->
         yield found
 
 
-def alone(uses: "Uses", func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]) -> Any:
+def alone(uses: Any, func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]) -> Any:
     """An operation without the batch. Copies along a dimension stay one memory, so that they are known."""
     first = args[0]
     if name == "repeat" and first is mine[0]:

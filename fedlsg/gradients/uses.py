@@ -9,8 +9,7 @@ During a pass the parameter is an ``Unbatched`` tensor, which sees every operati
     linear, x @ p, embedding, layer_norm                  the formula of the layer
     anything else                                         refused by the operation's name
 Gradients of results are pulled back to p for all examples at once. A shared weight is the sum over its uses, before any
-norm is taken. The table of positions of a text model is one of these, too: it is read without a batch dimension.
-A gradient that arrives at p on another way (compiled code, a custom autograd function) is refused at the end.
+norm is taken. A gradient that arrives at p on another way (a custom autograd function) is refused at the end.
 """
 
 import inspect
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 from fedlsg.gradients.called import Graph, producer
 from fedlsg.gradients.calls import UnsupportedLayerError
+from fedlsg.gradients.calls.errors import ReadElsewhereError
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
 from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
@@ -38,6 +38,7 @@ from fedlsg.gradients.unbatched import (
     STATE_FIX,
     Source,
     Unbatched,
+    alone,
     axis_of_read,
     gradients_at,
     plain,
@@ -91,7 +92,10 @@ class Uses:
         if name in LIKE:
             return self.wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
         others = [t for t in given if not isinstance(t, Unbatched) and not self._is_constant(t)]
-        if name in ELEMENTWISE and self.step.batch > 1 and not any(self._may_have_batch(t) for t in others):
+        batched = [t for t in others if t.requires_grad or (t.ndim and len(t) != 1)]
+        if raw := [n for n, p in self.step.parameters.items() if p.requires_grad and any(p is t for t in others)]:
+            raise ReadElsewhereError(raw)
+        if name in ELEMENTWISE and self.step.batch > 1 and not batched:
             others = []
         if name == "embedding":
             return self._embedding(func, mine, *args, **kwargs)
@@ -119,9 +123,6 @@ class Uses:
     def _has_examples(self, t: Tensor) -> bool:
         """Whether the first dimension is the batch, or has several positions of each example, one after another."""
         return self._has_batch(t) or (t.ndim > 0 and len(t) in self.flat)
-
-    def _may_have_batch(self, t: Tensor) -> bool:
-        return t.requires_grad or (t.ndim > 0 and t.shape[0] != 1)
 
     def _has_batch(self, t: Tensor) -> bool:
         return t.ndim > 0 and t.shape[0] == self.step.batch
@@ -216,8 +217,7 @@ class Uses:
     def _linear(self, mine: Sequence[Unbatched], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x, W, b = input, weight, bias
         if isinstance(x, Unbatched) or not self._has_batch(x) or x.ndim < 2 or W.ndim != 2:
-            raise self.refuse(mine, f"used by linear with an input of shape {tuple(x.shape)}, which has no first "
-                              f"dimension of the batch of {self.step.batch}")  # fmt: skip
+            raise self.refuse(mine, f"used by linear with an input of shape {tuple(x.shape)} without the batch")
         own_bias = isinstance(b, Unbatched)
         y = F.linear(x, plain(W), None if own_bias else b)
         if isinstance(W, Unbatched) and W.requires_grad:

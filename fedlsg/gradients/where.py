@@ -22,7 +22,9 @@ def surveyed(step: Graph, layer: Layer | CallLayer, call: int) -> Axis:
 
 def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
     """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
-    return (isinstance(x, Unbatched) or not x.requires_grad) and surveyed(step, layer, step.called[layer.path] + 1) is None
+    return (isinstance(x, Unbatched) or not x.requires_grad) and surveyed(
+        step, layer, step.called[layer.path] + 1
+    ) is None
 
 
 def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
