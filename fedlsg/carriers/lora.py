@@ -162,7 +162,7 @@ class Lora(Carrier):
 
     def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
         """Rows of dB and columns of dA, under a mask of units."""
-        return mask_factors(blocks, public.weights, public.initial, mask, self) if mask.kind == "units" else blocks
+        return mask_factors(blocks, public.weights, public.initial, mask, self) if mask.units else blocks
 
 
 def embeddings_of(model: nn.Module) -> list[nn.Parameter]:

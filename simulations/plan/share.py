@@ -1,4 +1,4 @@
-"""Lines about a run's layers: the share of a pass' time that torch.func takes, on public rows, and frozen embeddings."""
+"""Lines about a run's layers: the share of a pass' time that torch.func takes, on public rows; frozen embeddings."""
 
 import time
 
