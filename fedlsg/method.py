@@ -65,11 +65,11 @@ class Method:
     personal: str = ""
 
     def __post_init__(self) -> None:
-        if self.mask.kind == "units" and self.carrier.refuses_units:
+        if self.mask.units and self.carrier.refuses_units:
             raise ValueError(self.carrier.refuses_units)
-        if not self.carrier.dense and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
+        if not self.carrier.dense and (self.mask.entries or self.prune.active):
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
-        if self.carrier.form.embeds and (self.mask.kind != "all" or self.mechanism.clip != "joint"):
+        if self.carrier.form.embeds and (not self.mask.whole or self.mechanism.clip != "joint"):
             raise ValueError(
                 f"embeddings are kept whole, and clipped within a joint clip: method {self.name!r} needs a mask of "
                 f"kind 'all' and clip='joint', got {self.mask.kind!r} and {self.mechanism.clip!r}"
@@ -82,7 +82,7 @@ class Method:
             raise ValueError(
                 "a mask of energy freezes entries of S: it needs form='core'; choose importance='energy' for units"
             )
-        if self.prune.active and self.mask.kind not in ("all", "drop"):
+        if self.prune.active and not self.mask.prunes:
             raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
         if self.server.estimator == "averaged" and not self.carrier.splits:
             raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
@@ -134,7 +134,7 @@ def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequenc
     """
     if method.own_functions:
         return tuple(names)
-    tensors = method.prune.active or (method.mask.kind == "magnitude" and not method.mask.refresh)
+    tensors = method.prune.active or method.mask.from_start
     return tuple(name for name, W in names.items() if name in carried or (tensors and W.ndim >= 2))
 
 

@@ -26,7 +26,7 @@ from simulations.plan.continuity import begin, check_unchanged
 from simulations.plan.noise import CLAIM, batches_line, rho_line, sum_line
 from simulations.plan.places import from_root
 from simulations.plan.plan import Plan
-from simulations.plan.share import torch_func_line
+from simulations.plan.share import embeddings_line, torch_func_line
 from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
@@ -184,7 +184,8 @@ def announce(plan: Plan, console: Console) -> None:
     layers = layer_table(public.model, carrier, plan.workload.classifier, blocks=blocks)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
-    for line in (sum_line(plan, public), rho_line(plan, public), torch_func_line(plan)):
+    lines = sum_line(plan, public), rho_line(plan, public), embeddings_line(plan), torch_func_line(plan)
+    for line in lines:
         if line is not None:
             print_line(line, console)
 

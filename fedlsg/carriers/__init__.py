@@ -9,7 +9,17 @@ from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, 
 from fedlsg.carriers.dense import Dense
 from fedlsg.carriers.head import find_classifier, find_output_layer
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
-from fedlsg.carriers.lora import Adapted, Lora, LoraAlpha, adapted_layers, frozen_bases, mask_factors, merge
+from fedlsg.carriers.lora import (
+    Adapted,
+    Lora,
+    LoraAlpha,
+    TrainEmbeddings,
+    adapted_layers,
+    embeddings_of,
+    frozen_bases,
+    mask_factors,
+    merge,
+)
 from fedlsg.carriers.low_rank import (
     LowRank,
     LowRankChange,
@@ -24,7 +34,8 @@ from fedlsg.carriers.powersgd import Factors
 
 __all__ = [
     "Adapted", "Carrier", "Dense", "Factors", "LayerRow", "Lora", "LoraAlpha", "LowRank", "LowRankChange", "OutRank",
-    "OwnCarriers", "PowerSteps", "RandomCarriers", "Rank", "Residual", "StepCarrier", "Warmup", "adapted_layers",
-    "carried_parameters", "carried_sizes", "find_classifier", "find_output_layer", "frozen_bases", "group_layers",
-    "layer_table", "mask_factors", "merge", "of_pairs", "prepare_model", "step_carrier", "totals",
+    "OwnCarriers", "PowerSteps", "RandomCarriers", "Rank", "Residual", "StepCarrier", "TrainEmbeddings", "Warmup",
+    "adapted_layers", "carried_parameters", "carried_sizes", "embeddings_of", "find_classifier", "find_output_layer",
+    "frozen_bases", "group_layers", "layer_table", "mask_factors", "merge", "of_pairs", "prepare_model", "step_carrier",
+    "totals",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from fedlsg.forms import CORE, TANGENT, Form, Part, Sizes
 from fedlsg.frame import Block, Coordinates
 from fedlsg.gradients import check_initialized
 from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.masks import Mask
 from fedlsg.privacy import Mechanism
 from fedlsg.public import Public
@@ -187,13 +188,13 @@ def weights_that_pay(model: nn.Module, carrier: Carrier, excluded: str) -> tuple
     """The weights that may travel as carriers and are smaller so; none of the module at the path ``excluded``."""
     ways = ways_of(model)
     shared = {module._parameters[own] for places in ways.uses.values() for module, own in places}
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+    modules = {name: module for name, module in model.named_modules() if can_be_carried(module)}
     candidates = {
-        f"{name}.weight" if name else "weight": module.weight
+        f"{name}.weight" if name else "weight": W
         for name, module in modules.items()
-        if module.weight.requires_grad
+        if (W := module.get_parameter("weight")).requires_grad
         and f"{name}.weight" not in ways.others
-        and module.weight not in shared
+        and W not in shared
         and not (name == excluded or name.startswith(excluded + "."))
     }
     names = tuple(name for name, W in candidates.items() if pays(W, carrier))

@@ -22,6 +22,7 @@ from fedlsg.carriers.dense import freeze_all_but
 from fedlsg.carriers.head import find_classifier
 from fedlsg.carriers.low_rank import LowRank
 from fedlsg.frame import Block, Keep, Part
+from fedlsg.gradients.formulas.layers import TransposedLinear, is_turned
 from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.public import Public
@@ -37,19 +38,23 @@ LoraAlpha = Annotated[
     ),
 ]
 
+TrainEmbeddings = Annotated[bool, Setting("Train the embeddings of a model under LoRA, dense; false freezes them.")]
+
 
 class Adapted(nn.Module):
-    """A Linear or Conv2d whose weight is frozen, plus the product of trained factors; its bias is trained on.
+    """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors; its bias is trained on.
 
-    Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A and B are carriers of W_0.
-    Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
+    The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers computes x W, so
+    that B comes first there. Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A
+    and B are carriers of W_0. Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with
+    orthonormal rows.
     """
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, carrier: "Lora", generator: torch.Generator) -> None:
+    def __init__(self, base: nn.Module, carrier: "Lora", generator: torch.Generator) -> None:
         super().__init__()
         self.base, self.scale = base, carrier.scale
-        base.weight.requires_grad_(False)
-        rank, fan_in, W_0 = carrier.rank, base.weight[0].numel(), base.weight.detach()
+        weight = base.get_parameter("weight").requires_grad_(False)
+        rank, fan_in, W_0 = carrier.rank, weight[0].numel(), weight.detach()
         A: Tensor
         B = torch.zeros(len(W_0), rank)
         if carrier.train == "core":
@@ -62,7 +67,7 @@ class Adapted(nn.Module):
             kernel = (base.kernel_size, base.stride, base.padding, base.dilation)
             down: nn.Module = nn.Conv2d(base.in_channels, rank, *kernel, bias=False, device="meta")  # type: ignore[arg-type]
         else:
-            down = nn.Linear(base.in_features, rank, bias=False, device="meta")
+            down = _mixing(base, fan_in, rank)
         self.down = _filled(down, A, W_0)
         self.core = (
             _filled(_mixing(base, rank, rank), torch.zeros(rank, rank), W_0) if carrier.train == "core" else None
@@ -71,8 +76,9 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *) as the frozen layer takes it."""
-        inner = self.down(x)
-        result: Tensor = self.base(x) + self.scale * self.up(inner if self.core is None else self.core(inner))
+        first, last = (self.up, self.down) if is_turned(self.base) else (self.down, self.up)
+        inner = first(x)
+        result: Tensor = self.base(x) + self.scale * last(inner if self.core is None else self.core(inner))
         return result
 
 
@@ -80,6 +86,8 @@ def _mixing(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
     """A layer that mixes units, or channels at each place, as the ``base`` needs it."""
     if isinstance(base, nn.Conv2d):
         return nn.Conv2d(inputs, outputs, 1, bias=False, device="meta")
+    if is_turned(base):
+        return TransposedLinear(outputs, inputs, device="meta")
     return nn.Linear(inputs, outputs, bias=False, device="meta")
 
 
@@ -98,7 +106,8 @@ class Lora(Carrier):
 
     ``train="up"`` freezes everything but the head and B, ``"core"`` everything but it and a core C (r, r) between B and
     A, which are then carriers of W_0 after ``power_steps``. ``orthonormal``: A starts with orthonormal rows.
-    ``alpha``: s is alpha / rank; None means s = 1.
+    ``alpha``: s is alpha / rank; None means s = 1. ``embeddings``: train the tables of words and positions, too, which
+    have far more values than the factors.
     """
 
     kind: ClassVar[str] = "lora"
@@ -108,6 +117,7 @@ class Lora(Carrier):
     alpha: LoraAlpha = None
     train: Literal["all", "up", "core"] = "all"
     orthonormal: bool = False
+    embeddings: TrainEmbeddings = False
 
     def __post_init__(self) -> None:
         check_rank(self)
@@ -131,7 +141,8 @@ class Lora(Carrier):
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
         """Insert adapters in the layers outside of the head that low-rank carriers of this rank would carry.
 
-        LoRA freezes what it adapts, and a head starts at random: all of it is trained.
+        LoRA freezes what it adapts, and embeddings where nobody asks for them (tied ones in the head, too). A head
+        starts at random: all of it is trained.
         Raises ValueError if no layer can be adapted.
         """
         for name in weights_that_pay(model, LowRank(rank=self.rank), find_classifier(model, classifier)):
@@ -140,21 +151,28 @@ class Lora(Carrier):
                 raise ValueError("LoRA needs layers inside a model; this model is a single layer")
             owner, _, attribute = path.rpartition(".")
             base = model.get_submodule(path)
-            assert isinstance(base, nn.Linear | nn.Conv2d)
             adapted = Adapted(base, self, public_generator(seed, "lora", path))
             setattr(model.get_submodule(owner), attribute, adapted)
+        if not self.embeddings:
+            for table in embeddings_of(model):
+                table.requires_grad_(False)
         if self.train != "all":
             trained = UP if self.train == "up" else CORE
             freeze_all_but(model, [path + trained for path in adapted_layers(model)], head)
 
     def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
         """Rows of dB and columns of dA, under a mask of units."""
-        return mask_factors(blocks, public.weights, public.initial, mask, self) if mask.kind == "units" else blocks
+        return mask_factors(blocks, public.weights, public.initial, mask, self) if mask.units else blocks
+
+
+def embeddings_of(model: nn.Module) -> list[nn.Parameter]:
+    """The tables of words, positions and types: what modules of type Embedding, or of a subclass, own."""
+    return [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:
     """W_0 of every adapted layer, by parameter name: public and constant, what masks of lsg-lora need."""
-    return {path + BASE: m.base.weight.detach() for path, m in adapted_layers(model).items()}
+    return {path + BASE: m.base.get_parameter("weight").detach() for path, m in adapted_layers(model).items()}
 
 
 def effective_weight(

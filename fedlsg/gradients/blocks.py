@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
-from fedlsg.gradients.formulas.layers import StandardizedConvGradients, kept_values, units
+from fedlsg.gradients.called import Graph
+from fedlsg.gradients.calls import unsupported
+from fedlsg.gradients.formulas.factors import Factors
+from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
+from fedlsg.gradients.formulas.layers import CarriedGradients, StandardizedConvGradients, kept_values, units
 from fedlsg.gradients.formulas.norm import NormGradients, Statistics
+from fedlsg.gradients.formulas.rows import product
 from fedlsg.gradients.formulas.standardized import OutputNote, finish_core, finish_left, finish_right, note_output
 from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.rematerialize import Rematerialized
@@ -57,7 +61,7 @@ def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> La
     if (
         layer.carried is not None
         and layer.carried.A is None
-        and any(slot.block.part in ("L", "core") for slot in layer.slots)
+        and any(slot.part in ("L", "core") for slot in layer.slots)
     ):
         memory.u = layer.carried.formulas.inner(x, layer.carried.R)
     return memory
@@ -89,11 +93,37 @@ def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, nod
             memory.u -= shift if layer.formulas.axis == -1 else shift.view(-1, 1, 1)
 
 
-def use_ghost(layer: Layer, slot: Slot, g: Tensor) -> bool:
+def use_ghost(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> bool:
     """Whether the slot is a whole dense weight for which ghost clipping is cheaper than one gradient an example."""
     block = slot.block
     whole = block.part == "dense" and slot.parameter == "weight" and block.kept == block.size and block.weight == 1
-    return whole and ghost_is_cheaper(layer.module, g)
+    if not whole or memory.x is None:
+        return False
+    return product(layer.module, memory.x, g).cheaper if slot.turned else ghost_is_cheaper(layer.module, g)
+
+
+def choose_block(
+    step: Graph, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor
+) -> Tensor | GhostGradients | Factors:
+    """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
+    if slot.block.parameter in step.factored:
+        assert memory.x is not None
+        assert isinstance(layer.formulas, CarriedGradients)
+        if step.called[layer.path] > 1 and isinstance(layer.module, nn.Conv2d):
+            reason = "a probe needs a convolution that is called once; choose another method, such as lsg"
+            raise unsupported(layer.path, layer.module, reason)
+        first, second = (memory.x, g) if slot.turned else (g, memory.x)
+        return Factors(formulas=layer.formulas, g=first, x=second, version=first._version)
+    if step.ghosts(layer.path) and use_ghost(layer, slot, memory, g):
+        assert memory.x is not None
+        kept = g if step.storage is None else step.storage.rounded(g)
+        if slot.turned:
+            return product(layer.module, memory.x, kept)
+        assert isinstance(layer.module, nn.Linear | nn.Conv2d)
+        return GhostGradients(layer.module, kept, memory.x, kept._version)
+    if memory.x is not None and memory.x.dtype != layer.dtype:
+        memory.x = memory.x.to(layer.dtype) if step.storage is None else step.storage.unpack(memory.x)
+    return form_block(layer, slot, memory, g).to(layer.types[slot.parameter])
 
 
 def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch *kept"]:
@@ -111,12 +141,14 @@ def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Floa
         assert memory.x is not None
         assert not isinstance(formulas, NormGradients)
         value = formulas.weight(g, memory.x)
-    elif block.part == "L":
+    elif slot.part == "L":
         value = left_gradient(layer, slot, memory, g)
     elif block.part == "core":
         value = core_gradient(layer, memory, g)
     else:
         value = right_gradient(layer, slot, memory, g)
+    if slot.turned and slot.parameter == "weight":
+        value = value.mT
     if slot.units is None and value.shape[1:] != block.shape:
         value = value.reshape(len(g), *block.shape)
     return kept_values(value, slot.keep)

@@ -5,7 +5,8 @@ back, and puts it in the frame's blocks. What the function gives is clipped like
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -13,11 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.utils.rnn import PackedSequence
 
 from fedlsg.failure import describe
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+from fedlsg.gradients.calls.survey import FLAT, Axis, Survey
 from fedlsg.gradients.calls.ways import Ways
 from fedlsg.gradients.formulas.layers import kept_values
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
@@ -29,8 +32,18 @@ class Graph(Protocol):
     """What a pass offers: see ``hooks.Pass``."""
 
     batch: int
-    ghost: bool
-    values: list[Any]
+    survey: Survey
+    factored: Collection[str]
+    storage: Any
+    parameters: Mapping[str, Tensor]
+    called: Counter[str]
+    uses: Any
+
+    def add(self, position: int, value: Any) -> None:
+        """Add a gradient to a block."""
+
+    def ghosts(self, path: str) -> bool:
+        """Whether a layer's gradients may stay factors."""
 
     def enter(self, path: str, module: nn.Module, output: Tensor) -> Tensor:
         """The output as the model gets it, in the graph."""
@@ -71,7 +84,7 @@ def call_layers(model: nn.Module, frame: Frame, ways: Ways) -> Iterator[CallLaye
     slots = {block.parameter: make_slot(i, block) for i, block in enumerate(frame.blocks)} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
-        kind = kind_of(type(module))
+        kind = kind_of(module)
         assert kind is not None
         own = {name.removeprefix(f"{path}."): slots[name] for name in names}
         yield CallLayer(path=path, module=module, kind=kind, slots=own)
@@ -94,12 +107,14 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
     """Raise UnsupportedLayerError unless the examples are on the axes of the inputs where the layer has them."""
     tensors = tensors_in(inputs)
     first = inputs[0] if inputs else None
-    if not isinstance(first, Tensor) or first.ndim < layer.kind.least(layer.module):
+    packed = isinstance(first, PackedSequence)
+    if not packed and (not isinstance(first, Tensor) or first.ndim < layer.kind.least(layer.module)):
         found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise unsupported(
-            layer.path, layer.module, f"expected a tensor with a batch dimension as its first input, got {found} "
-            "(packed sequences: pass a padded tensor instead)",
-        )  # fmt: skip
+            layer.path, layer.module, f"expected a tensor with a batch dimension as its first input, got {found}"
+        )
+    if (size := layer.kind.size(layer.module, inputs)) not in (None, batch):
+        raise unsupported(layer.path, layer.module, f"expected the batch of {batch}, got an input of {size} examples")
     axes = layer.kind.axes(layer.module, inputs)
     for t, axis in zip(tensors, axes, strict=False):
         if axis is not None and (t.ndim <= axis or t.shape[axis] % batch or (t is first and t.shape[axis] != batch)):
@@ -109,8 +124,11 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
             )  # fmt: skip
 
 
-def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any) -> Any:
-    """The output of a call, watched: the layer's blocks are formed when its gradient has arrived."""
+def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any, axis: Axis = 0) -> Any:
+    """The output of a call, watched: the layer's blocks are formed when its gradient has arrived.
+
+    ``axis``: the axis of the examples in the only input.
+    """
     versions = [t._version for t in tensors_in(inputs)]
 
     def form(output_gradient: Any) -> None:
@@ -118,9 +136,13 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
             reason = "its input was changed in place after the call; use the out-of-place operation (inplace=False)"
             raise unsupported(layer.path, layer.module, reason)
         with without_autocast(layer.parameters[0].device.type), torch.no_grad():
-            set_blocks(step, layer, in_type(inputs, layer.dtype), in_type(output_gradient, layer.dtype))
+            given, g = in_type(inputs, layer.dtype), in_type(output_gradient, layer.dtype)
+            if axis != 0:
+                given, g = (examples_first(given[0], axis, step.batch), *given[1:]), examples_first(g, axis, step.batch)
+            set_blocks(step, layer, given, g)
 
     if isinstance(output, Tensor):
+        output = own_memory(output)
         made, shape = step.enter(layer.path, layer.module, output), output.shape
 
         def arrived(gradients: tuple[Tensor | None, ...]) -> None:
@@ -132,7 +154,7 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
     numbers = [t for t in tensors_in(output) if t.is_floating_point()]
     if not numbers:
         raise unsupported(layer.path, layer.module, "its output has no tensor of numbers in tuples, lists or dicts")
-    form_of_output = map_tensors(lambda t: t.is_floating_point(), output)
+    form_of_output = shape_of(output)
 
     def all_arrived(gradients: Sequence[Tensor]) -> None:
         form(fill_in(form_of_output, iter(gradients)))
@@ -143,13 +165,35 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
     return map_tensors(lambda t: next(left) if t.is_floating_point() else t, output)
 
 
+def shape_of(output: Any) -> Any:
+    """A structure with True in the places of floating-point tensors; named tuples become plain ones."""
+    if isinstance(output, dict):
+        return {key: shape_of(item) for key, item in output.items()}
+    if isinstance(output, tuple | list):
+        return (tuple if hasattr(output, "_fields") else type(output))(shape_of(item) for item in output)
+    return isinstance(output, Tensor) and output.is_floating_point()
+
+
 def fill_in(form: Any, gradients: Iterator[Tensor]) -> Any:
-    """A structure of True, False and other things with gradients in the places of True, and None elsewhere."""
+    """A structure of ``shape_of`` with gradients in the places of True, and None elsewhere."""
     if isinstance(form, dict):
         return {key: fill_in(item, gradients) for key, item in form.items()}
     if isinstance(form, tuple | list):
         return type(form)(fill_in(item, gradients) for item in form)
-    return next(gradients) if form is True else None
+    return next(gradients) if form else None
+
+
+def examples_first(t: Tensor, axis: Axis, batch: int) -> Tensor:
+    """A view of t with the examples on the first axis."""
+    if axis == FLAT:
+        return t.unflatten(0, (batch, -1))
+    return t.movedim(axis or 0, 0)
+
+
+def own_memory(output: Tensor) -> Tensor:
+    """The output, or a copy where it is a view with its values in another order than those of ``producer``."""
+    base = output._base if output._is_view() else None
+    return output if base is None or (base.is_contiguous() and output.is_contiguous()) else output.clone()
 
 
 def producer(output: Tensor) -> Node:
@@ -206,7 +250,7 @@ def set_blocks(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gr
                 f"{tuple(value.shape)} of {value.dtype}",
             )  # fmt: skip
         value = value.detach().to(layer.dtype) if isinstance(value, Tensor) else value
-        step.values[slot.position] = settle(value, slot, ghost=step.ghost)
+        step.add(slot.position, settle(value, slot, ghost=step.ghosts(layer.path)))
 
 
 def settle(value: Tensor | Lazy, slot: Slot, *, ghost: bool) -> Any:

@@ -6,6 +6,7 @@ A layer's own parameters are frozen during its call, so backward computes no wei
 gradient all the same, it was used elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,30 +22,41 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.blocks import (
     LayerMemory,
-    form_block,
+    choose_block,
     keep_input,
     needs_input,
     remember,
     remember_output,
-    use_ghost,
 )
-from fedlsg.gradients.called import CallLayer, arguments, call_layers, check_batch, producer, watch_call
-from fedlsg.gradients.calls import UnsupportedLayerError, unsupported
+from fedlsg.gradients.called import (
+    CallLayer,
+    arguments,
+    call_layers,
+    check_batch,
+    examples_first,
+    own_memory,
+    producer,
+    watch_call,
+)
+from fedlsg.gradients.calls import unsupported
+from fedlsg.gradients.calls.errors import ReadElsewhereError
+from fedlsg.gradients.calls.survey import Axis, Survey
 from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
 from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.formulas.layers import CarriedGradients
-from fedlsg.gradients.plan import Layer, Slot, plan
+from fedlsg.gradients.plan import Layer, plan
 from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
-from fedlsg.gradients.sources import replace_parameters, table
+from fedlsg.gradients.sources import replace_parameters, table, takes_shared, without_batch
 from fedlsg.gradients.supported import Checked
+from fedlsg.gradients.unbatched import axis_of_read, plain
 from fedlsg.gradients.uses import Uses
+from fedlsg.gradients.where import axis_of, is_constant, leads_to
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
-TWICE = (
-    "called twice in one pass (activation checkpointing does that, too); its gradient is then a sum over the calls: "
-    "give each call its own module, switch checkpointing off, or freeze it"
+AGAIN = (
+    "called in backward, as activation checkpointing does, where its gradient cannot be split by example; switch "
+    "checkpointing off (model.gradient_checkpointing_disable()), or freeze it"
 )
 
 
@@ -69,9 +81,9 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checke
         norms = (module for module in model.modules() if type(module) in NORMS)
         handles += [module.register_forward_hook(step.rematerialization.on_norm, prepend=True) for module in norms]
         if step.uses is not None:
-            hooked = [(layer.path, layer.module) for layer in layers] + [(call.path, call.module) for call in calls]
-            for path, module in hooked:
-                handles.append(module.register_forward_pre_hook(partial(step.on_input, path), with_kwargs=True))
+            for hooked in (*layers, *calls):
+                on_input = partial(step.on_input, hooked)
+                handles.append(hooked.module.register_forward_pre_hook(on_input, with_kwargs=True))
         with nullcontext() if step.uses is None else replace_parameters(model, frame, ways.uses, step.uses):
             yield
     finally:
@@ -94,6 +106,8 @@ def freeze(layer: Layer | CallLayer, *_: object) -> None:
 class Pass:
     """The state of one forward and backward pass: what layers keep, and the blocks, None for layers not reached.
 
+    What several calls of a layer give is added: the clip then sees one gradient of the example.
+    ``called``: calls by path. ``shared``: inputs of layers that are about to be called without the batch.
     ``factored``: weights of Linear and Conv2d that give ``Factors`` in place of a block.
     """
 
@@ -104,12 +118,15 @@ class Pass:
     factored: Collection[str] = ()
     storage: ActivationStorage | None = None
     memories: dict[str, LayerMemory] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
+    called: Counter[str] = field(default_factory=Counter)
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    in_backward: bool = False
     due: dict[str, tuple[str, nn.Module, Node]] = field(default_factory=dict)
     starts: list[Tensor] = field(default_factory=list)
     rematerialization: Rematerialization = field(default_factory=Rematerialization)
     ways: Ways = BY_LAYERS
-    tables: frozenset[str] = frozenset()
+    survey: Survey = field(default_factory=Survey)
+    parameters: Checked = field(default_factory=dict)
     uses: Uses | None = None
 
     def on_output(
@@ -120,18 +137,39 @@ class Pass:
             p.requires_grad_(True)
         if not torch.is_grad_enabled():
             return None  # no gradient comes back through this call
+        call = self.count(layer)
+        if (given := self.shared.pop(layer.path, None)) is not None:
+            return without_batch(self, layer, given, output)
         x = args[0] if args else kwargs["input"]
-        self.check_call(layer, x)
-        self.keep(layer, x, output)
-        start = not output.requires_grad
+        axis = axis_of(self, layer, x)
+        given = output
+        output = own_memory(output)
+        memory = self.keep(layer, x, output, axis)
+        start = output is not given or not output.requires_grad
         output = self.enter(layer.path, module, output)
-        again = self.memories[layer.path].again
-        if again is not None:
-            release(again, x, output)
+        if memory.again is not None:
+            release(memory.again, x, output)
         node = producer(output)
-        self.due[layer.path] = layer.path, layer.module, node
-        node.register_prehook(partial(self.on_gradient, layer, output.shape))
+        self.memories[call] = memory
+        self.due[call] = layer.path, layer.module, node
+        node.register_prehook(partial(self.on_gradient, layer, call, output.shape, axis))
         return output if start else None
+
+    def count(self, layer: Layer | CallLayer) -> str:
+        """The name of a new call of a layer."""
+        if self.in_backward:
+            raise unsupported(layer.path, layer.module, AGAIN)
+        self.called[layer.path] += 1
+        return f"{layer.path} {self.called[layer.path]}"
+
+    def add(self, position: int, value: Any) -> None:
+        """Add a gradient to a block."""
+        before = self.values[position]
+        self.values[position] = value if before is None else before + value
+
+    def ghosts(self, path: str) -> bool:
+        """Whether gradients of a layer may be ``GhostGradients``, which cannot be added."""
+        return self.ghost and self.called[path] <= 1
 
     def enter(self, path: str, module: nn.Module, output: Tensor) -> Tensor:
         """The output of a layer as the model gets it: in the graph."""
@@ -145,11 +183,15 @@ class Pass:
         return output
 
     def on_input(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, layer: Layer | CallLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Forward pre-hook: a parameter that was expanded to the batch enters the layer as copies."""
+        """Forward pre-hook: a value that all examples share enters as it is, or as copies if it was expanded."""
         assert self.uses is not None
-        return self.uses.into_layer(path, module, args, kwargs)
+        x = args[0] if args else kwargs.get("input")
+        if isinstance(x, Tensor) and (self.uses.is_shared(x) or is_constant(self, layer, x)) and takes_shared(layer, x):
+            self.shared[layer.path] = x
+            return ((plain(x), *args[1:]), kwargs) if args else (args, kwargs | {"input": plain(x)})
+        return self.uses.into_layer(layer.path, module, args, kwargs)
 
     def on_call(
         self, layer: CallLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -159,19 +201,21 @@ class Pass:
             p.requires_grad_(True)
         if not torch.is_grad_enabled():
             return None
-        if layer.path in self.called:
-            raise unsupported(layer.path, layer.module, TWICE)
-        self.called.add(layer.path)
+        self.count(layer)
+        if (given := self.shared.pop(layer.path, None)) is not None:
+            return without_batch(self, layer, given, output)
         inputs = arguments(layer, args, kwargs)
-        if isinstance(module, nn.Embedding) and type(module) is nn.Embedding and not self.reads_batch(layer, inputs[0]):
-            assert self.uses is not None
-            return table(self.uses, module, layer.slots["weight"], inputs[0], output)
-        check_batch(layer, inputs, self.batch)
-        return watch_call(self, layer, inputs, output)
-
-    def reads_batch(self, layer: CallLayer, ids: Tensor) -> bool:
-        """Whether an embedding was read by the batch, and not by positions, of which there may be as many."""
-        return ids.ndim > 0 and len(ids) == self.batch and (self.batch == 1 or layer.path not in self.tables)
+        if type(module) is nn.Embedding:
+            slot = layer.slots["weight"]
+            axis = axis_of_read(self, slot.block.parameter, self.called[layer.path], inputs[0])
+            if axis is None:
+                assert self.uses is not None
+                return table(self.uses, module, slot, inputs[0], output)
+            return watch_call(self, layer, inputs, output, axis)
+        axis = axis_of(self, layer, inputs[0]) if layer.kind.positions else 0
+        if axis == 0:
+            check_batch(layer, inputs, self.batch)
+        return watch_call(self, layer, inputs, output, axis)
 
     def watch(
         self, path: str, module: nn.Module, node: Node, arrived: Callable[[tuple[Tensor | None, ...]], None]
@@ -186,35 +230,28 @@ class Pass:
         self.due[key] = path, module, node
         node.register_prehook(once)
 
-    def check_call(self, layer: Layer, x: Tensor) -> None:
-        """Raise UnsupportedLayerError for a second call, or an input that is not batch first."""
-        if layer.path in self.called:
-            raise unsupported(layer.path, layer.module, TWICE)
-        self.called.add(layer.path)
-        if not layer.formulas.batch_first(x) or x.shape[0] != self.batch:
-            raise unsupported(
-                layer.path,
-                layer.module,
-                f"expected an input whose first dimension is the batch of {self.batch}, got shape {tuple(x.shape)}; "
-                "keep examples on the first dimension (no flattening of positions into it), or freeze it",
-            )
-
-    def keep(self, layer: Layer, x: Tensor, output: Tensor) -> None:
-        """Store what the layer's blocks need of its input x and its output."""
+    def keep(self, layer: Layer, x: Tensor, output: Tensor, axis: Axis) -> LayerMemory:
+        """What the layer's blocks need of its input x and its output."""
         with torch.no_grad(), without_autocast(x.device.type):
-            again = self.rematerialization.of(x) if needs_input(layer) and x.dtype == layer.dtype else None
+            own = axis == 0 and needs_input(layer) and x.dtype == layer.dtype
+            again, node = self.rematerialization.of(x) if own else None, output.grad_fn
+            if axis != 0:
+                x, output, node = examples_first(x, axis, self.batch), examples_first(output, axis, self.batch), None
             given, x = x.detach(), x.detach().to(layer.dtype)
-            self.memories[layer.path] = memory = remember(layer, x, again)
-            remember_output(layer, memory, x, output, output.grad_fn)
+            memory = remember(layer, x, again)
+            remember_output(layer, memory, x, output, node)
             if memory.x is not None and memory.x is x and given.itemsize < x.itemsize:
                 memory.x, memory.version = given, given._version  # autograd keeps this one, not the wider copy
             if self.storage is not None:
                 self.storage.pack_memory(memory)
+            return memory
 
-    def on_gradient(self, layer: Layer, shape: torch.Size, gradients: tuple[Tensor | None, ...]) -> None:
+    def on_gradient(
+        self, layer: Layer, call: str, shape: torch.Size, axis: Axis, gradients: tuple[Tensor | None, ...]
+    ) -> None:
         """Backward hook: form the layer's blocks, then free its memory."""
-        memory = self.memories.pop(layer.path)
-        del self.due[layer.path]
+        memory = self.memories.pop(call)
+        del self.due[call]
         if changed := memory.changed:
             reason = (
                 f"its {changed} was changed in place after the call; use the out-of-place operation (inplace=False)"
@@ -223,26 +260,12 @@ class Pass:
         if gradients[0] is None:
             return  # autograd's way to say zero
         g = gradients[0].reshape(shape).to(layer.dtype)
+        g = g if axis == 0 else examples_first(g, axis, self.batch)
         with without_autocast(g.device.type):
             if memory.again is not None:
                 keep_input(layer, memory, memory.again.read())
             for slot in layer.slots:
-                self.values[slot.position] = self.block(layer, slot, memory, g)
-
-    def block(self, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Tensor | GhostGradients | Factors:
-        """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
-        if slot.block.parameter in self.factored:
-            assert memory.x is not None
-            assert isinstance(layer.formulas, CarriedGradients)
-            return Factors(formulas=layer.formulas, g=g, x=memory.x, version=g._version)
-        if self.ghost and use_ghost(layer, slot, g):
-            assert memory.x is not None
-            assert isinstance(layer.module, nn.Linear | nn.Conv2d)
-            kept = g if self.storage is None else self.storage.rounded(g)
-            return GhostGradients(layer.module, kept, memory.x, kept._version)
-        if memory.x is not None and memory.x.dtype != layer.dtype:
-            memory.x = memory.x.to(layer.dtype) if self.storage is None else self.storage.unpack(memory.x)
-        return form_block(layer, slot, memory, g).to(layer.types[slot.parameter])
+                self.add(slot.position, choose_block(self, layer, slot, memory, g))
 
     def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> None:
         """Send the gradient of every example's own loss back to the first hooked layers.
@@ -256,33 +279,15 @@ class Pass:
         named = [*parameters.items(), *((source.name, source.leaf) for source in sources)]
         wanted = [*self.starts, *(p for _, p in named)]
         # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a second a process.
+        self.in_backward = True
         with torch._C.DisableTorchFunctionSubclass() if sources else nullcontext():
             gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
         if elsewhere := [
             name for (name, _), g in zip(named, gradients[len(self.starts) :], strict=True) if g is not None
         ]:
-            raise UnsupportedLayerError(
-                f"{', '.join(elsewhere)}: used outside of its own layer's call, where its gradient cannot be split by "
-                "example; call the layer instead of reading its weight (F.linear(x, layer.weight), layer.forward(x), a "
-                "penalty in the loss), or freeze it"
-            )
+            raise ReadElsewhereError(elsewhere)
         for path, module, node in self.due.values():
             if leads_to(losses.grad_fn, {node}):
                 raise unsupported(path, module, HIDDEN)
         if self.uses is not None:
             self.uses.finish(gradients)
-
-
-def leads_to(end: Node | None, places: Collection[Node]) -> bool:
-    """Whether the value of node ``end`` was computed from the value of one of the nodes ``places``."""
-    seen: set[Node] = set()
-    due = [end]
-    while due:
-        node = due.pop()
-        if node is None or node in seen:
-            continue
-        if node in places:
-            return True
-        seen.add(node)
-        due += [before for before, _ in node.next_functions]
-    return False

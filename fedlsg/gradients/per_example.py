@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
-from fedlsg.gradients.calls.tables import tables_of
+from fedlsg.gradients.calls.errors import ReadElsewhereError
+from fedlsg.gradients.calls.survey import Survey, copies_of, survey
 from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.embedding import embed
 from fedlsg.gradients.formulas.factors import Factors
@@ -61,9 +63,9 @@ def per_example_gradients(
     alone. The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad`` or ``requires_grad``
     changes, even if an error is raised. A layer that the forward pass does not reach gives zeros. An empty batch gives
     tensors of shape (0, kept), and the model is not called. A loss that is not finite affects its own row only.
-    Raises UnsupportedLayerError for what ``check`` refuses, and for a layer that is called twice, whose input is
-    not batch first, whose input changes in place after the call, or whose parameters are used outside its call;
-    ValueError for losses of another shape.
+    The gradients of several calls of a layer are added, and the sum is clipped. Raises UnsupportedLayerError for what
+    ``check`` refuses, and for a layer whose input is not batch first or changes in place after the call; ValueError for
+    losses of another shape.
     ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it is called here.
     ``precision``: the precision of the pass. The blocks have the type of the parameters in any case.
     """
@@ -92,8 +94,8 @@ def block_gradients(
             model, loss_fn, inputs, targets, frame.embedded, checked=parameters, precision=precision
         )
         return list(embed(dense, frame))
-    step = Pass(batch=batch_size(inputs, targets), values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
-    return run(step, model, loss_fn, inputs, targets, frame, parameters)
+    make = partial(Pass, ghost=ghost, precision=precision)
+    return run(make, model, loss_fn, inputs, targets, frame, parameters)
 
 
 def factored_gradients(
@@ -111,13 +113,16 @@ def factored_gradients(
     A layer that the forward pass does not reach gives zeros, factored or not.
     """
     parameters = check(model, frame) if checked is None else checked
-    values: list[Any] = [None] * len(frame.blocks)
-    step = Pass(batch=batch_size(inputs, targets), values=values, ghost=True, precision=FLOAT32, factored=factored)
-    return run(step, model, loss_fn, inputs, targets, frame, parameters)
+    make = partial(Pass, ghost=True, precision=FLOAT32, factored=factored)
+    return run(make, model, loss_fn, inputs, targets, frame, parameters)
+
+
+_read: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+"""Parameters that a model reads next to their layers' calls (``F.linear(x, layer.weight)``), where a pass met any."""
 
 
 def run(
-    step: Pass,
+    make: Callable[..., Pass],
     model: nn.Module,
     loss_fn: LossFunction,
     inputs: Batch,
@@ -125,32 +130,61 @@ def run(
     frame: Frame,
     parameters: Checked,
 ) -> list[Any]:
-    """The values of the frame's blocks by a forward and a backward pass."""
-    batch, precision = step.batch, step.precision
+    """The values of the frame's blocks by a forward and a backward pass.
+
+    If a gradient arrives next to a layer's call, the pass is thrown away. In the next one these parameters are followed
+    by their uses.
+    """
+    batch = batch_size(inputs, targets)
     like = next(iter(parameters.values()))
+    step = make(batch=batch, values=[None] * len(frame.blocks))
     if batch:
-        step.ways = ways_of(model)
-        if step.ways.calls or step.ways.uses:
-            with force_eager():
-                step.tables = learn_tables(model, inputs)
-            memory = {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
-            step.uses = Uses(step=step, starts=step.starts, inputs=memory)
-        rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
-        with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
-            losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=like)
-            step.backward(losses, parameters)
+        try:
+            run_pass(step, model, loss_fn, inputs, targets, frame, parameters, _read.get(model, frozenset()))
+        except ReadElsewhereError as error:
+            carried = {c.name for c in frame.coordinates if c.carried} | set(step.factored)
+            read = _read.get(model, frozenset())
+            if not error.names or not set(error.names) <= parameters.keys() - read - carried:
+                raise
+            step = make(batch=batch, values=[None] * len(frame.blocks))
+            run_pass(step, model, loss_fn, inputs, targets, frame, parameters, read | set(error.names))
+            _read[model] = read | set(error.names)
     return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
 
 
-def learn_tables(model: nn.Module, inputs: Batch) -> frozenset[str]:
-    """Paths of the embeddings that the model reads without the batch (``tables``)."""
-    first = inputs[:1] if isinstance(inputs, Tensor) else {name: t[:1] for name, t in inputs.items()}
-    return tables_of(model, ways_of(model), tensors_of(first), partial(call, model, first))
+def run_pass(
+    step: Pass,
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    parameters: Checked,
+    read: Collection[str],
+) -> None:
+    """One pass, in which the parameters ``read`` are followed by their uses."""
+    precision = step.precision
+    step.ways, step.parameters = ways_of(model, read), parameters
+    with force_eager():
+        step.survey = survey_of(model, inputs)
+    if step.ways.calls or step.ways.uses or any(None in axes for axes in step.survey.layers.values()):
+        step.uses = Uses(step=step, starts=step.starts)
+    rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
+    like = next(iter(parameters.values()))
+    with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
+        losses = losses_of(model, loss_fn, inputs, targets, precision, batch=step.batch, like=like)
+        step.backward(losses, parameters)
 
 
-def tensors_of(inputs: Batch) -> list[Tensor]:
-    """The tensors of a batch."""
-    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+def survey_of(model: nn.Module, inputs: Batch) -> Survey:
+    """Where the examples are in what the model's layers and tables read."""
+
+    def copies(scales: tuple[float, ...]) -> Batch:
+        if isinstance(inputs, Tensor):
+            return copies_of(inputs, scales)
+        return {name: copies_of(t, scales) for name, t in inputs.items()}
+
+    return survey(model, lambda scales: call(model, copies(scales)))
 
 
 def summable(frame: Frame) -> bool:

@@ -12,6 +12,7 @@ is checked separately (``bias_lost``).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,15 +20,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, Part
 from fedlsg.gradients.calls.ways import Ways, ways_of
-from fedlsg.gradients.formulas.layers import LAYERS, CarriedGradients, LayerGradients
+from fedlsg.gradients.formulas.layers import CarriedGradients, LayerGradients, formulas_of, is_turned
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.tensors import matrix_in_memory_order, to_memory_order
 
 PRODUCTS = (nn.Linear, nn.Conv2d)
 """Layers whose output and blocks are plain products: the shortcut to u and blocks in bfloat16 need that."""
+TURNED: Mapping[Part, Part] = {"L": "R", "R": "L"}
 TOLERATED = 1e3
 """Units in the last place by which S^-1 L^T W may differ from R in Frobenius norm, for each row of R."""
 
@@ -37,7 +39,7 @@ class Slot:
     """One block that a layer computes: its position in the frame, and the module's own name of the parameter.
 
     ``units`` are the kept out units of dL or in units of dR, if the mask keeps whole units. The others are never
-    computed, and ``keep`` then selects nothing.
+    computed, and ``keep`` then selects nothing. ``turned``: the layer stores its weight transposed (``make_layer``).
     """
 
     position: int
@@ -45,16 +47,22 @@ class Slot:
     block: Block
     keep: Keep = EVERYTHING
     units: Int[Tensor, " kept"] | None = None
+    turned: bool = False
+
+    @property
+    def part(self) -> Part:
+        """The part of the block, for a weight (m, n)."""
+        return TURNED.get(self.block.part, self.block.part) if self.turned else self.block.part
 
 
-def make_slot(position: int, block: Block) -> Slot:
+def make_slot(position: int, block: Block, *, turned: bool = False) -> Slot:
     """The slot of the frame's block at ``position``."""
     name = block.parameter.rpartition(".")[2]
     if block.kept == block.size:
-        return Slot(position=position, parameter=name, block=block)
+        return Slot(position=position, parameter=name, block=block, turned=turned)
     if (block.part, block.keep.axis) in (("L", 0), ("R", 1)):
-        return Slot(position=position, parameter=name, block=block, units=block.keep.index)
-    return Slot(position=position, parameter=name, block=block, keep=block.keep)
+        return Slot(position=position, parameter=name, block=block, units=block.keep.index, turned=turned)
+    return Slot(position=position, parameter=name, block=block, keep=block.keep, turned=turned)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,7 +100,7 @@ class Layer:
     @cached_property
     def from_input(self) -> Slot | None:
         """The slot of the weight whose block needs the input itself: dR, or the dense weight."""
-        return next((s for s in self.slots if s.parameter == "weight" and s.block.part not in ("L", "core")), None)
+        return next((s for s in self.slots if s.parameter == "weight" and s.part not in ("L", "core")), None)
 
 
 def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32, ways: Ways | None = None) -> list[Layer]:
@@ -103,7 +111,8 @@ def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32, ways: W
         if block.parameter in others:
             continue
         path = block.parameter.rpartition(".")[0]
-        slots.setdefault(path, []).append(make_slot(position, block))
+        turned = is_turned(model.get_submodule(path))
+        slots.setdefault(path, []).append(make_slot(position, block, turned=turned))
     coordinates = {c.name: c for c in frame.coordinates}
     layers = [
         make_layer(path, module, tuple(slots[path]), coordinates)
@@ -115,13 +124,18 @@ def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32, ways: W
 
 
 def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinates: dict[str, Coordinates]) -> Layer:
-    """The layer at ``path``, which computes ``slots``."""
-    formulas = LAYERS[type(module)](module)
+    """The layer at ``path``, which computes ``slots``.
+
+    A weight W (n, m) that is stored transposed counts as W^T: its carriers are R^T and L^T, its dL is that of W^T's dR,
+    transposed, and its dR that of dL.
+    """
+    formulas = formulas_of(module)
     carried = None
     weight = coordinates.get(f"{path}.weight" if path else "weight")
     if weight is not None and weight.L is not None and weight.R is not None:
         assert isinstance(formulas, CarriedGradients)  # check_frame refused anything else
-        carried = Carried(formulas=formulas, L=weight.L, R=weight.R)
+        L, R = (weight.R.mT, weight.L.mT) if is_turned(module) else (weight.L, weight.R)
+        carried = Carried(formulas=formulas, L=L, R=R)
     parameter = module._parameters[slots[0].parameter]
     assert parameter is not None
     dtype = parameter.dtype

@@ -4,14 +4,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.called import Graph, settle
+from fedlsg.gradients.blocks import choose_block, remember, remember_output
+from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.calls.ways import Place
+from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
 from fedlsg.gradients.formulas.tied import TiedGradients, tied
-from fedlsg.gradients.plan import Slot, make_slot
+from fedlsg.gradients.plan import Layer, Slot, make_slot
+from fedlsg.gradients.precision import without_autocast
+from fedlsg.gradients.unbatched import Unbatched, plain
 from fedlsg.gradients.uses import Uses
 
 
@@ -38,29 +43,84 @@ def replace_parameters(model: nn.Module, frame: Frame, places: Mapping[str, list
 
 def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Tensor) -> Tensor:
     """The output of an embedding that was read without the batch, as an Unbatched value."""
-    uses.note_rows((slot.block.parameter,), ids)
+    name = slot.block.parameter
 
     def receive(parts: Sequence[Tensor | Lazy]) -> None:
         dense = [part for part in parts if isinstance(part, Tensor)]
         if dense:
             g = torch.stack(dense).sum(0).reshape(uses.step.batch, -1, output.shape[-1])
             rows = RowGradients(module, g, ids.reshape(1, -1).expand(len(g), -1), g._version, module.padding_idx)  # type: ignore[arg-type]
-            uses.step.values[slot.position] = settle(rows, slot, ghost=uses.step.ghost)
+            uses.step.add(slot.position, settle(rows, slot, ghost=uses.step.ghosts(name.rpartition(".")[0])))
 
-    return uses.source(output, slot.block.parameter, receive)
+    return shared_output(uses, output, name, receive)
+
+
+def takes_shared(layer: Layer | CallLayer, x: Tensor) -> bool:
+    """Whether a layer may read a value without the batch: any dimensions fit, or there is one of length 1."""
+    if isinstance(layer, CallLayer):
+        return layer.kind.positions
+    linear = isinstance(layer.module, nn.Linear | nn.LayerNorm) or is_turned(layer.module)
+    return linear or (x.shape[0] == 1 and layer.formulas.batch_first(x))
+
+
+def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tensor) -> Tensor:
+    """The output of a layer that read ``x``, which all examples share, as an Unbatched value.
+
+    Each example has a gradient at it, so that the layer's formulas see x once for each example.
+    """
+    uses = step.uses
+    assert uses is not None
+    batch, one = step.batch, int(x.ndim > 0 and x.shape[0] == 1 and output.shape[0] == 1)
+
+    def receive(parts: Sequence[Tensor | Lazy]) -> None:
+        dense = [part for part in parts if isinstance(part, Tensor)]
+        if not dense:
+            return
+        g = torch.stack(dense).sum(0).view(batch, *output.shape)
+        if isinstance(x, Unbatched):
+            uses.found.append((x, pull_back(layer.module, plain(x), g)))
+        given, y = (t.detach().view(t.shape[one:]).expand(batch, *t.shape[one:]) for t in (plain(x), plain(output)))
+        g = g.reshape(y.shape)
+        with torch.no_grad(), without_autocast(g.device.type):
+            if isinstance(layer, CallLayer):
+                set_blocks(step, layer, in_type((given,), layer.dtype), g.to(layer.dtype))
+                return
+            memory = remember(layer, given.to(layer.dtype))
+            remember_output(layer, memory, given.to(layer.dtype), y, None)
+            for slot in layer.slots:
+                step.add(slot.position, choose_block(step, layer, slot, memory, g.to(layer.dtype)))
+
+    return shared_output(uses, output, f"{layer.path}.weight" if layer.path else "weight", receive)
+
+
+def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) -> Tensor:
+    """The gradient of each example at the input of a module, for its gradient at the output."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = type(module).forward(module, x)
+    (found,) = torch.autograd.grad(y, [x], g.to(y.dtype), is_grads_batched=True)
+    return found
+
+
+def shared_output(uses: Uses, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Tensor:
+    """A copy of a new leaf, which the model may change in place."""
+    leaf = uses.source(value, name, receive)
+    with torch._C.DisableTorchFunctionSubclass():
+        return uses.mark(leaf.clone(), (name,))
 
 
 def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None]:
     """Put the sum of a parameter's gradients in its block."""
 
     def receive(parts: Sequence[Tensor | Lazy]) -> None:
+        ghost = step.ghosts("")
         if len(parts) == 1:
-            step.values[slot.position] = settle(parts[0], slot, ghost=step.ghost)
-        elif step.ghost and slot.block.kept == slot.block.size and slot.block.weight == 1 and (both := tie(parts)):
-            step.values[slot.position] = both
+            step.add(slot.position, settle(parts[0], slot, ghost=ghost))
+        elif ghost and slot.block.kept == slot.block.size and slot.block.weight == 1 and (both := tie(parts)):
+            step.add(slot.position, both)
         elif parts:
             settled = [settle(part, slot, ghost=False) for part in parts]
-            step.values[slot.position] = torch.stack(settled).sum(0) if len(settled) > 2 else settled[0] + settled[1]
+            step.add(slot.position, torch.stack(settled).sum(0))
 
     return receive
 

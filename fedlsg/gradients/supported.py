@@ -12,25 +12,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, registered_layers, unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN, conv_refusal, known_layers, shown
+from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
+from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown
 from fedlsg.gradients.calls.ways import ways_of
-from fedlsg.gradients.formulas.layers import CARRIED, LAYERS
-
-USED_ALONE = (nn.ParameterList, nn.ParameterDict)
-"""Modules of torch without a layer's computation: their parameters are used elsewhere (``uses``)."""
-SHARED = (nn.Linear, nn.Embedding)
-"""Layers that may share a weight: the sum over its uses is clipped."""
-
+from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
-    (WeightNorm, "weight_norm", "remove_weight_norm(layer, {!r})"),
-    (SpectralNorm, "spectral_norm", "remove_spectral_norm(layer, {!r})"),
+    (WeightNorm, "a hook of weight_norm", "parametrizations.weight_norm(layer, {!r}), which trains, in its place"),
+    (SpectralNorm, "a hook of spectral_norm", "remove_spectral_norm(layer, {!r})"),
     (BasePruningMethod, "prune", "prune.remove(layer, {!r})"),
 )
 """Hooks of torch that compute a weight before each call, and what removes them."""
@@ -87,9 +82,10 @@ def check_supported(model: nn.Module) -> None:
 
 
 def _without_calls(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All modules with their paths, but for those inside a module that answers for them (``ways``)."""
+    """All modules with their paths, but for those inside a module with a function of its own (``ways``)."""
     yield path, module
-    if kind_of(type(module)) is None:
+    kind = kind_of(module)
+    if kind is None or kind is GENERAL:
         for name, child in module._modules.items():
             if child is not None:
                 yield from _without_calls(child, f"{path}.{name}" if path else name)
@@ -106,9 +102,9 @@ def refusal(module: nn.Module) -> str | None:
         return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         return "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
-    if (reason := refusal_of_parametrization(module)) is not None and type(module) not in registered_layers():
+    if (reason := refusal_of_weight(module)) is not None:
         return reason
-    kind = kind_of(type(module))
+    kind = kind_of(module)
     own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
     if kind is not None:
         inside = trainable(module)
@@ -127,46 +123,36 @@ def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | N
     names = ", ".join(own)
     if isinstance(module, _BatchNorm | _InstanceNorm):
         return f"no per-example gradients for {names}; replace it by GroupNorm, or freeze it"
-    if type(module) not in LAYERS:
-        of_torch = type(module).__module__.startswith("torch.nn.") and not isinstance(module, USED_ALONE)
-        if of_torch or (isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)):
-            return (
-                f"no per-example gradients for {names}; {way_of(module)}, use {known_layers()}, or freeze it with "
-                "requires_grad_(False)"
-            )
-        return refusal_of_type(own)
-    if not own.keys() <= {"weight", "bias"}:
-        return f"no per-example gradients for {names}; remove what computes its weight from them, or freeze it"
-    if (complex_numbers := refusal_of_type(own)) is not None:
-        return complex_numbers
-    return conv_refusal(module) if isinstance(module, nn.Conv2d) else None
-
-
-def way_of(module: nn.Module) -> str:
-    """How to train a layer that has no gradients of its own."""
-    kind = type(module)
-    if isinstance(module, nn.RNNCellBase):
+    if isinstance(module, OWN_AXES):
         return (
-            f"replace the cell by nn.{kind.__name__.removesuffix('Cell')}, which reads the whole sequence in one call"
+            f"no per-example gradients for {names}, because it has a forward of its own; use {shown(base_of(module))} "
+            "itself, give its gradients by fedlsg.register_layer, or freeze it with requires_grad_(False)"
         )
-    if isinstance(module, nn.RNNBase):
-        return f"use nn.{module.mode.partition('_')[0]} itself, for torch.func cannot follow a subclass of it"
-    return f"let torch.func compute them by fedlsg.register_layer({shown(kind)})"
+    if has_formulas(module) and not own.keys() <= {"weight", "bias"}:
+        return f"no per-example gradients for {names}; remove what computes its weight from them, or freeze it"
+    return refusal_of_type(own)
 
 
-def refusal_of_parametrization(module: nn.Module) -> str | None:
-    """Why a layer is refused whose trainable weight is computed from others: weight norm, spectral norm, and so on."""
+def base_of(module: nn.Module) -> type[nn.Module]:
+    """The type of torch that a module is a subclass of."""
+    return next(kind for kind in type(module).__mro__ if kind in BUILT_IN)
+
+
+def refusal_of_weight(module: nn.Module) -> str | None:
+    """Why a layer is refused that computes its trainable weight by a hook, or from what it remembers of passes."""
     if not trainable(module):
         return None
     if parametrize.is_parametrized(module):
         given: Any = module.parametrizations
-        kinds = {name: [type(p).__name__.strip("_") for p in chain] for name, chain in given.items()}
-        found = ", ".join(f"{name} by {' and '.join(chain)}" for name, chain in kinds.items())
-        remove = "; ".join(f"torch.nn.utils.parametrize.remove_parametrizations(layer, {name!r})" for name in kinds)
-        memory = any("SpectralNorm" in chain for chain in kinds.values())  # it changes its buffers in every pass
-        if not memory and not isinstance(module, nn.RNNBase):
-            remove += ", or fedlsg.register_layer(type(layer)) where the model is built, for torch.func to compute them"
-        return f"no per-example gradients of parametrizations ({found}); use {remove}; or freeze it"
+        names = [n for n, chain in given.items() if any(isinstance(p, _SpectralNorm) and p.training for p in chain)]
+        remove = "; ".join(f"torch.nn.utils.parametrize.remove_parametrizations(layer, {n!r})" for n in names)
+        if names:
+            return (
+                f"the parametrization spectral_norm of {', '.join(names)} changes its vectors in each pass, and the "
+                f"number of passes depends on the batch; keep them by layer.parametrizations.eval(), use {remove}, or "
+                "freeze it"
+            )
+        return None
     for hook in module._forward_pre_hooks.values():
         for kind, named, remove in HOOKS:
             if isinstance(hook, kind):
@@ -189,7 +175,7 @@ def check_initialized(model: nn.Module) -> None:
 def check_sharing(model: nn.Module) -> None:
     """Raise UnsupportedLayerError for a parameter under two names (tied weights) in other layers than ``SHARED``."""
     for places in ways_of(model).uses.values():
-        wrong = [module for module, _ in places if type(module) in LAYERS or kind_of(type(module)) is not None]
+        wrong = [module for module, _ in places if has_formulas(module) or kind_of(module) is not None]
         wrong = [module for module in wrong if type(module) not in SHARED]
         if len(places) > 1 and wrong:
             names = [name for name, p in _named(model) if p is places[0][0]._parameters[places[0][1]]]
@@ -218,10 +204,11 @@ def check_frame(model: nn.Module, frame: Frame) -> None:
     others = ways_of(model).others
     for c in frame.coordinates:
         owner, _, attribute = c.name.rpartition(".")
-        fits = attribute == "weight" and type(model.get_submodule(owner)) in CARRIED
+        fits = attribute == "weight" and can_be_carried(model.get_submodule(owner))
         if c.carried and (not fits or c.name in others):
             raise UnsupportedLayerError(
-                f"{c.name} cannot be carried: carriers are for weights of Linear and Conv2d that no other layer shares"
+                f"{c.name} cannot be carried: carriers are for weights of Linear, Conv2d (one group) and transformers' "
+                "Conv1D that no other layer shares"
             )
     whole = [(b.parameter, b.part, b.shape) for b in make_blocks(frame.coordinates)]
     if whole != [(b.parameter, b.part, b.shape) for b in frame.blocks]:

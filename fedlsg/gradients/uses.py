@@ -6,15 +6,15 @@ leaf of the graph. The forward pass has the same values, and autograd gives each
 During a pass the parameter is an ``Unbatched`` tensor, which sees every operation that it takes part in:
     alone, or with numbers, buffers and frozen weights    the result is Unbatched as well, by ordinary autograd
     elementwise with the batch, or joined to it (cat)     B copies, as above
-    linear, x @ p, embedding                              the formula of the layer
+    linear, x @ p, embedding, layer_norm                  the formula of the layer
     anything else                                         refused by the operation's name
 Gradients of results are pulled back to p for all examples at once. A shared weight is the sum over its uses, before any
-norm is taken. The table of positions of a text model is one of these, too: it is read without a batch dimension.
-A gradient that arrives at p on another way (compiled code, a custom autograd function) is refused at the end.
+norm is taken. A gradient that arrives at p on another way (a custom autograd function) is refused at the end.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -26,91 +26,53 @@ from torch import Tensor, nn
 
 from fedlsg.gradients.called import Graph, producer
 from fedlsg.gradients.calls import UnsupportedLayerError
+from fedlsg.gradients.calls.errors import ReadElsewhereError
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
-
-ELEMENTWISE = {
-    "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "multiply", "div", "div_", "true_divide", "divide",
-    "subtract", "maximum", "minimum", "where", "lerp", "addcmul", "pow", "__add__", "__iadd__", "__radd__", "__sub__",
-    "__isub__", "__rsub__", "__mul__", "__imul__", "__rmul__", "__truediv__", "__itruediv__", "__rtruediv__",
-    "__rdiv__", "__pow__", "__rpow__",
-}  # fmt: skip
-"""Operations that give the same result if a value is copied for each example first."""
-JOINS = {"cat", "concat", "concatenate"}
-LIKE = {"expand_as", "view_as", "reshape_as", "type_as"}
-"""Operations that read only the shape or type of their second tensor."""
-FIX = (
-    "use it by +, -, *, /, torch.cat, F.linear, x @ p or F.embedding, put it in a layer of torch.nn, give the module's "
-    "gradients by fedlsg.register_layer, or freeze it"
-)
-STATE_FIX = "expand one value (layers, 1, units) last, as start.expand(-1, B, -1) or start.repeat(1, B, 1)"
-
-
-def rows_message(shape: tuple[int, ...], batch: int) -> tuple[str, str]:
-    """What is wrong with row numbers of a shape, and the fix."""
-    if shape[0] == batch:
-        return (
-            f"its rows are read by computed numbers of shape {shape}, which may be the batch's or positions, and it is "
-            "a shared weight",
-            "give the computed ids as an input of the model, or let the embedding share its weight with no other layer",
-        )
-    return (
-        f"its rows are read by numbers of shape {shape}, whose first dimension is not the batch of {batch}",
-        "embed the ids batch first and turn the result, as words(ids).transpose(0, 1)",
-    )
-
-
-class Unbatched(Tensor):
-    """A value that all examples share, and that depends on trainable parameters."""
-
-    uses: "Uses"
-    names: tuple[str, ...]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every operation on such a value."""
-        kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            own = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
-            return own.uses.apply(func, args, kwargs)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Source:
-    """A leaf of the graph to which gradients are pulled back, and who takes its gradients (B, *shape)."""
-
-    name: str
-    leaf: Unbatched
-    receive: Callable[[Sequence[Tensor | Lazy]], None]
+from fedlsg.gradients.unbatched import (
+    ELEMENTWISE,
+    FIX,
+    JOINS,
+    LIKE,
+    STATE_FIX,
+    Source,
+    Unbatched,
+    alone,
+    axis_of_read,
+    gradients_at,
+    plain,
+)  # fmt: skip
 
 
 @dataclass(kw_only=True, eq=False)
 class Uses:
     """All uses in one pass.
 
-    ``constant``: memory of buffers and frozen weights, which belong to no example; ``inputs``: that of the batch.
-    ``copies`` are the values that were copied, each with its place in the pass' list of leaves and the axis of the
-    copies; ``found`` values with their gradients. ``read``: shapes of row numbers by the table that they read.
+    ``constant``: memory of buffers and frozen weights, which belong to no example. ``copies`` are the values that were
+    copied, each with its place in the pass' list of leaves and the axis of the copies; ``found`` values with their
+    gradients. ``reads``: how often each table was read. ``flat``: lengths of first dimensions in which layers of the
+    pass have several positions of each example, one after another (``survey``).
     """
 
     step: Graph
     starts: list[Tensor]
-    inputs: set[int] = field(default_factory=set)
     constant: set[int] = field(default_factory=set)
     sources: list[Source] = field(default_factory=list)
     copies: list[tuple[Tensor, int, int]] = field(default_factory=list)
-    read: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    reads: Counter[str] = field(default_factory=Counter)
+    flat: set[int] = field(default_factory=set)
     found: list[tuple[Tensor, Tensor | Lazy]] = field(default_factory=list)
 
     def source(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Unbatched:
         """A new leaf with a value."""
         with torch._C.DisableTorchFunctionSubclass():
-            leaf = self._mark(value.detach(), (name,))
+            leaf = self.mark(value.detach(), (name,))
             leaf.requires_grad_()
         self.sources.append(Source(name=name, leaf=leaf, receive=receive))
         return leaf
 
-    def _mark(self, value: Tensor, names: tuple[str, ...]) -> Unbatched:
+    def mark(self, value: Tensor, names: tuple[str, ...]) -> Unbatched:
         marked: Unbatched = value.as_subclass(Unbatched)
         marked.uses, marked.names = self, names
         return marked
@@ -118,14 +80,7 @@ class Uses:
     def refuse(self, given: Sequence[Tensor], reason: str, fix: str = FIX) -> UnsupportedLayerError:
         """The error for parameters in an operation."""
         names = dict.fromkeys(name for t in given if isinstance(t, Unbatched) for name in t.names)
-        for name in names.keys() & self.read.keys():
-            reason, fix = rows_message(self.read[name], self.step.batch)
         return UnsupportedLayerError(f"{', '.join(names)}: {reason}; {fix}")
-
-    def note_rows(self, names: Sequence[str], ids: Tensor) -> None:
-        """Remember the row numbers that read a table, if they may be those of the batch: for the message alone."""
-        if self.step.batch in ids.shape or ids.untyped_storage().data_ptr() in self.inputs:
-            self.read.update(dict.fromkeys(names, tuple(ids.shape)))
 
     def apply(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operation on Unbatched values, and perhaps others."""
@@ -135,13 +90,19 @@ class Uses:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         if name in LIKE:
-            return self._wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
+            return self.wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
         others = [t for t in given if not isinstance(t, Unbatched) and not self._is_constant(t)]
-        ids = (args[0] if args else kwargs["input"]) if name == "embedding" else None
-        if not others or (ids is not None and not self._reads_batch(ids)):
-            if ids is not None:
-                self.note_rows(mine[0].names, ids)
-            return self._alone(func, name, args, kwargs, mine)
+        batched = [t for t in others if t.requires_grad or (t.ndim and len(t) != 1)]
+        if raw := [n for n, p in self.step.parameters.items() if p.requires_grad and any(p is t for t in others)]:
+            raise ReadElsewhereError(raw)
+        if name in ELEMENTWISE and self.step.batch > 1 and not batched:
+            others = []
+        if name == "embedding":
+            return self._embedding(func, mine, *args, **kwargs)
+        if name == "__getitem__" and is_row_numbers(args[1]) and args[0].ndim == 2:
+            return self._embedding(F.embedding, mine, args[1], args[0])
+        if not others:
+            return alone(self, func, name, args, kwargs, mine)
         in_place = name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__"))
         if in_place and isinstance(args[0], Unbatched):
             raise self.refuse(mine, f"changed in place by {name}")
@@ -149,45 +110,43 @@ class Uses:
             return self._elementwise(func, name, args, kwargs, given, others)
         if name in JOINS:
             return self._join(func, name, args, kwargs, given, others)
-        if name in ("linear", "matmul", "__matmul__", "embedding"):
+        if name in ("linear", "matmul", "__matmul__", "layer_norm", "scaled_dot_product_attention"):
             return getattr(self, f"_{name.strip('_')}")(mine, *args, **kwargs)
         raise self.refuse(mine, f"used by {name}, for which there are no per-example gradients")
+
+    def _is_source(self, t: Tensor) -> bool:
+        return any(t is source.leaf for source in self.sources)
 
     def _is_constant(self, t: Tensor) -> bool:
         return not t.requires_grad and (t.ndim == 0 or t.untyped_storage().data_ptr() in self.constant)
 
+    def _has_examples(self, t: Tensor) -> bool:
+        """Whether the first dimension is the batch, or has several positions of each example, one after another."""
+        return self._has_batch(t) or (t.ndim > 0 and len(t) in self.flat)
+
     def _has_batch(self, t: Tensor) -> bool:
         return t.ndim > 0 and t.shape[0] == self.step.batch
 
-    def _reads_batch(self, ids: Tensor) -> bool:
-        """Whether row numbers are those of the batch; computed ones may be positions, of which there may be B."""
-        return self._has_batch(ids) and ids.untyped_storage().data_ptr() in self.inputs
+    def is_shared(self, x: Tensor) -> bool:
+        """Whether a value is the same for all examples, and was not expanded to the batch."""
+        if isinstance(x, Unbatched) and x.requires_grad:
+            return not (self._has_batch(x) and (x.stride(0) == 0 or self.step.batch == 1))
+        return self._is_constant(x) and x.ndim > 0 and x.is_floating_point() and not self._has_batch(x)
 
-    def _alone(self, func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]) -> Any:
-        """An operation without the batch. Copies along a dimension stay one memory, so that they are known."""
-        first = args[0]
-        if name == "repeat" and first is mine[0]:
-            sizes = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
-            shape = (*(1,) * (len(sizes) - first.ndim), *first.shape)
-            once = first.reshape(shape).repeat([1 if n == 1 else k for n, k in zip(shape, sizes, strict=True)])
-            return self._wrap(once.expand([k if n == 1 else -1 for n, k in zip(shape, sizes, strict=True)]), mine)
-        if name in ("clone", "contiguous") and 0 in first.stride()[: 2 if first.ndim == 3 else 1]:
-            return first
-        return self._wrap(func(*args, **kwargs), mine)
-
-    def _wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
+    def wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
         names = tuple(dict.fromkeys(name for t in mine for name in t.names))
         return map_tensors(
             lambda t: (
-                self._mark(t, names)
-                if isinstance(t, Tensor) and not isinstance(t, Unbatched) and t.requires_grad
-                else t
+                self.mark(t, names) if isinstance(t, Tensor) and not isinstance(t, Unbatched) and t.requires_grad else t
             ),
             result,
         )
 
-    def copy(self, value: Tensor, dimensions: int) -> Tensor:
-        """B copies of a value, as the operand of an operation whose result has so many dimensions."""
+    def copy(self, value: Tensor, dimensions: int, rows: int = 0) -> Tensor:
+        """B copies of a value, as the operand of an operation whose result has so many dimensions.
+
+        ``rows``: the length of the first one, where it has several positions of each example.
+        """
         if not isinstance(value, Unbatched):
             return value
         if not value.requires_grad:
@@ -203,7 +162,7 @@ class Uses:
         self.copies.append((one, len(self.starts), 0))
         leaf = one.detach().as_subclass(Tensor).expand(self.step.batch, *one.shape[1:]).requires_grad_()
         self.starts.append(leaf)
-        return leaf
+        return leaf.repeat_interleave(rows // self.step.batch, 0) if rows > self.step.batch else leaf
 
     def _copy_state(self, path: str, value: Tensor) -> Tensor:
         """B copies of a learned first state (layers, B, units) of a recurrent layer, along its dimension 1."""
@@ -237,10 +196,11 @@ class Uses:
         self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], others: Sequence[Tensor]
     ) -> Any:
         shape = torch.broadcast_shapes(*(t.shape for t in given))
-        if not any(t.ndim == len(shape) and self._has_batch(t) for t in others):
+        rows = max((len(t) for t in others if t.ndim == len(shape) and self._has_examples(t)), default=0)
+        if not rows:
             raise self.refuse(given, f"used by {name} with a tensor whose first dimension is not the batch of "
                               f"{self.step.batch}, of shape {tuple(others[0].shape)}")  # fmt: skip
-        args, kwargs = map_tensors(lambda t: self.copy(t, len(shape)), (args, kwargs))
+        args, kwargs = map_tensors(lambda t: self.copy(t, len(shape), rows), (args, kwargs))
         return func(*args, **kwargs)
 
     def _join(
@@ -257,8 +217,7 @@ class Uses:
     def _linear(self, mine: Sequence[Unbatched], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x, W, b = input, weight, bias
         if isinstance(x, Unbatched) or not self._has_batch(x) or x.ndim < 2 or W.ndim != 2:
-            raise self.refuse(mine, f"used by linear with an input of shape {tuple(x.shape)}, which has no first "
-                              f"dimension of the batch of {self.step.batch}")  # fmt: skip
+            raise self.refuse(mine, f"used by linear with an input of shape {tuple(x.shape)} without the batch")
         own_bias = isinstance(b, Unbatched)
         y = F.linear(x, plain(W), None if own_bias else b)
         if isinstance(W, Unbatched) and W.requires_grad:
@@ -268,20 +227,48 @@ class Uses:
     def _matmul(self, mine: Sequence[Unbatched], input: Tensor, other: Tensor) -> Tensor:
         if isinstance(input, Unbatched) or other.ndim != 2:
             raise self.refuse(mine, "used by a matrix product other than x @ p with p of two dimensions")
-        turned = self._wrap(other.mT, mine) if isinstance(other, Unbatched) else other.mT
+        turned = self.wrap(other.mT, mine) if isinstance(other, Unbatched) else other.mT
         return self._linear(mine, input, turned)
 
-    def _embedding(self, mine: Sequence[Unbatched], *args: Any, **kwargs: Any) -> Tensor:
+    def _scaled_dot_product_attention(
+        self, mine: Sequence[Unbatched], query: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if isinstance(query, Unbatched) or not self._has_examples(query):
+            raise self.refuse(mine, "used by scaled_dot_product_attention without a first dimension of the batch")
+        args, kwargs = map_tensors(lambda t: self.copy(t, query.ndim, len(query)), (args, kwargs))
+        return F.scaled_dot_product_attention(query, *args, **kwargs)
+
+    def _layer_norm(
+        self, mine: Sequence[Unbatched], input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+        bias: Tensor | None = None, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if isinstance(input, Unbatched) or not self._has_batch(input) or input.ndim <= len(normalized_shape):
+            raise self.refuse(mine, f"used by layer_norm with an input of shape {tuple(input.shape)} without the batch")
+        y = F.layer_norm(input, normalized_shape, None, None, eps)
+        y = y if weight is None else y * self.copy(weight, y.ndim)
+        return y if bias is None else y + self.copy(bias, y.ndim)
+
+    def _embedding(self, func: Any, mine: Sequence[Unbatched], *args: Any, **kwargs: Any) -> Tensor:
         bound = inspect.signature(F.embedding).bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
         ids, W, padding = given["input"], given["weight"], given["padding_idx"]
         if given["max_norm"] is not None or given["scale_grad_by_freq"]:
             raise self.refuse(mine, "used by embedding with max_norm or scale_grad_by_freq, which mix examples")
+        name = W.names[0] if self._is_source(W) else ""
+        self.reads[name] += 1
+        axis = axis_of_read(self.step, name, self.reads[name], ids)
+        if axis is None:
+            found: Tensor = self.wrap(func(*args, **kwargs), mine)
+            return found
         layer = SimpleNamespace(weight=plain(W))
         y = F.embedding(ids, layer.weight, padding)
         padding = padding if padding is None or padding >= 0 else padding + len(W)
-        return self._watch(W, y, lambda g: RowGradients(layer, g, ids, g._version, padding), ids)  # type: ignore[arg-type]
+
+        def form(g: Tensor) -> Lazy:
+            return RowGradients(layer, g.movedim(axis, 0), ids.movedim(axis, 0), g._version, padding)  # type: ignore[arg-type]
+
+        return self._watch(W, y, form, ids)
 
     def _watch(self, W: Unbatched, y: Tensor, form: Callable[[Tensor], Lazy], x: Tensor) -> Tensor:
         """The result of an operation on W; its gradient makes one of W, from ``form``."""
@@ -307,21 +294,7 @@ class Uses:
         """Pull all gradients back to the sources. ``gradients`` are those of the pass' leaves."""
         with torch._C.DisableTorchFunctionSubclass():
             self.found += [(one, g.movedim(axis, 0)) for one, i, axis in self.copies if (g := gradients[i]) is not None]
-            for source in self.sources:
-                source.receive([part for value, g in self.found for part in self._pull_back(value, g, source)])
-
-    def _pull_back(self, value: Tensor, g: Tensor | Lazy, source: Source) -> Iterator[Tensor | Lazy]:
-        if value is source.leaf:
-            yield g if not isinstance(g, Tensor) else g.reshape(self.step.batch, *source.leaf.shape)
-            return
-        whole = (g if isinstance(g, Tensor) else g.dense()).reshape(self.step.batch, *value.shape)
-        (found,) = torch.autograd.grad(
-            value, [source.leaf], whole, retain_graph=True, allow_unused=True, is_grads_batched=True
-        )
-        if found is not None:
-            yield found
-
-
-def plain(t: Tensor) -> Tensor:
-    """An Unbatched value as a tensor without a graph; another tensor as it is."""
-    return t.detach().as_subclass(Tensor) if isinstance(t, Unbatched) else t
+            for source in reversed(self.sources):  # what a later one receives may go on to an earlier one
+                source.receive(
+                    [part for value, g in self.found for part in gradients_at(source, value, g, self.step.batch)]
+                )

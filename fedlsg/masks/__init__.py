@@ -1,6 +1,7 @@
 """Which coordinates a round keeps: importance of units, weights or gradients, random draws, pruning before training."""
 
 from fedlsg.masks.dp_snip import keep_snip, pruning_mechanism, saliency_frame, saliency_scale
+from fedlsg.masks.kinds import carrier_importance, keep_chosen, not_pruned
 from fedlsg.masks.mask import Mask, Sparsity, SparsityFrom
 from fedlsg.masks.pruning import Masks, Prune, prunable, prune_in_place
 from fedlsg.masks.ranking import Memory, noisy_everywhere
@@ -8,7 +9,7 @@ from fedlsg.masks.rules import Direction, frozen_count, keep_units, smallest, un
 from fedlsg.masks.synflow import keep_public
 
 __all__ = [
-    "Direction", "Mask", "Masks", "Memory", "Prune", "Sparsity", "SparsityFrom", "frozen_count",
-    "keep_public", "keep_snip", "keep_units", "noisy_everywhere", "prunable", "prune_in_place", "pruning_mechanism",
-    "saliency_frame", "saliency_scale", "smallest", "uniform", "unit_importance",
+    "Direction", "Mask", "Masks", "Memory", "Prune", "Sparsity", "SparsityFrom", "carrier_importance", "frozen_count",
+    "keep_chosen", "keep_public", "keep_snip", "keep_units", "noisy_everywhere", "not_pruned", "prunable",
+    "prune_in_place", "pruning_mechanism", "saliency_frame", "saliency_scale", "smallest", "uniform", "unit_importance",
 ]  # fmt: skip

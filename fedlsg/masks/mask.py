@@ -7,31 +7,23 @@ Masks come from public values only (weights, carriers, round, epoch, public seed
 without noise: no function here takes a gradient. A ranking (``Memory``) sees noisy gradients only.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache, partial
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
-from fedlsg.masks.own import Choose, keep_chosen
-from fedlsg.masks.rules import (
-    WHERE_FROZEN,
-    Direction,
-    frozen_count,
-    gradual_cooling,
-    keep_units,
-    smallest,
-    uniform,
-    unit_importance,
-)
+from fedlsg.frame import EVERYTHING, Block, Keep
+from fedlsg.masks.rules import WHERE_FROZEN, Direction, gradual_cooling
 from fedlsg.public import Public, RoundTime
 from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
 
+Choose = Callable[[Block, Public], Bool[Tensor, "*shape"]]
+"""``choose(block, public)``: True at each coordinate of the block that is kept, in ``block.shape``."""
 MaskKind = Literal["all", "units", "energy", "uniform", "magnitude", "drop", "own"]
 Importance = Annotated[
     Literal["weights", "carriers", "random", "energy"],
@@ -73,6 +65,9 @@ DropRate = Annotated[
 ]  # fmt: skip
 
 
+_kinds: dict[str, type["Mask"]] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mask:
     """Which coordinates a step keeps; ``sparsity`` is the share that it freezes.
@@ -96,8 +91,15 @@ class Mask:
     ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec. 4.3); a ramp is cut off
     there, not shifted. "Step" here is a round: the local steps of a round share its mask, so one payload can carry
     them.
+
+    Each kind is a subclass in ``kinds``, which ``Mask(kind=...)`` makes. ``whole``: keeps every coordinate.
+    ``entries``: of single weights, so that gradients must be dense. ``units``: of units. ``prunes``: goes with pruning.
     """
 
+    whole: ClassVar[bool] = False
+    entries: ClassVar[bool] = False
+    units: ClassVar[bool] = False
+    prunes: ClassVar[bool] = False
     kind: Annotated[MaskKind, Setting(name="mask kind")] = "all"
     sparsity: Sparsity = 0.0
     direction: Direction = "top"
@@ -110,26 +112,46 @@ class Mask:
     sparsity_from: SparsityFrom = 0.0
     choose: Choose | None = None
 
+    def __new__(cls, kind: str = "all", **given: Any) -> "Mask":
+        return object.__new__(_kinds.get(kind, cls) if cls is Mask else cls)
+
+    def __init_subclass__(cls, kind: str, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        _kinds[kind] = cls
+
     def __post_init__(self) -> None:
         check_declared(self)
-        if self.kind == "all" and self.sparsity:
-            raise ValueError(f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate")
-        if (self.kind == "own") != callable(self.choose):
+        if _kinds[self.kind] is not type(self):
+            raise ValueError(f"expected a mask of the kind of {type(self).__name__}, got kind={self.kind!r}")
+        if self.kind != "own" and self.choose is not None:
             raise ValueError("a mask of kind 'own' needs choose=function, and no other kind takes one")
-        given = [f.name for f in fields(self)[1:-1] if getattr(self, f.name) != f.default]
-        if self.kind == "own" and given:
-            raise ValueError(
-                f"a mask of kind 'own' takes no {', '.join(given)}: its function decides (bind by functools.partial)"
-            )
-        if (self.kind == "drop") != (self.drop != "none"):
+        if self.kind != "drop" and self.drop != "none":
             raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
         if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw == "step"):
             raise ValueError("ranking='gradients' ranks once an epoch: it needs a uniform mask and redraw='epoch'")
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError for settings that this kind does not take."""
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """The blocks with what is kept of each, where the share ``rate`` is frozen. Deterministic in its arguments."""
+        raise NotImplementedError
 
     @property
     def predicted(self) -> bool:
         """Whether it reads the energy that a probe predicts."""
-        return self.kind == "energy" or (self.kind == "units" and self.importance == "energy")
+        return False
+
+    @property
+    def from_start(self) -> bool:
+        """Whether it reads W_0 of every weight tensor."""
+        return False
+
+    @property
+    def choice(self) -> str:
+        """A word for what it keeps."""
+        return self.kind if self.ranking == "random" else f"by {self.ranking}"
 
     def rate(self, time: "RoundTime") -> float:
         """Share of the coordinates that is frozen in a round; after the last round, as in the last epoch."""
@@ -142,99 +164,19 @@ class Mask:
         )
 
 
+Mask.__signature__ = inspect.signature(
+    Mask.__init__
+).replace(  # type: ignore[attr-defined]
+    parameters=list(inspect.signature(Mask.__init__).parameters.values())[1:], return_annotation=Mask
+)
+
+
 def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:
     """The blocks with what ``mask`` keeps of each. Deterministic in its arguments.
 
     Raises ValueError where W_0 is needed and absent.
     """
-    rate = mask.rate(public.time)
-    if mask.kind == "uniform":
-        when = (public.time.epoch,) if mask.redraw == "epoch" else ("round", public.time.round)
-        kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
-        return split_kept(blocks, kept.to(next(iter(public.weights.values())).device))
-    if mask.choose is not None:
-        choose = mask.choose
-        return tuple(replace(block, keep=keep_chosen(block, choose, public)) for block in blocks)
-    if mask.kind == "units":
-        importance = cache(partial(_importance, mask, public))  # one look at W for both of its blocks
-        return tuple(replace(block, keep=_unit_keep(block, mask, rate, public, importance)) for block in blocks)
-    if mask.kind == "energy":
-        return tuple(replace(block, keep=_energy_keep(block, rate, public)) for block in blocks)
-    if mask.kind == "all" and not public.pruned:
-        return tuple(blocks)
-    return tuple(replace(block, keep=_entry_keep(block, mask, rate, public)) for block in blocks)
-
-
-def _unit_keep(
-    block: Block, mask: Mask, rate: float, public: Public, importance: Callable[[str], tuple[Tensor, Tensor]]
-) -> Keep:
-    axis = 0 if block.part == "L" else 1
-    if block.part == "dense" or not frozen_count(block.shape[axis], rate):
-        return EVERYTHING
-    if mask.importance == "random":
-        generator = public.generator("units", public.time.epoch, block.parameter, block.part)
-        index = uniform(block.shape[axis], rate, generator=generator)
-        return Keep(axis=axis, index=index.to(public.weights[block.parameter].device))
-    return Keep(axis=axis, index=keep_units(importance(block.parameter)[axis], rate, mask.direction))
-
-
-def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
-    frozen = min(frozen_count(block.size, rate), block.size - 1)
-    if block.part != "core" or not frozen:
-        return EVERYTHING
-    rows, columns = public.energies[block.parameter]
-    energy = (rows.unsqueeze(1) * columns).flatten()
-    return Keep(index=(~smallest(energy, frozen)).nonzero().squeeze(1))
-
-
-def _importance(mask: Mask, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
-    if mask.importance == "energy":
-        return public.energies[parameter]
-    if mask.importance == "carriers":
-        return carrier_importance(next(c for c in public.coordinates if c.name == parameter))
-    return unit_importance(public.weights[parameter])
-
-
-def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
-    """Importance of out and in units by the carriers' own weights: row sums of abs(L), column sums of abs(R).
-
-    An in channel of a convolution sums over its taps. (Ito et al. 2023, sec. 4.4: "Sparsification based on low-rank
-    matrices".)
-    """
-    assert c.L is not None
-    assert c.R is not None
-    units = c.shape[1]
-    return c.L.detach().abs().sum(1), c.R.detach().abs().reshape(c.R.shape[0], units, -1).sum((0, 2))
-
-
-def _entry_keep(block: Block, mask: Mask, rate: float, public: Public) -> Keep:
-    if block.part != "dense" or len(block.shape) < 2:
-        return EVERYTHING
-    W, W_0 = public.weights[block.parameter].detach(), public.initial.get(block.parameter)
-    from_start = mask.kind == "magnitude" and not mask.refresh
-    if W_0 is None and (public.pruned or from_start):
-        raise ValueError(f"the initial value of {block.parameter} is needed to say which of its entries are kept")
-    left = not_pruned(W, W_0).flatten().nonzero().squeeze(1) if public.pruned and W_0 is not None else None
-    count = W.numel() if left is None else len(left)
-    frozen = max(0, min(frozen_count(count, rate), count - 1))
-    if frozen == 0:
-        return EVERYTHING if count == W.numel() else Keep(index=left)
-    if mask.drop == "random":
-        generator = public.generator("drop", public.time.round, block.parameter)
-        chosen = uniform(count, rate, generator=generator).to(W.device)
-    else:
-        source = W_0.to(W) if from_start and W_0 is not None else W
-        values = source.abs().flatten() if left is None else source.abs().flatten()[left]
-        chosen = (~smallest(values, frozen)).nonzero().squeeze(1)
-    return Keep(index=chosen if left is None else left[chosen])
-
-
-def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tensor:
-    """True where a weight is trained: all but those that pruning set from a value other than 0 to exactly 0.
-
-    Weights that start at 0 are never pruned. One that training moves to exactly 0 would count as pruned from then on.
-    """
-    return (W != 0) | (W_0.to(W.device) == 0)
+    return mask.keep(tuple(blocks), mask.rate(public.time), public)
 
 
 def split_kept(blocks: Sequence[Block], kept: Int[Tensor, " k"]) -> tuple[Block, ...]:

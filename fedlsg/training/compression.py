@@ -74,7 +74,7 @@ def check_memory(name: str, mechanism: Mechanism, carrier: Carrier, mask: Mask, 
             "'none'; private methods of few bytes are dpsgd with a codec of few bits, and dp-powersgd"
         )
     moving = [f"carrier {carrier.kind!r}"] if carrier.parts != ("dense",) else []
-    moving += [f"mask {mask.kind!r}"] if mask.kind != "all" else []
+    moving += [f"mask {mask.kind!r}"] if not mask.whole else []
     moving += [f"prune={prune.kind!r}"] if prune.active else []
     if moving:
         raise ValueError(

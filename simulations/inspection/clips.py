@@ -41,15 +41,8 @@ def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipR
     squares = torch.cat([block_squares(g) for g in passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
     own_share = round(1 - frame.kept / frame.size, 3)
-    rate = own_share if mask.kind == "own" else mask.rate(subject.base.schedule.time(subject.round))
-    return _clip_row(subject, squares, frame, rate, _own_choice(mask))
-
-
-def _own_choice(mask: Mask) -> str:
-    """A word for the run's mask in a column of choices."""
-    if mask.kind == "units":
-        return mask.direction
-    return mask.kind if mask.ranking == "random" else f"by {mask.ranking}"
+    rate = own_share if mask.choose is not None else mask.rate(subject.base.schedule.time(subject.round))
+    return _clip_row(subject, squares, frame, rate, mask.choice)
 
 
 def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]) -> list[ClipRow]:

@@ -35,7 +35,7 @@ def shown_tables(subject: Subject, found: Inspection) -> list[Table]:
 def shown_sparsity(subject: Subject) -> float:
     """The sparsity of the energies that are shown: that of the method if it freezes units."""
     mask = subject.base.method.mask
-    return mask.sparsity if mask.kind == "units" and mask.sparsity else SHOWN_SPARSITY
+    return mask.sparsity if mask.units and mask.sparsity else SHOWN_SPARSITY
 
 
 def layer_table(subject: Subject, found: Inspection) -> Table:

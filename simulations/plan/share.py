@@ -1,7 +1,8 @@
-"""The share of a pass' time that torch.func takes, for the layers without a formula; on public rows, without noise."""
+"""Lines about a run's layers: the share of a pass' time that torch.func takes, on public rows; frozen embeddings."""
 
 import time
 
+from fedlsg.carriers import Lora, embeddings_of
 from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.torch_func import measure
@@ -10,11 +11,23 @@ from simulations.plan.plan import Plan, probes
 from simulations.workloads import to_device
 
 
+def embeddings_line(plan: Plan) -> str | None:
+    """One sentence about embeddings that LoRA freezes; None where it freezes none."""
+    carrier = plan.method.carrier
+    if not isinstance(carrier, Lora) or carrier.embeddings:
+        return None
+    tables = {id(p): p.numel() for p in embeddings_of(plan.build_model())}
+    if not tables:
+        return None
+    asked = "; train_embeddings=true trains them" if carrier.train == "all" else ""
+    return f"embeddings are frozen under LoRA: {sum(tables.values()):,} values{asked}"
+
+
 def torch_func_line(plan: Plan) -> str | None:
     """One sentence that names the layers whose gradients torch.func computes, and their share; None without any."""
     model = plan.build_model()
     modules = {path: model.get_submodule(path) for path in ways_of(model).calls}
-    slow = [path for path, m in modules.items() if (kind := kind_of(type(m))) is not None and kind.by_torch_func]
+    slow = [path for path, m in modules.items() if (kind := kind_of(m)) is not None and kind.by_torch_func]
     if not slow or not plan.method.mechanism.clips:
         return None
     inputs, targets = plan.workload.test.batch(probes(plan.workload.test))

@@ -147,7 +147,7 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     parts: dict[str, tuple[Setting, Any]] = {}
     for part in (method.carrier, method.mask, method.prune, method.compression):
         parts |= declared_values(part)
-    if method.mask.kind in ("all", "drop"):
+    if method.mask.prunes:
         parts["drop_rate"] = (get_args(DropRate)[1], method.mask.sparsity)
     own = strategies.declared_by(settings.method)
     said = {name: settings.parameters.get(name, one.default) for name, one in own.items()}

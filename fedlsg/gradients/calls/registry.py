@@ -1,22 +1,33 @@
 """Which layers have their gradients from one call: the built-in ones, and those that a user registered.
 
-A layer is looked up by its exact type: a subclass may compute something else.
+A layer is looked up by its exact type: a subclass may compute something else. torch.func computes what has no entry.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import is_parametrized
 
 from fedlsg.gradients.calls import attention, recurrent
 from fedlsg.gradients.calls.torch_func import Axes, by_torch_func
 from fedlsg.gradients.formulas import calls
-from fedlsg.gradients.formulas.layers import LAYERS
+from fedlsg.gradients.formulas.layers import LAYERS, has_formulas
 
 CallGradients = Callable[[Any, tuple[Any, ...], Any], Mapping[str, Tensor]]
 """``gradients(module, inputs, output_gradient)``, as ``register_layer`` explains it."""
+
+
+SHARED = (nn.Linear, nn.Embedding)
+"""Layers whose weight may be shared or read by a subclass' own code: by its uses (``ways``)."""
+USED_ALONE = (nn.ParameterList, nn.ParameterDict)
+"""Modules of torch without a layer's computation: their parameters are used elsewhere (``uses``)."""
+STATISTICS = (_BatchNorm, _InstanceNorm)
+"""Layers that may mix examples: only a formula is right for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,34 +35,18 @@ class Kind:
     """How the gradients of a type of layer are found.
 
     least: fewest dimensions of its first input. axes: the axis of the examples in each tensor of the inputs; by default
-    the first one of the first tensor is checked. refusal: why a module of this type is refused, with the fix.
+    the first one of the first tensor is checked. size: the number of examples where no axis shows it; None where one
+    does. refusal: why a module of this type is refused, with the fix. positions: an input without a batch may get one.
     by_torch_func: whether torch.func computes them, so that their share of the time is worth reporting.
     """
 
     gradients: Callable[[Any, tuple[Any, ...], Any], Mapping[str, Any]]
     least: Callable[[Any], int] = lambda module: 1
     axes: Callable[[Any, tuple[Any, ...]], Axes] = lambda module, inputs: (0,)
+    size: Callable[[Any, tuple[Any, ...]], int | None] = lambda module, inputs: None
     refusal: Callable[[Any], str | None] = lambda module: None
+    positions: bool = False
     by_torch_func: bool = False
-
-
-def conv_refusal(module: Any) -> str | None:
-    """Formulas of Conv1d and Conv2d are for one group and padding with zeros."""
-    if module.groups != 1:
-        return f"groups={module.groups} has no formula; {by_subclass(type(module))}, set groups=1, or freeze it"
-    if module.padding_mode != "zeros":
-        other = by_subclass(type(module))
-        return f"padding_mode={module.padding_mode!r} has no formula; pad with F.pad before it, {other}, or freeze it"
-    return None
-
-
-def by_subclass(type: type[nn.Module]) -> str:
-    """How torch.func gives the gradients of a layer whose own type is built in."""
-    own = f"My{type.__name__}"
-    return (
-        f"let torch.func compute its gradients: class {own}({shown(type)}): pass, then fedlsg.register_layer({own}), "
-        f"and use {own} in its place"
-    )
 
 
 def shown(type: type[nn.Module]) -> str:
@@ -59,7 +54,7 @@ def shown(type: type[nn.Module]) -> str:
     return f"nn.{type.__name__}" if type.__module__.startswith("torch.nn.") else type.__name__
 
 
-def _embedding_refusal(module: nn.Embedding) -> str | None:
+def _table_refusal(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq counts rows over the batch, which mixes examples; set it to False"
     return None
@@ -69,36 +64,52 @@ def _statistics_refusal(module: Any) -> str | None:
     return "running statistics are of the batch; set track_running_stats=False" if module.track_running_stats else None
 
 
-def _by_torch_func(dimensions: int) -> Kind:
-    return Kind(gradients=by_torch_func, least=lambda module: dimensions, by_torch_func=True)
+def _bag_axes(module: nn.EmbeddingBag, inputs: tuple[Any, ...]) -> Axes:
+    return (0,) if inputs[0].ndim == 2 else (None,)
 
 
-def _instance_norm(dimensions: int) -> Kind:
-    return Kind(gradients=calls.instance_norm, least=lambda module: dimensions, refusal=_statistics_refusal)
+def _bags(module: nn.EmbeddingBag, inputs: tuple[Any, ...]) -> int | None:
+    return None if inputs[0].ndim == 2 else len(inputs[1]) - module.include_last_offset
 
 
+def _dimensions(module: nn.Module) -> int:
+    """Fewest dimensions of the input of a layer that torch.func computes."""
+    if isinstance(module, _ConvNd):
+        return len(module.kernel_size) + 2
+    if isinstance(module, nn.LayerNorm):
+        return 1 + len(module.normalized_shape)
+    return 2 if isinstance(module, nn.Linear | nn.Bilinear | nn.GroupNorm) else 1
+
+
+_CONVOLUTION = Kind(gradients=calls.convolution, least=_dimensions)
+_INSTANCE_NORM = Kind(gradients=calls.instance_norm, least=lambda module: module._get_no_batch_dim() + 1,
+                      refusal=_statistics_refusal)  # fmt: skip
 _RECURRENT = Kind(
-    gradients=recurrent.gradients, least=lambda module: 3, axes=recurrent.axes, refusal=recurrent.refusal,
-    by_torch_func=True,
+    gradients=recurrent.gradients, least=lambda module: 3, axes=recurrent.axes, size=recurrent.size,
+    refusal=recurrent.refusal, by_torch_func=True,
 )  # fmt: skip
-_TRANSPOSED_LINEAR = Kind(gradients=calls.transposed_linear, least=lambda module: 2)
+_CELL = Kind(gradients=recurrent.cell, least=lambda module: 2, by_torch_func=True)
+GENERAL = Kind(gradients=by_torch_func, least=_dimensions, by_torch_func=True)
 BUILT_IN: Mapping[type[nn.Module], Kind] = {
-    nn.Embedding: Kind(gradients=calls.embedding, refusal=_embedding_refusal),
-    nn.Conv1d: Kind(gradients=calls.conv1d, least=lambda module: 3, refusal=conv_refusal),
-    nn.RMSNorm: Kind(gradients=calls.rms_norm, least=lambda module: 1 + len(module.normalized_shape)),
-    nn.InstanceNorm1d: _instance_norm(3),
-    nn.InstanceNorm2d: _instance_norm(4),
-    nn.InstanceNorm3d: _instance_norm(5),
-    nn.Conv3d: _by_torch_func(5),
-    nn.ConvTranspose2d: _by_torch_func(4),
+    nn.Embedding: Kind(gradients=calls.embedding, refusal=_table_refusal),
+    nn.EmbeddingBag: Kind(gradients=calls.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal),
+    nn.RMSNorm: Kind(
+        gradients=calls.rms_norm, least=lambda module: 1 + len(module.normalized_shape), positions=True
+    ),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _INSTANCE_NORM),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONVOLUTION),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _CONVOLUTION),
     nn.MultiheadAttention: Kind(
         gradients=attention.gradients, least=lambda module: 3, axes=attention.axes, refusal=attention.refusal,
         by_torch_func=True,
     ),
-    nn.LSTM: _RECURRENT,
-    nn.GRU: _RECURRENT,
-    nn.RNN: _RECURRENT,
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _RECURRENT),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _CELL),
 }  # fmt: skip
+"""Layers with a function of their call. Convolutions that ``LAYERS`` has formulas for are not looked up here."""
+OWN_AXES = (nn.RNNBase, nn.MultiheadAttention, nn.RNNCellBase)
+"""Layers with examples on an axis of their own choice, or that torch.func cannot follow: a subclass with another
+``forward`` is refused."""
 _registered: dict[type[nn.Module], CallGradients] = {}
 
 
@@ -123,7 +134,7 @@ def register_layer(type: type[nn.Module], gradients: CallGradients = by_torch_fu
         raise TypeError(f"expected a subclass of torch.nn.Module, got {type!r}: give the type, not a module")
     if not callable(gradients):
         raise TypeError(f"expected a function gradients(module, inputs, output_gradient), got {gradients!r}")
-    if type in LAYERS or type in BUILT_IN or _is_transposed_linear(type):
+    if type in LAYERS or type in BUILT_IN or type.__module__ == "transformers.pytorch_utils":
         raise ValueError(f"{type.__name__} has built-in gradients; register a subclass of it under a name of its own")
     if type in _registered:
         raise ValueError(f"{type.__name__} is registered already; register a type once, next to its class")
@@ -135,25 +146,28 @@ def registered_layers() -> dict[type[nn.Module], CallGradients]:
     return dict(_registered)
 
 
-def kind_of(type: type[nn.Module]) -> Kind | None:
-    """How the gradients of a type of layer are found from a call; None for a type without such."""
-    if (found := BUILT_IN.get(type)) is not None:
+def kind_of(module: nn.Module) -> Kind | None:
+    """How a module's gradients are found from its call; None for formulas of ``LAYERS``, uses, and no parameters."""
+    own = type(module)
+    if own in _registered:
+        return Kind(gradients=_registered[own], by_torch_func=_registered[own] is by_torch_func)
+    if has_formulas(module):
+        return None
+    if (found := BUILT_IN.get(own)) is not None:
         return found
-    if type in _registered:
-        return Kind(gradients=_registered[type], by_torch_func=_registered[type] is by_torch_func)
-    return _TRANSPOSED_LINEAR if _is_transposed_linear(type) else None
+    return _without_formula(module) if module._parameters or is_parametrized(module) else None
 
 
-def known_layers() -> str:
-    """Names of all layers with gradients, for error messages."""
-    kinds = [*LAYERS, *BUILT_IN, *_registered]
-    return ", ".join(kind.__name__ for kind in kinds)
+def _without_formula(module: nn.Module) -> Kind | None:
+    """torch.func, for layers of torch without an entry above, subclasses, and layers with parametrized weights."""
+    own = type(module)
+    if isinstance(module, (*STATISTICS, *USED_ALONE)) or not any(p.requires_grad for p in module.parameters()):
+        return None
+    if isinstance(module, OWN_AXES):
+        base = next(kind for kind in own.__mro__ if kind in BUILT_IN)
+        return BUILT_IN[base] if own.forward is base.forward else None
+    known = isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)
+    return GENERAL if known or own.__module__.startswith("torch.nn.") else None
 
 
 _Type = type
-
-
-def _is_transposed_linear(type: type[nn.Module]) -> bool:
-    """Whether this is Conv1D of transformers, which is not imported for the question."""
-    home = sys.modules.get("transformers.pytorch_utils")
-    return home is not None and type is getattr(home, "Conv1D", None)

@@ -1,17 +1,17 @@
 """How each trainable parameter gets its per-example gradients: by its layer's formulas, by a call, or by its uses.
 
 layer   the five types of ``LAYERS``, hooked as in ``plan``
-call    a module whose type ``kind_of`` knows; it answers for the modules inside it, too
-use     every other parameter (a class token, a scale, a shared weight), see ``uses``
+call    a module that ``kind_of`` knows; it answers for the modules inside it, too
+use     every other parameter (a class token, a scale, a shared weight, one that is read next to its layer): ``uses``
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from fedlsg.gradients.calls.registry import kind_of
-from fedlsg.gradients.formulas.layers import LAYERS
+from fedlsg.gradients.formulas.layers import has_formulas
 
 Place = tuple[nn.Module, str]
 """A module and its own name of a parameter."""
@@ -30,9 +30,9 @@ class Ways:
         return {name for names in self.calls.values() for name in names} | self.uses.keys()
 
 
-def ways_of(model: nn.Module) -> Ways:
-    """The way of every trainable parameter; a shared one under its first name."""
-    if _by_layers(model, set()):
+def ways_of(model: nn.Module, read: Collection[str] = ()) -> Ways:
+    """The way of every trainable parameter; a shared one under its first name. Those in ``read`` are by their uses."""
+    if not read and _by_layers(model, set()):
         return BY_LAYERS
     places: dict[nn.Parameter, list[tuple[str, str | None, Place]]] = {}
     for name, call, place in _places(model, "", None):
@@ -41,7 +41,7 @@ def ways_of(model: nn.Module) -> Ways:
     uses: dict[str, list[Place]] = {}
     for found in places.values():
         name, call, (module, _) = found[0]
-        if len(found) > 1 or (call is None and type(module) not in LAYERS):
+        if name in read or len(found) > 1 or (call is None and not has_formulas(module)):
             uses[name] = [place for _, _, place in found]
         elif call is not None:
             calls.setdefault(call, []).append(name)
@@ -54,14 +54,15 @@ BY_LAYERS = Ways()
 
 def _by_layers(module: nn.Module, seen: set[int]) -> bool:
     """Whether all parameters are by layers, and none is shared: the answer for most models, in little time."""
-    kind, own, children = type(module), module._parameters, module._modules
+    own, children = module._parameters, module._modules
     if not own and not children:
         return True
-    if kind not in LAYERS and kind_of(kind) is not None:
+    by_formulas = has_formulas(module)
+    if not by_formulas and kind_of(module) is not None:
         return False
     for p in own.values():
         if p is not None and p.requires_grad:
-            if kind not in LAYERS or id(p) in seen:
+            if not by_formulas or id(p) in seen:
                 return False
             seen.add(id(p))
     return all(_by_layers(child, seen) for child in children.values() if child is not None)
@@ -69,7 +70,7 @@ def _by_layers(module: nn.Module, seen: set[int]) -> bool:
 
 def _places(module: nn.Module, path: str, call: str | None) -> Iterator[tuple[str, str | None, Place]]:
     """Name, path of the call that answers for it, and place of each trainable parameter; a shared one repeatedly."""
-    if call is None and kind_of(type(module)) is not None:
+    if call is None and kind_of(module) is not None:
         call = path
     prefix = f"{path}." if path else ""
     for name, parameter in module._parameters.items():

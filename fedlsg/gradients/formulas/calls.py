@@ -2,21 +2,23 @@
 
 Symbols: B examples, x the input, g the gradient at the output; sums over the positions of one example.
     Embedding    G[v] = sum of g where the row v was read          (``RowGradients``)
-    Conv1d       as Conv2d with one row
+    convolutions of 1 to 3 dimensions, groups: examples as groups of one call
+    EmbeddingBag as Embedding, g over T for a mean, at the largest for a maximum
     RMSNorm      d scale = sum g x rstd,  rstd = (mean(x^2) + eps)^(-1/2)
     InstanceNorm as GroupNorm with one channel a group
-    Conv1D of transformers: y = x W + b with W (n, m), dW = x^T g, db = sum g
 """
 
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.rnn import pad_sequence
 
-from fedlsg.gradients.formulas.conv import kernel_gradient
-from fedlsg.gradients.formulas.rows import RowGradients, product
+from fedlsg.gradients.formulas.rows import RowGradients
 
 Found = dict[str, Any]
 """Gradients by the module's own parameter names: (B, *shape) tensors or ``Lazy`` ones."""
@@ -27,28 +29,48 @@ def embedding(module: nn.Embedding, inputs: tuple[Tensor, ...], g: Tensor) -> Fo
     return {"weight": RowGradients(module, g, inputs[0], g._version, module.padding_idx)}  # type: ignore[arg-type]
 
 
-def transposed_linear(module: Any, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
-    """Hugging Face's Conv1D on (B, *, n)."""
-    bias = g.reshape(len(g), -1, g.shape[-1]).sum(1)
-    return {"weight": product(module, inputs[0], g), "bias": bias}
+def convolution(module: _ConvNd, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
+    """Convolutions, transposed ones too, of 1 to 3 dimensions, with any groups and padding: one call of autograd's own.
+
+    With B times the groups, the channels of example b are groups of their own, so that its kernel has its own gradient.
+    """
+    x, padding, batch = inputs[0], module.padding, len(g)
+    if module.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode), (0,) * (g.ndim - 2)
+    beyond = [0] * len(padding)
+    if module.transposed:
+        sizes = zip(g.shape[2:], x.shape[2:], module.stride, padding, module.dilation, module.kernel_size, strict=True)
+        beyond = [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
+    _, weight, _ = torch.ops.aten.convolution_backward(
+        g.reshape(1, -1, *g.shape[2:]), x.reshape(1, -1, *x.shape[2:]),
+        g.new_empty(batch * len(module.weight), *module.weight.shape[1:]), None, module.stride, padding,
+        module.dilation, module.transposed, beyond, batch * module.groups, [False, True, False],
+    )  # fmt: skip
+    return {"weight": weight.view(batch, *module.weight.shape), "bias": g.flatten(2).sum(2)}
 
 
-@dataclass(frozen=True)
-class OneRow:
-    """A 1-d convolution in the attributes of a 2-d one whose images have one row."""
-
-    layer: nn.Conv1d
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.layer, name)
-        return value if isinstance(value, str) else ({"padding": 0}.get(name, 1), *value)
-
-
-def conv1d(module: nn.Conv1d, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
-    """Conv1d on (B, c, t), any stride, padding and dilation, one group."""
-    conv: Any = OneRow(module)
-    weight = kernel_gradient(g.unsqueeze(2), inputs[0].unsqueeze(2), conv)
-    return {"weight": weight.reshape(len(g), *module.weight.shape), "bias": g.sum(2)}
+def embedding_bag(module: nn.EmbeddingBag, inputs: tuple[Any, ...], g: Tensor) -> Found:
+    """The rows of each bag: of row numbers (B, T), or (all,) with the place where each bag starts."""
+    ids, weights = inputs[0], inputs[2] if len(inputs) > 2 else None
+    outside = torch.full_like(ids, False, dtype=torch.bool)
+    if ids.ndim == 1:
+        ends = [*inputs[1].tolist(), *([] if module.include_last_offset else [len(ids)])]
+        sizes = [stop - start for start, stop in pairwise(ends)]
+        outside = pad_sequence(list(outside.split(sizes)), batch_first=True, padding_value=True)
+        weights = None if weights is None else pad_sequence(list(weights.split(sizes)), batch_first=True)
+        ids = pad_sequence(list(ids.split(sizes)), batch_first=True)
+    if module.padding_idx is not None:
+        outside = outside | (ids == module.padding_idx)
+    each = g.unsqueeze(1).expand(-1, ids.shape[1], -1)
+    if module.mode == "mean":
+        each = each / (~outside).sum(1).clamp_min(1).view(-1, 1, 1)
+    elif module.mode == "max":
+        rows = module.weight.detach()[ids].masked_fill(outside.unsqueeze(2), -torch.inf)
+        each = each * torch.zeros_like(rows).scatter(1, rows.argmax(1, keepdim=True), 1)
+    elif weights is not None:
+        each = each * weights.unsqueeze(2)
+    return {"weight": RowGradients(module, each, ids.masked_fill(outside, -1), each._version, -1)}  # type: ignore[arg-type]
 
 
 def rms_norm(module: nn.RMSNorm, inputs: tuple[Tensor, ...], g: Tensor) -> Found:

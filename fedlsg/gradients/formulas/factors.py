@@ -6,6 +6,7 @@ gradients at its outputs. The gradient of the example is dW = G^T X (m, n), a ke
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -40,6 +41,11 @@ class Factors:
         """dW of every example."""
         assert self.g._version == self.version  # autograd's tensor was not written to since
         return self.formulas.weight(self.g, self.x).flatten(2)
+
+    def __add__(self, other: "Factors") -> "Factors":
+        """The factors of the sum: the positions of both. Of linear layers, whose positions are a product's."""
+        g, x = (torch.cat([sequence(t) for t in pair], 1) for pair in ((self.g, other.g), (self.x, other.x)))
+        return Factors(formulas=self.formulas, g=g, x=x, version=g._version)
 
     def rows(self) -> tuple[Float[Tensor, "batch t m"], Float[Tensor, "batch t n"]]:
         """G and X of every example; dW is their product only where ``is_product``."""

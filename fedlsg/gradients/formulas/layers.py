@@ -8,10 +8,12 @@ The (m, n) gradient of a carried weight is never formed: one side of every produ
 A new layer type is one more class here and one more entry in LAYERS.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -131,15 +133,51 @@ class StandardizedConvGradients(ConvGradients):
         return pull_back(G.flatten(2), standardize(self.layer.weight.detach().flatten(1))).reshape(G.shape)
 
 
+class TransposedLinear(nn.Module):
+    """y = x W with W (n, m): what Conv1D of transformers computes, without its bias."""
+
+    def __init__(self, inputs: int, outputs: int, device: str | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs, device=device))
+
+    def forward(self, x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch *t m"]:
+        return x @ self.weight
+
+
 LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients | NormGradients]] = {
     nn.Linear: LinearGradients,
     nn.Conv2d: ConvGradients,
     nn.GroupNorm: GroupNormGradients,
     nn.LayerNorm: LayerNormGradients,
     StandardizedConv2d: StandardizedConvGradients,
+    TransposedLinear: LinearGradients,
 }
 CarriedGradients = LinearGradients | ConvGradients
 CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
+
+
+def is_turned(module: nn.Module) -> bool:
+    """Whether a module stores the weight of a linear layer as (n, m): Conv1D of transformers, not imported for this."""
+    home = sys.modules.get("transformers.pytorch_utils")
+    kind = type(module)
+    return kind is TransposedLinear or (home is not None and kind is getattr(home, "Conv1D", None))
+
+
+def has_formulas(module: nn.Module) -> bool:
+    """Whether a module's gradients come from the formulas here: convolutions have one group and padding with zeros."""
+    if type(module) not in LAYERS:
+        return is_turned(module)
+    return not isinstance(module, nn.Conv2d) or (module.groups == 1 and module.padding_mode == "zeros")
+
+
+def formulas_of(module: nn.Module) -> LayerGradients | NormGradients:
+    """The formulas of a module that has some."""
+    return LAYERS.get(type(module), LinearGradients)(module)
+
+
+def can_be_carried(module: nn.Module) -> bool:
+    """Whether the weight of a module may travel as carriers."""
+    return (type(module) in CARRIED and has_formulas(module)) or is_turned(module)
 
 
 def times_rows(x: Float[Tensor, "*t n"], A: Float[Tensor, "r n"]) -> Float[Tensor, "*t r"]:

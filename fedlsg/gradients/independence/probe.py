@@ -20,12 +20,12 @@ from fedlsg.failure import describe, is_own
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.called import in_type
 from fedlsg.gradients.calls.ways import ways_of
-from fedlsg.gradients.formulas.layers import CARRIED
+from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules
 from fedlsg.gradients.loss_contents import other_leaves, untrained
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, learn_tables, per_example_gradients
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients, survey_of
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 
 LARGE = 30.0
@@ -153,7 +153,7 @@ def prepare(
             size = float(p.square().mean().sqrt()) * MOVED or 0.02
             p.add_(torch.randn(p.shape, generator=generator).to(p) * size)
         owner, _, attribute = name.rpartition(".")
-        fits = attribute == "weight" and type(copied.get_submodule(owner)) in CARRIED
+        fits = attribute == "weight" and can_be_carried(copied.get_submodule(owner))
         carried = fits and name not in ways.others
         pair = (unit(p.shape[0], 1, p, generator), unit(1, p[0].numel(), p, generator)) if carried else (None, None)
         coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1]))
@@ -163,7 +163,7 @@ def prepare(
     targets = each(targets, lambda x: torch.cat([x, x]))
     frame = Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
     with suppress(Exception):  # what fails here fails in the first pass, too, where the layer is named
-        learn_tables(copied, inputs)
+        survey_of(copied, inputs)
     return Subject(
         model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame, loss_dtype=loss_dtype
     )  # fmt: skip

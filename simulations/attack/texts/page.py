@@ -15,7 +15,7 @@ from simulations.attack.recorded.report import (
     summaries,
     update_numbers,
 )
-from simulations.attack.recorded.rows import FORMS, best_of, shown_name, sigma_of, split_name
+from simulations.attack.recorded.rows import FORMS, best_of, shown_name, sigma_of
 from simulations.attack.texts.attack import AttackedTexts, tokens_of
 from simulations.attack.texts.score import ScoredText, TextSummary, summarise, verdict
 from simulations.report.page import Mark, TokenLine, TokenLines

@@ -39,6 +39,11 @@ def with_parameter(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def with_norm(layer: nn.Module) -> nn.Module:
+    layer.norm = nn.BatchNorm2d(3)
+    return layer
+
+
 REFUSED = {
     "batch norm": (lambda: normed(nn.BatchNorm2d(4)), r"^1 \(BatchNorm2d\): .*replace BatchNorm by GroupNorm"),
     "batch norm without affine": (lambda: normed(nn.BatchNorm2d(4, affine=False)), "GroupNorm"),
@@ -53,50 +58,29 @@ REFUSED = {
         "track_running_stats=False",
     ),
     "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2), r"self_attn \(MultiheadAttention\): its dropout"),
-    "recurrent cell": (
-        lambda: nn.ModuleDict({"cell": nn.GRUCell(4, 2)}),
-        r"^cell \(GRUCell\): .*replace the cell by nn.GRU.*requires_grad_\(False\)",
+    "a subclass of a recurrent layer": (
+        lambda: type("Mine", (nn.LSTM,), {"forward": lambda self, x: super(nn.LSTM, self).forward(x)})(3, 3),
+        "a forward of its own; use nn.LSTM itself.*register_layer",
     ),
-    "bilinear": (lambda: nn.Bilinear(4, 2, 3), r"register_layer\(nn.Bilinear\), use Linear, Conv2d.*freeze it"),
-    "prelu": (lambda: nn.PReLU(), "PReLU.*freeze"),
-    "grouped convolution": (
-        lambda: nn.Conv2d(4, 4, 3, groups=2),
-        r"groups=2 .*class MyConv2d\(nn.Conv2d\): pass, then fedlsg.register_layer\(MyConv2d\).*set groups=1",
-    ),
-    "grouped convolution of sequences": (lambda: nn.Conv1d(4, 4, 3, groups=4), r"groups=4 .*register_layer\(MyConv1d"),
-    "reflecting convolution": (
-        lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
-        "padding_mode='reflect'.*F.pad",
-    ),
-    "subclass": (lambda: type("Scaled", (nn.LayerNorm,), {})(3), "Scaled.*freeze"),
-    "a subclass of a recurrent layer": (lambda: type("Mine", (nn.LSTM,), {})(3, 3), "use nn.LSTM itself"),
-    "weight norm": (
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
-        r"parametrizations \(weight by WeightNorm\); use .*remove_parametrizations\(layer, 'weight'\), or fedlsg.regis",
-    ),
-    "weight norm without a bias": (
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3, bias=False)),
-        r"^the model itself \(ParametrizedLinear\).*weight by WeightNorm",
+    "batch norm in a subclass of a convolution": (
+        lambda: with_norm(type("Mine", (nn.Conv2d,), {})(3, 3, 1)),
+        r"^norm \(BatchNorm2d\): mixes the examples",
     ),
     "spectral norm": (
         lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 3, 1)),
-        r"weight by SpectralNorm\); use .*remove_parametrizations\(layer, 'weight'\); or freeze",
+        r"spectral_norm of weight .*parametrizations.eval\(\), use .*remove_parametrizations\(layer",
     ),
     "weight norm as a hook": (
         lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
-        "weight is computed by weight_norm; use .*remove_weight_norm",
+        "weight is computed by a hook of weight_norm; use .*parametrizations.weight_norm",
     ),
     "spectral norm as a hook": (
         lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
-        "weight is computed by spectral_norm; use .*remove_s",
+        "weight is computed by a hook of spectral_norm; use .*remove_s",
     ),
     "pruned": (
         lambda: prune.random_unstructured(nn.Conv1d(3, 3, 1), "weight", amount=0.5),
         r"weight is computed by prune; use torch.nn.utils.prune.remove\(layer, 'weight'\)",
-    ),
-    "weight norm of a recurrent layer": (
-        lambda: nn.utils.parametrizations.weight_norm(nn.LSTM(3, 3), "weight_hh_l0"),
-        r"weight_hh_l0 by WeightNorm\); use .*remove_parametrizations\(layer, 'weight_hh_l0'\); or freeze it$",
     ),
     "a layer with a parameter of the user's": (
         lambda: with_parameter(nn.Linear(3, 3)),

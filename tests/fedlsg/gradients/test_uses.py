@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.gradients.calls.tables import tables_of
-from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.calls.survey import Survey, survey
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
@@ -59,6 +58,21 @@ SOUND = {
     "product": lambda m, x: x @ m.W,
     "matmul after a layer": lambda m, x: torch.matmul(m.layer(x).relu_(), m.W),
     "bias alone": lambda m, x: F.linear(x, m.frozen.weight, m.p),
+    "layer norm": lambda m, x: F.layer_norm(x, (4,), m.p, m.p.tanh()),
+    "into a layer without a batch": lambda m, x: x + m.layer(m.P).tanh() * m.layer(x),
+    "a weight read next to its layer": lambda m, x: F.linear(m.layer(x).tanh(), m.layer.weight, m.p),
+    "rows by index": lambda m, x: x + m.P[0][(x[:, :, 0] > 0).long()],
+    "a mask of attention": lambda m, x: F.scaled_dot_product_attention(
+        x.unsqueeze(1), m.layer(x).unsqueeze(1), x.unsqueeze(1), attn_mask=m.W[:3, :3].expand(1, 1, 3, 3)
+    )[:, 0],
+    "positions of several examples in one dimension": lambda m, x: (
+        m.layer(x.flatten(0, 1)).unsqueeze(1) + m.P[:, :1]
+    ).view(len(x), 3, 4),
+    "positions first": lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1) * m.p,
+    "tiles": lambda m, x: torch.bmm(
+        m.layer(x.flatten(0, 1)).unsqueeze(1), m.P[0].unsqueeze(2).repeat(len(x), 1, 1)
+    ).view(len(x), 3),
+    "times the weight of a layer": lambda m, x: m.layer(x) @ (m.p * m.layer.weight),
     "where": lambda m, x: torch.where(x > 0, x, m.p),
     "not used": lambda m, x: m.layer(x),
     "detached": lambda m, x: m.layer(x) + m.p.detach(),
@@ -98,7 +112,7 @@ def hidden(m: nn.Module, x: Tensor) -> Tensor:
 
 
 UNSOUND = {
-    "an unknown operation": (lambda m, x: F.layer_norm(x, (4,), m.p), r"^p: used by layer_norm.*register_layer"),
+    "an unknown operation": (lambda m, x: F.rms_norm(x, (4,), m.p), r"^p: used by rms_norm.*register_layer"),
     "a convolution": (lambda m, x: F.conv1d(x, m.W[:3, :3].unsqueeze(2)), "^W: used by conv1d"),
     "positions first": (
         lambda m, x: (x.transpose(0, 1) + m.p).transpose(0, 1), r"add .*batch of 4, of shape \(3, 4, 4\)",
@@ -108,12 +122,10 @@ UNSOUND = {
         lambda m, x: torch.cat((F.dropout(m.P.expand(len(x), -1, -1)), x), 1), "row for each place in the batch",
     ),
     "joined along the batch": (lambda m, x: torch.cat((m.P, x))[1:], "used by cat, not along another dimension"),
-    "into a layer without a batch": (lambda m, x: x + m.layer(m.P), "^P: goes into the layer layer without"),
     "a product on the other side": (lambda m, x: m.W @ x.mT, "^W: used by a matrix product other than"),
-    "rows by index": (lambda m, x: x + m.P[0][(x[:, :, 0] > 0).long()], "^P: used by __getitem__"),
+    "rows by two indices": (lambda m, x: x + m.P[0, (x[:, :, 0] > 0).long()], "^P: used by __getitem__"),
     "an input that is overwritten after the product": (overwritten, "^W: its input was changed in place"),
     "a function that nobody sees": (hidden, "^p: used outside of its own layer"),
-    "the weight of a layer": (lambda m, x: x @ (m.p * m.layer.weight), "^p: used by mul|used outside"),
     "in place": (lambda m, x: m.P.expand(len(x), -1, -1).add_(x), "^P: changed in place by add_"),
 }  # fmt: skip
 
@@ -153,12 +165,14 @@ def test_positions_are_no_examples_though_there_are_as_many(batch):
     x, y = torch.randn(batch, 5, 4, dtype=torch.float64), torch.randn(batch, dtype=torch.float64)
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
-    assert tables_of(model, ways_of(model), [x], lambda: pytest.fail("asked again")) == {"places"}
+    found = survey(model, lambda scales: pytest.fail("asked again"))
+    assert found.tables == {"places.weight": (None,), "signs.weight": (0,)}
 
 
 def test_negative_control_positions_taken_for_examples(monkeypatch):
     """Then one example would have a row of its own for each position, and each would be clipped alone."""
-    monkeypatch.setattr("fedlsg.gradients.per_example.learn_tables", lambda model, inputs: frozenset())
+    wrong = Survey({"places.weight": (0,), "signs.weight": (0,)})
+    monkeypatch.setattr("fedlsg.gradients.per_example.survey_of", lambda model, inputs: wrong)
     torch.manual_seed(0)
     model = Positions().double()
     x, y = torch.randn(5, 5, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
@@ -188,22 +202,18 @@ def time_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1)
 
 
+SHAPE = r"shape \(30,\), of which no dimension is the batch of 5 alone; embed the ids batch first"
 ROWS = {
-    "time first": (time_first, as_it_is, False, r"shape \(6, 5\), whose first dimension is not the batch of 5"),
-    "time first, copied": (lambda x: x.t().contiguous(), as_it_is, False, r"^words.weight: .* not the batch of 5"),
-    "time first, tied": (time_first, as_it_is, True, r"embed the ids batch first and turn the result"),
-    "in one row": (lambda x: x.flatten(), lambda x: time_first(x.unflatten(0, (-1, 6))), False, r"shape \(30,\)"),
-    "computed, tied": (
-        lambda x: x + 1,
-        time_first,
-        True,
-        r"computed numbers of shape \(5, 6\).* a shared weight; give",
-    ),
+    "in one row": (lambda x: x.flatten(), lambda x: time_first(x.unflatten(0, (-1, 6))), False, SHAPE),
+    "in one row, tied": (lambda x: x.flatten(), lambda x: time_first(x.unflatten(0, (-1, 6))), True, SHAPE),
 }
 FIXES = {
     "batch first": (as_it_is, time_first, False),
     "batch first, tied": (as_it_is, time_first, True),
-    "computed, not tied": (lambda ids: ids + 1, time_first, False),
+    "computed": (lambda ids: ids + 1, time_first, False),
+    "computed, tied": (lambda ids: ids + 1, time_first, True),
+    "time first": (time_first, as_it_is, False),
+    "time first, tied": (lambda x: x.t().contiguous(), as_it_is, True),
 }
 
 

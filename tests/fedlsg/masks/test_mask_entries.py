@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedlsg.carriers import Lora, LowRank, RandomCarriers
 from fedlsg.frame import Block, Frame
-from fedlsg.masks.mask import Mask, apply_mask, not_pruned, split_kept
+from fedlsg.masks.kinds import not_pruned
+from fedlsg.masks.mask import Mask, apply_mask, split_kept
 from fedlsg.masks.pruning import Prune
 from fedlsg.masks.rules import smallest
 from fedlsg.method import Method, initial_needed

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
 from fedlsg.lowrank import decompose
-from fedlsg.masks.mask import Mask, apply_mask, carrier_importance
+from fedlsg.masks.kinds import carrier_importance
+from fedlsg.masks.mask import Mask, apply_mask
 from fedlsg.public import Public, RoundTime
 from tests.fedlsg.support.mask_oracle import kept_by, naive, weights
 

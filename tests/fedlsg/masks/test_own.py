@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
+from fedlsg.masks.kinds import keep_chosen
 from fedlsg.masks.mask import Mask, apply_mask
-from fedlsg.masks.own import keep_chosen
 from fedlsg.masks.pruning import Prune
 from fedlsg.method import Method
 from fedlsg.public import Public

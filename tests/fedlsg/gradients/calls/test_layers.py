@@ -116,35 +116,18 @@ REFUSED = {
     "recurrent layer with dropout": (
         Case(lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.1), (5, 3)), r"layer \(LSTM\).*dropout=0",
     ),
-    "projected states": (Case(lambda: Recurrent(nn.LSTM, proj_size=2), (5, 3)), "proj_size=0"),
     "max_norm": (Case(lambda: nn.Embedding(9, 4, max_norm=1.0), (2,), words=True), "set max_norm=None"),
     "scale by frequency": (
         Case(lambda: nn.Embedding(9, 4, scale_grad_by_freq=True), (2,), words=True), "mixes examples; set it to False",
     ),
-    "grouped convolution": (Case(lambda: nn.Conv1d(4, 4, 3, groups=2), (4, 5)), "set groups=1"),
-    "reflecting convolution": (Case(lambda: nn.Conv1d(4, 4, 3, padding=1, padding_mode="reflect"), (4, 5)), "F.pad"),
     "statistics in eval mode": (
         Case(lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True).eval(), (4, 5)), "track_running_stats",
     ),
-    "a second call": (Case(lambda: Own(nn.RMSNorm(4), lambda m, x: m(m(x))), (4,)), "called twice"),
     "no batch dimension": (
         Case(lambda: Own(nn.Conv1d(3, 4, 2), lambda m, x: m(x[0]).expand(len(x), -1, -1)), (3, 5)), "batch dimension",
     ),
-    "positions in the batch": (
-        Case(lambda: Own(nn.RMSNorm(4), lambda m, x: m(x.flatten(0, 1)).view_as(x)), (3, 4)), r"batch of 4.*\(12, 4\)",
-    ),
     "a batch on another axis": (
         Case(lambda: Own(nn.GRU(3, 2), lambda m, x: m(x)[0]), (5, 3)), r"batch of 4 on dimension 1.*\(4, 5, 3\)",
-    ),
-    "packed sequences": (
-        Case(
-            lambda: Own(
-                nn.GRU(3, 2, batch_first=True),
-                lambda m, x: m(nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), 5), batch_first=True))[1][0],
-            ),
-            (5, 3),
-        ),
-        "pass a padded tensor",
     ),
     "an input changed in place": (
         Case(lambda: Own(nn.RMSNorm(4), lambda m, x: (y := x + 1, m(y), y.zero_())[1]), (4,)), "changed in place",

@@ -142,8 +142,7 @@ class OwnNorm(nn.LayerNorm):
 
 def test_registration():
     model = nn.Sequential(OwnNorm(4))
-    with pytest.raises(UnsupportedLayerError, match=r"^0 \(OwnNorm\): .*register_layer"):
-        check_supported(model)
+    check_supported(model)
     fedlsg.register_layer(OwnNorm)
     check_supported(model)
     with pytest.raises(ValueError, match="OwnNorm is registered already"):

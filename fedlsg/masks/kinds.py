@@ -1,0 +1,223 @@
+"""The kinds of masks, one class each (``Mask`` explains them), and what a mask by a user's function keeps."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
+from fedlsg.masks.mask import Choose, Mask, split_kept
+from fedlsg.masks.rules import frozen_count, keep_units, smallest, uniform, unit_importance
+from fedlsg.public import Public, call, name_of
+
+
+class Units(Mask, kind="units"):
+    """Rows of dL and columns of dR of important units."""
+
+    units: ClassVar[bool] = True
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """Dense blocks whole."""
+        importance = cache(partial(self._importance, public))  # one look at W for both of its blocks
+        return tuple(replace(block, keep=self._keep(block, rate, public, importance)) for block in blocks)
+
+    def _keep(
+        self, block: Block, rate: float, public: Public, importance: Callable[[str], tuple[Tensor, Tensor]]
+    ) -> Keep:
+        axis = 0 if block.part == "L" else 1
+        if block.part == "dense" or not frozen_count(block.shape[axis], rate):
+            return EVERYTHING
+        if self.importance == "random":
+            generator = public.generator("units", public.time.epoch, block.parameter, block.part)
+            index = uniform(block.shape[axis], rate, generator=generator)
+            return Keep(axis=axis, index=index.to(public.weights[block.parameter].device))
+        return Keep(axis=axis, index=keep_units(importance(block.parameter)[axis], rate, self.direction))
+
+    def _importance(self, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
+        if self.importance == "energy":
+            return public.energies[parameter]
+        if self.importance == "carriers":
+            return carrier_importance(next(c for c in public.coordinates if c.name == parameter))
+        return unit_importance(public.weights[parameter])
+
+    @property
+    def predicted(self) -> bool:
+        """Whether it reads the energy that a probe predicts."""
+        return self.importance == "energy"
+
+    @property
+    def choice(self) -> str:
+        """Which units."""
+        return self.direction
+
+
+class Energy(Mask, kind="energy"):
+    """Entries (i, j) of each S whose predicted energy is largest."""
+
+    predicted = True
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """Other blocks whole."""
+        return tuple(replace(block, keep=_energy_keep(block, rate, public)) for block in blocks)
+
+
+class Uniform(Mask, kind="uniform"):
+    """Random over all coordinates of the step."""
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """One draw for all blocks."""
+        when = (public.time.epoch,) if self.redraw == "epoch" else ("round", public.time.round)
+        kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
+        return split_kept(blocks, kept.to(next(iter(public.weights.values())).device))
+
+
+class Own(Mask, kind="own"):
+    """The choice of a user's function."""
+
+    def check(self) -> None:
+        """Raise ValueError without a function, and for any other setting."""
+        if not callable(self.choose):
+            raise ValueError("a mask of kind 'own' needs choose=function, and no other kind takes one")
+        given = [f.name for f in fields(self)[1:-1] if getattr(self, f.name) != f.default]
+        if given:
+            raise ValueError(
+                f"a mask of kind 'own' takes no {', '.join(given)}: its function decides (bind by functools.partial)"
+            )
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """What the function keeps of each block."""
+        assert self.choose is not None
+        return tuple(replace(block, keep=keep_chosen(block, self.choose, public)) for block in blocks)
+
+
+class Whole(Mask, kind="all"):
+    """Every coordinate of weights that are not pruned."""
+
+    whole: ClassVar[bool] = True
+    prunes: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Raise ValueError for a sparsity."""
+        if self.sparsity:
+            raise ValueError(f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate")
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """All of a block, or what pruning left of it."""
+        if not public.pruned:
+            return blocks
+        return tuple(replace(block, keep=entries_kept(self, block, rate, public, magnitudes)) for block in blocks)
+
+
+class Magnitude(Mask, kind="magnitude"):
+    """In every weight tensor all entries but those of smallest abs(W_0), or of smallest abs(W_t) with ``refresh``."""
+
+    entries: ClassVar[bool] = True
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """Biases and norms whole."""
+        return tuple(replace(block, keep=entries_kept(self, block, rate, public, magnitudes)) for block in blocks)
+
+    @property
+    def from_start(self) -> bool:
+        """Whether it reads W_0 of every weight tensor."""
+        return not self.refresh
+
+
+class Drop(Mask, kind="drop"):
+    """In every weight tensor and round without random entries, or those of smallest abs(W_t)."""
+
+    entries: ClassVar[bool] = True
+    prunes: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Raise ValueError where nothing says which gradients are dropped."""
+        if self.drop == "none":
+            raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
+
+    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+        """Biases and norms whole."""
+        choose = draws if self.drop == "random" else magnitudes
+        return tuple(replace(block, keep=entries_kept(self, block, rate, public, choose)) for block in blocks)
+
+
+def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
+    frozen = min(frozen_count(block.size, rate), block.size - 1)
+    if block.part != "core" or not frozen:
+        return EVERYTHING
+    rows, columns = public.energies[block.parameter]
+    energy = (rows.unsqueeze(1) * columns).flatten()
+    return Keep(index=(~smallest(energy, frozen)).nonzero().squeeze(1))
+
+
+def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
+    """Importance of out and in units by the carriers' own weights: row sums of abs(L), column sums of abs(R).
+
+    An in channel of a convolution sums over its taps. (Ito et al. 2023, sec. 4.4: "Sparsification based on low-rank
+    matrices".)
+    """
+    assert c.L is not None
+    assert c.R is not None
+    units = c.shape[1]
+    return c.L.detach().abs().sum(1), c.R.detach().abs().reshape(c.R.shape[0], units, -1).sum((0, 2))
+
+
+Chosen = Callable[[Tensor, int, float, str, Public], Tensor]
+"""Ascending places of kept entries, from values, number and share of frozen ones, a parameter, and public values."""
+
+
+def entries_kept(mask: Mask, block: Block, rate: float, public: Public, choose: Chosen) -> Keep:
+    """What is kept of the entries of a weight tensor that pruning left; other blocks whole."""
+    if block.part != "dense" or len(block.shape) < 2:
+        return EVERYTHING
+    W, W_0 = public.weights[block.parameter].detach(), public.initial.get(block.parameter)
+    if W_0 is None and (public.pruned or mask.from_start):
+        raise ValueError(f"the initial value of {block.parameter} is needed to say which of its entries are kept")
+    left = not_pruned(W, W_0).flatten().nonzero().squeeze(1) if public.pruned and W_0 is not None else None
+    source = W_0.to(W) if mask.from_start and W_0 is not None else W
+    values = source.abs().flatten() if left is None else source.abs().flatten()[left]
+    frozen = max(0, min(frozen_count(len(values), rate), len(values) - 1))
+    if frozen == 0:
+        return EVERYTHING if len(values) == W.numel() else Keep(index=left)
+    chosen = choose(values, frozen, rate, block.parameter, public)
+    return Keep(index=chosen if left is None else left[chosen])
+
+
+def magnitudes(values: Tensor, frozen: int, rate: float, parameter: str, public: Public) -> Tensor:
+    """All but the smallest."""
+    return (~smallest(values, frozen)).nonzero().squeeze(1)
+
+
+def draws(values: Tensor, frozen: int, rate: float, parameter: str, public: Public) -> Tensor:
+    """Random ones of the round."""
+    generator = public.generator("drop", public.time.round, parameter)
+    return uniform(len(values), rate, generator=generator).to(values.device)
+
+
+def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tensor:
+    """True where a weight is trained: all but those that pruning set from a value other than 0 to exactly 0.
+
+    Weights that start at 0 are never pruned. One that training moves to exactly 0 would count as pruned from then on.
+    """
+    return (W != 0) | (W_0.to(W.device) == 0)
+
+
+def keep_chosen(block: Block, choose: Choose, public: Public) -> Keep:
+    """What is kept of a block.
+
+    Raises ValueError, naming function and block, unless the choice is boolean, has the block's shape, and keeps
+    something.
+    """
+    kept: Any = call(choose, block, public=public)
+    where = f"mask by {name_of(choose)} for the {block.part} block of {block.parameter}"
+    if not isinstance(kept, Tensor) or kept.dtype != torch.bool or tuple(kept.shape) != block.shape:
+        found = f"{kept.dtype} of shape {tuple(kept.shape)}" if isinstance(kept, Tensor) else type(kept).__name__
+        raise ValueError(f"{where}: expected a boolean tensor of shape {block.shape}, got {found}")
+    if not bool(kept.any()):
+        raise ValueError(f"{where}: expected one coordinate at least that is kept, got none")
+    if bool(kept.all()):
+        return EVERYTHING
+    return Keep(index=kept.flatten().nonzero().squeeze(1).to(public.weights[block.parameter].device))
