@@ -39,7 +39,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 """Cut in half; emptied; one byte in the middle changed; removed; a digit changed in a text, or a line added."""
 SAYS = ("changed since the run", "damaged", "missing", "not checked", "more than the last checkpoint", "no charge")
 GROWS = ("run.log",)
-OF_INTERRUPTED = ("report", "payload", "audit", "resume")
+OF_INTERRUPTED = ("report", "payload", "inspect", "audit", "attack", "resume")
 """Commands that are tried on a run that did not end, too. The others read it in the same way, or refuse it."""
 NOT_USED = (".lock",)
 """Nothing in it is used."""
@@ -207,9 +207,10 @@ def main() -> None:
                 if given.commands is None or name in given.commands.split(","):
                     if state == "interrupted" and name not in OF_INTERRUPTED:
                         continue
-                    found += trials(call, folder, originals[state], (name,))
-                    if given.out is not None:
-                        given.out.write_text(json.dumps(found, indent=1))
+                    for trial in trials(call, folder, originals[state], (name,)):
+                        found.append(trial)
+                        if given.out is not None:
+                            given.out.write_text(json.dumps(found, indent=1))
     print(table(found))
 
 

@@ -193,7 +193,7 @@ class RoundDisplay:
         if row.simulated is not None:
             facts.append(f"simulated {duration(row.simulated.simulated_clock)}")
         self.meter.show(row.round, facts, now)
-        if row.rejected:
+        if row.reasons:
             text = f"round {row.round}: client {row.reasons}"
             self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 

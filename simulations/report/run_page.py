@@ -158,7 +158,7 @@ def _outcome(result: Result) -> dict[str, str]:
 
 
 def _rejections(result: Result) -> list[Section]:
-    rows = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.rejected)
+    rows = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     return [Section(title="Rejected payloads", parts=(Facts(rows=rows),))] if rows else []
 
 
