@@ -46,11 +46,12 @@ def permit(*names: str, of: str | None = None, files: Mapping[Path, str] = Mappi
     """
     for name in names:
         _PERMITTED[absolute(of or name)] = absolute(name)
-        folder = _path(name.rpartition(":")[0]).parent
-        for path in [path for path in _COMPARED if not files and path.is_relative_to(folder)]:
-            del _COMPARED[path]
+        place = name.rpartition(":")[0]
+        if place.endswith(".py") and not files:
+            for path in [path for path in _COMPARED if path.is_relative_to(_path(place).parent)]:
+                del _COMPARED[path]
     _COMPARED.update(files)
-    for path in files:
+    for path in [path for path in files if not {"site-packages", "dist-packages"} & {*path.parts}]:
         _read_text_in(path.parent.parent if path.name == "__init__.py" else path.parent)
 
 
