@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients import LossFunction
+from fedlsg.gradients.losses import CLASSES
 from fedlsg.state import ServerState
 from simulations.workloads import LoadedWorkload, Split, to_device
 from simulations.workloads.base.workload import Metric, cross_entropy
@@ -159,7 +160,7 @@ def classes_of(outputs: Any, targets: Tensor, loss: LossFunction) -> Tensor:
     probability, a margin.
     """
     scores = scores_of(outputs)
-    if not has_one_number(scores):
+    if not has_one_number(scores) or getattr(loss, "name", "") in CLASSES:
         return scores.argmax(1)
     zeros, ones = (loss(outputs, torch.full_like(targets, number)) for number in (0, 1))
     return (ones < zeros).long()

@@ -36,7 +36,7 @@ def test_a_killed_process_has_a_last_word(how, said):
     assert done.stdout == said
 
 
-GCS, RAYLET, WORKER = "gcs/gcs_server", "raylet/raylet", "ray::"
+GCS, RAYLET, WORKER = "gcs/gcs_server", "raylet/raylet", "ray::Worker"
 
 
 @pytest.mark.ray
