@@ -6,7 +6,7 @@
 The nodes speak SuperLink's API for nodes by Flower's own code, without a SuperNode: they can send what no ClientApp
 could, such as objects that are no message. A tenth of them is honest (``benchmarks.false_node``). None trains. Prints
 how the run ended, how many replies of which kind were sent, how many were rejected, and the peak memory of Flower's
-processes. A message takes about 25 requests to the SuperLink, on both of its sides.
+processes. A message takes 20 to 30 requests to the SuperLink, on both of its sides.
 """
 
 import argparse
