@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 """Cut in half; emptied; one byte in the middle changed; removed; a digit changed in a text, or a line added."""
 SAYS = ("changed since the run", "damaged", "missing", "not checked", "more than the last checkpoint", "no charge")
 GROWS = ("run.log",)
-OF_INTERRUPTED = ("report", "payload", "audit", "resume")
+OF_INTERRUPTED = ("report", "payload", "inspect", "audit", "attack", "resume")
 """Commands that are tried on a run that did not end, too. The others read it in the same way, or refuse it."""
 NOT_USED = (".lock",)
 """Nothing in it is used."""
@@ -140,7 +140,9 @@ def make(call: Commands, folder: Path) -> tuple[Path, Path]:
     return finished, interrupted
 
 
-def trials(call: Commands, folder: Path, original: Path, names: tuple[str, ...]) -> Iterator[dict[str, str]]:
+def trials(
+    call: Commands, folder: Path, original: Path, names: tuple[str, ...], damages: Collection[str] = tuple(DAMAGES)
+) -> Iterator[dict[str, str]]:
     """Each damage to each kind of file (that of the first round, of the first client), seen by the commands."""
     every = sorted(p.relative_to(original).as_posix() for p in original.rglob("*") if p.is_file())
     kinds = {re.sub(r"-\d{6}", "", file): file for file in reversed(every)}
@@ -148,7 +150,7 @@ def trials(call: Commands, folder: Path, original: Path, names: tuple[str, ...])
         if file in NOT_USED or not (original / file).stat().st_size:
             continue
         for damage, apply in DAMAGES.items():
-            for name in names:
+            for name in names if damage in damages else ():
                 run = folder / "run"
                 for left in folder.glob("run*"):
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -194,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What every command does with a damaged file of a run.")
     parser.add_argument("--package", type=Path, default=REPOSITORY, help="folder of the version of fedlsg")
     parser.add_argument("--commands", help="some of the commands, with commas")
+    parser.add_argument("--damages", default=",".join(DAMAGES), help="some kinds of damage")
     parser.add_argument("--states", default="finished,interrupted")
     parser.add_argument("--out", type=Path, help="every trial as JSON")
     given = parser.parse_args()
@@ -207,9 +210,10 @@ def main() -> None:
                 if given.commands is None or name in given.commands.split(","):
                     if state == "interrupted" and name not in OF_INTERRUPTED:
                         continue
-                    found += trials(call, folder, originals[state], (name,))
-                    if given.out is not None:
-                        given.out.write_text(json.dumps(found, indent=1))
+                    for trial in trials(call, folder, originals[state], (name,), given.damages.split(",")):
+                        found.append(trial)
+                        if given.out is not None:
+                            given.out.write_text(json.dumps(found, indent=1))
     print(table(found))
 
 

@@ -65,9 +65,9 @@ class Flower:
         self.children.append(process)
         return process
 
-    def run(self, app: Path, *options: str) -> str:
+    def run(self, app: Path, *options: str, patience: float = 4 * PATIENCE) -> str:
         """Run an app to its end; returns its status, such as ``finished:completed``."""
-        self.start("flwr", "run", str(app), "fedlsg", "--stream", *options).wait(timeout=4 * PATIENCE)
+        self.start("flwr", "run", str(app), "fedlsg", "--stream", *options).wait(timeout=patience)
         listed = subprocess.run(
             ["flwr", "list", "fedlsg", "--format", "json"], env=self.env, capture_output=True, check=True, cwd=os.sep
         )

@@ -1,27 +1,32 @@
 """What nodes may send to a real SuperLink: thousands of messages that no honest node sends, and a run that goes on.
 
-    python -m benchmarks.node_fuzz [--messages 10000] [--clients 40] [--seed 0]
+    python -m benchmarks.node_fuzz [--messages 10000] [--clients 300] [--seed 0]
+    python -m benchmarks.node_fuzz --messages 2 --clients 3 --text-mb 200      one node, errors with long texts
 
 The nodes speak SuperLink's API for nodes by Flower's own code, without a SuperNode: they can send what no ClientApp
-could, such as objects that are no message. A third of them is honest (``benchmarks.false_node``). Prints how the run
-ended, how many replies of which kind were sent, how many were rejected, and the peak memory of Flower's processes.
+could, such as objects that are no message. A tenth of them is honest (``benchmarks.false_node``). None trains. Prints
+how the run ended, how many replies of which kind were sent, how many were rejected, and the peak memory of Flower's
+processes. A message takes 20 to 30 requests to the SuperLink, on both of its sides.
 """
 
 import argparse
 import hashlib
 import json
 import random
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -42,9 +47,12 @@ from simulations.settings.settings import from_mapping
 
 GARBAGE = 0.05
 """Share of replies that are no message at all."""
+IDLE_SECONDS = (0.5, 30.0)
+"""Between two looks of a node for a message: at first, and at most. The first node's message wakes all others."""
+THREADS = 4
 SETTINGS: dict[str, Any] = {
     "workload": "digits", "method": "dpsgd", "codec": "float32", "sample_rate": 0.05, "noise_multiplier": 20.0,
-    "delta": 1e-5, "reproducible": False, "round_timeout": 30.0,
+    "delta": 1e-5, "reproducible": False, "round_timeout": 300.0,
 }  # fmt: skip
 
 
@@ -52,13 +60,27 @@ class RawNode:
     """A node of a SuperLink without a SuperNode; ``node`` says what it answers."""
 
     def __init__(self, node: FalseNode, calls: tuple[Any, ...]) -> None:
-        self.node, self.sent = node, Counter[str]()
+        self.node, self.sent, self.errors = node, Counter[str](), Counter[str]()
+        self.due = self.idle = 0.0
         self.id, self._receive, self._send, _, _, self._pull_now, self._push, self._confirm = calls
 
     def _pull(self, run: int, name: str) -> bytes:
         """An object, once the server has uploaded it."""
         found = pull_objects([name], lambda one: self._pull_now(run, one), initial_backoff=0.2, max_time=20)
         return found[name]
+
+    def look(self) -> bool:
+        """Answer one message if there is one, and say when to look again."""
+        try:
+            found = self.answer()
+        except Exception as error:  # Flower's own client refuses it, or the SuperLink
+            self.sent[f"not sent: {type(error).__name__}"] += 1
+            self.errors[f"{type(error).__name__}: {error}"[:200]] += 1
+            found = True
+        first, most = IDLE_SECONDS
+        self.idle = 0.0 if found else min(max(2 * self.idle, first), most)
+        self.due = time.monotonic() + self.idle
+        return found
 
     def answer(self) -> bool:
         """Answer one message if there is one."""
@@ -129,6 +151,19 @@ def _tree(name: str, contents: dict[str, bytes]) -> ObjectTree:
     return ObjectTree(object_id=name, children=[_tree(child, contents) for child in children])
 
 
+def long_texts(node: FalseNode, *, megabytes: int) -> None:
+    """Let a node answer each announcement with an error whose text is so long."""
+
+    def reply(message: Message) -> Message:
+        node.sent.append("honest" if message.metadata.message_type == "query" else f"text of {megabytes} MB")
+        if node.sent[-1] == "honest":
+            return node.honest(message)
+        return Message(Error(code=0, reason="x" * (megabytes * 10**6)), reply_to=message)
+
+    node.chance = 0.0
+    vars(node)["reply"] = reply
+
+
 def peak_memory(home: Path) -> dict[str, int]:
     """Peak resident MB of a run's processes by their program."""
     found: dict[str, int] = {}
@@ -149,7 +184,7 @@ def fuzz(
     change: Callable[[FalseNode], None] = lambda node: None,
 ) -> dict[str, Any]:  # fmt: skip
     """A run with so many false messages; what it left. ``change``: of the false nodes."""
-    honest = clients // 3
+    honest = max(clients // 10, 2)
     rounds = -(-messages // (clients - honest))
     settings = from_mapping({**SETTINGS, "clients": clients, "rounds": rounds, "evaluate_every": max(rounds // 4, 1)})
     plan = make_plan(settings, declared=[300 + client for client in range(clients)])
@@ -196,31 +231,37 @@ def fuzz(
 def _answer_until(flower: Flower, app: Path, raw: list[RawNode], patience: float) -> tuple[str, dict[str, int], float]:
     """Answer for all nodes until the run is over; its status, peak memory and seconds."""
     status: list[str] = []
-    running = threading.Thread(target=lambda: status.append(flower.run(app)), daemon=True)
-    start, memory, errors = time.monotonic(), dict[str, int](), Counter[str]()
+    running = threading.Thread(target=lambda: status.append(flower.run(app, patience=2 * patience)), daemon=True)
+    start, memory, looked = time.monotonic(), dict[str, int](), 0.0
     running.start()
-    while running.is_alive() and time.monotonic() - start < patience:
-        for one in raw:
-            try:
-                one.answer()
-            except Exception as error:  # Flower's own client refuses it, or the SuperLink
-                one.sent[f"not sent: {type(error).__name__}"] += 1
-                errors[f"{type(error).__name__}: {error}"[:200]] += 1
-        time.sleep(0.1)
-        memory |= {name: max(peak, memory.get(name, 0)) for name, peak in peak_memory(flower.home).items()}
-    print("not sent:", dict(errors.most_common(10)))
+    with ThreadPoolExecutor(THREADS) as pool:
+        while running.is_alive() and (now := time.monotonic()) - start < patience:
+            due = [one for one in raw if one.due <= now]
+            found = dict(zip(due, pool.map(RawNode.look, due), strict=True))
+            if found.get(raw[0]):  # all of them are asked in each round
+                for one in raw:
+                    one.due = one.idle = 0.0
+            if now - looked > 10:
+                looked, seen = now, peak_memory(flower.home)
+                memory |= {name: max(peak, memory.get(name, 0)) for name, peak in seen.items()}
+                print(f"{now - start:.0f} s:", sum(sum(one.sent.values()) for one in raw), "messages", file=sys.stderr)
+            time.sleep(0.1)
+    print("not sent:", dict(sum((one.errors for one in raw), Counter[str]()).most_common(10)))
     return (status[0] if status else "still running"), memory, time.monotonic() - start
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--messages", type=int, default=10_000)
-    options.add_argument("--clients", type=int, default=40)
+    options.add_argument("--clients", type=int, default=300)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--patience", type=float, default=4 * 3600.0)
-    given = options.parse_args()
+    options.add_argument("--text-mb", type=int)
+    given = vars(options.parse_args())
+    if megabytes := given.pop("text_mb"):
+        given["change"] = partial(long_texts, megabytes=megabytes)
     with tempfile.TemporaryDirectory(prefix="node-fuzz-") as folder:
-        print(json.dumps(fuzz(Path(folder), **vars(given)), indent=2))
+        print(json.dumps(fuzz(Path(folder), **given), indent=2))
 
 
 if __name__ == "__main__":

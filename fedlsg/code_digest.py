@@ -12,7 +12,8 @@ import ast
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import all_suffixes
 from importlib.util import find_spec
@@ -136,25 +137,45 @@ def digest_of_source(name: str) -> str:
 
     Of the file and of all files below its folder that it imports, directly or through another, anywhere in its code.
     """
+    return source_of(name).digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """``digest``: as ``digest_of_source``; ``files``: SHA-256 of each file that it has; ``root``: their folder."""
+
+    digest: str
+    files: Mapping[Path, str]
+    root: Path
+
+    @property
+    def by_name(self) -> dict[str, str]:
+        """``files`` by their names in the folder."""
+        return {os.path.relpath(path, self.root): digest for path, digest in self.files.items()}
+
+
+def source_of(name: str) -> Source:
+    """The code that a name would run. Each file is read once."""
     root, files = _place(name.rpartition(":")[0])
-    if not files:
-        return ""
-    sha = hashlib.sha256()
-    for path in sorted(source_files(root, files)):
-        for part in (os.path.relpath(path, root).encode(), path.read_bytes()):
+    texts = _texts(root, files)
+    sha, own = hashlib.sha256(), dict[Path, str]()
+    for path in sorted(texts):
+        for part in (os.path.relpath(path, root).encode(), texts[path]):
             sha.update(len(part).to_bytes(8, "little") + part)
-    return sha.hexdigest()
+        own[path] = hashlib.sha256(texts[path]).hexdigest()
+    return Source(digest=sha.hexdigest() if own else "", files=own, root=root)
 
 
-def source_files(root: Path, files: Iterable[Path]) -> set[Path]:
+def _texts(root: Path, files: Iterable[Path]) -> dict[Path, bytes]:
     """Files, and what their import statements find in ``root``, directly or through another; packages are no user's."""
-    found, waiting = set(files), list(files)
-    while waiting and "site-packages" not in root.parts:
-        for base, name in _imports(waiting.pop(), root):
-            new = set(_found(base, name)) - found
-            found |= new
-            waiting += new
-    return found
+    texts, waiting = dict[Path, bytes](), list(files)
+    while waiting:
+        path = waiting.pop()
+        if path not in texts:
+            texts[path] = path.read_bytes()
+            if "site-packages" not in root.parts:
+                waiting += [one for base, name in _imports(path, texts[path], root) for one in _found(base, name)]
+    return texts
 
 
 def _place(place: str) -> tuple[Path, list[Path]]:
@@ -173,10 +194,10 @@ def _place(place: str) -> tuple[Path, list[Path]]:
     return where.parent, _found(where.parent, place)
 
 
-def _imports(file: Path, root: Path) -> Iterator[tuple[Path, str]]:
+def _imports(file: Path, text: bytes, root: Path) -> Iterator[tuple[Path, str]]:
     """What a file imports: the folder where Python begins to look, and the dotted name."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python cannot run it, or it is compiled
         return
     for node in ast.walk(tree):

@@ -16,23 +16,32 @@ OWN = tuple(
 )
 
 
-class SignalExit(SystemExit):
-    """The end of this process by a signal, which is no failure of anybody's code."""
+class OwnEnd(BaseException):
+    """An end that fedlsg itself asks for, which is no failure of anybody's code."""
+
+
+class SignalExit(SystemExit, OwnEnd):
+    """The end of this process by a signal."""
 
 
 @contextmanager
 def without_exit() -> Iterator[None]:
-    """Let a sys.exit in a user's code be a RuntimeError that names its line; what a signal or a closed pipe ends, ends.
+    """Let a sys.exit in a user's code be a RuntimeError that names its line, and so whatever is no ``Exception``.
 
     A model or a loss that left the process would leave it with a status of its own, 0 for a run that failed.
+    What Ctrl-C, a signal, a closed pipe, or Flower's own exit ends, ends.
     """
     try:
         yield
-    except SystemExit as end:
-        if isinstance(end, SignalExit) or isinstance(end.__context__, BrokenPipeError):
+    except (Exception, KeyboardInterrupt, GeneratorExit, OwnEnd):
+        raise
+    except BaseException as end:
+        places = [Path(step.filename).parts for step in traceback.extract_tb(end.__traceback__)]
+        if isinstance(end.__context__, BrokenPipeError) or "flwr" in places[-1]:
             raise
+        how = "sys.exit" if isinstance(end, SystemExit) else type(end).__name__
         raise RuntimeError(
-            f"the code that the run calls left it with sys.exit: {describe(end)}; let it raise an error or return"
+            f"the code that the run calls left it with {how}: {describe(end)}; let it raise an error or return"
         ) from end
 
 

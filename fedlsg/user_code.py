@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from fedlsg.choices import did_you_mean
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _PERMITTED: dict[str, str] = {}
 """Names that may run, and the name of what runs for each: the file of a recorded name may have moved."""
+_COMPARED: dict[Path, str] = {}
+"""SHA-256 of files that were compared with a record before they ran: no other text of them runs."""
 _FILES: dict[Path, tuple[str, ModuleType]] = {}
 
 
@@ -36,13 +38,21 @@ DATA = "data:"
 """Before a path or name of public data in a setting."""
 
 
-def permit(*names: str, of: str | None = None) -> None:
+def permit(*names: str, of: str | None = None, files: Mapping[Path, str] = MappingProxyType({})) -> None:
     """Let names of files and modules run code in this process: its user wrote them, or trusts who did.
 
     ``of``: the recorded name that the single name given here stands for, where a run directory has another path.
+    ``files``: SHA-256 of those that it was permitted for; without any, the text runs that is there then.
     """
     for name in names:
         _PERMITTED[absolute(of or name)] = absolute(name)
+        place = name.rpartition(":")[0]
+        if place.endswith(".py") and not files:
+            for path in [path for path in _COMPARED if path.is_relative_to(_path(place).parent)]:
+                del _COMPARED[path]
+    _COMPARED.update(files)
+    for path in [path for path in files if not {"site-packages", "dist-packages"} & {*path.parts}]:
+        _read_text_in(path.parent.parent if path.name == "__init__.py" else path.parent)
 
 
 def is_permitted(name: str) -> bool:
@@ -169,7 +179,10 @@ class _Text(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+        text = self.get_data(path)
+        if _COMPARED.get(Path(path), found := hashlib.sha256(text).hexdigest()) != found:
+            raise ValueError(f"{path} changed after it was compared with the run's record: start the command again")
+        return self.source_to_code(text, path)
 
 
 @cache

@@ -18,13 +18,14 @@ LONGEST_PAUSE = 16
 class Health:
     """By client: ``failures`` in a row, ``due``: the first round after its pause, ``asked``: training rounds so far.
 
-    ``since``: the first round in which a client failed, 0 if none has.
+    ``since``: the first round in which a client failed, 0 if none has. ``left_out``: why a client is in no secure sum.
     """
 
     since: int = 0
     failures: dict[int, int] = field(default_factory=dict)
     due: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
 
     def count(self, round: int, asked: Iterable[int], failed: Collection[int]) -> None:
         """Enter a training round. The pause after the n-th failure in a row is 2^(n-1) rounds."""
@@ -66,4 +67,5 @@ class Health:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; an empty one is that of a run in which nobody was asked."""
         self.since = saved.get("since", 0)
-        self.failures, self.due, self.asked = (dict(saved.get(name, {})) for name in ("failures", "due", "asked"))
+        names = ("failures", "due", "asked", "left_out")
+        self.failures, self.due, self.asked, self.left_out = (dict(saved.get(name, {})) for name in names)

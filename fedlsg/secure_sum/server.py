@@ -18,14 +18,19 @@ from fedlsg.secure_sum.terms import GivenUp, SecureSumError, Terms, WrongSharesE
 
 Pairs = Iterable[tuple[int, bytes]]
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
+WRONG = "answer: a share that does not fit the others: it is wrong, or was dealt so by its owner"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Total:
-    """A sum: ``values``, modulo 2^b as uint64, and the survivors, whose vectors it adds up."""
+    """A sum: ``values``, modulo 2^b as uint64, and the survivors, whose vectors it adds up.
+
+    ``wrong``: clients that answered with a share that does not fit the others.
+    """
 
     values: UInt64[np.ndarray, " length"]
     survivors: frozenset[int]
+    wrong: frozenset[int] = frozenset()
 
 
 class Server:
@@ -155,12 +160,10 @@ class Server:
         finally:
             words, self._words = self._words, np.zeros(0, self._words.dtype)
         self.sent = {}
-        for client in self.terms.clients:
-            if self.terms.points[client] in wrong:
-                self.refused[client] = (
-                    "answer: a share that does not fit the others: it is wrong, or was dealt so by its owner"
-                )
-        return Total(values=clear(words, self.terms.bits).astype(np.uint64), survivors=self._survivors)
+        named = frozenset(client for client in self.terms.clients if self.terms.points[client] in wrong)
+        self.refused |= dict.fromkeys(named, WRONG)
+        values = clear(words, self.terms.bits).astype(np.uint64)
+        return Total(values=values, survivors=self._survivors, wrong=named)
 
     def _read_answer(self, client: int, message: bytes, seeds: Shares, keys: Shares) -> None:
         near = [other for other in self.terms.holders(client) if other in self._sealed]

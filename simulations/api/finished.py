@@ -13,6 +13,7 @@ from torch import nn
 
 import strategies
 from fedlsg import user_code
+from fedlsg.failure import without_exit
 from simulations import workloads
 from simulations.exports.model import read_final, without_adapters
 from simulations.plan.base import Base
@@ -98,6 +99,7 @@ class Run:
         return math.inf if found is None else found
 
     @cached_property
+    @without_exit()
     def model(self) -> nn.Module:
         """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged into linear layers.
 

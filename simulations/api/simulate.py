@@ -9,6 +9,7 @@ from rich.console import Console
 
 import strategies
 from fedlsg import user_code
+from fedlsg.failure import without_exit
 from fedlsg.turn import alone
 from simulations import workloads
 from simulations.api.finished import Run
@@ -33,6 +34,7 @@ MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partiti
 
 
 @alone()
+@without_exit()
 def simulate(
     *,
     model: Any = None,

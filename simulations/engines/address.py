@@ -35,6 +35,7 @@ def reachable_cluster() -> str:
             raise RuntimeError(
                 "no cluster of ray start runs on this machine: start one, give --ray-address HOST:PORT, or leave it out"
             ) from None
+    named = address
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit()) or "/" in host:
         raise RuntimeError(
@@ -49,6 +50,7 @@ def reachable_cluster() -> str:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except OSError as error:
         raise RuntimeError(
-            f"no Ray cluster listens on {host}:{port} ({error}): start it, or leave out --ray-address and RAY_ADDRESS"
+            f"no Ray cluster listens on {named} ({error}{'' if named == f'{host}:{port}' else f', at {host}'}): start "
+            "it, or leave out --ray-address and RAY_ADDRESS"
         ) from None
     return f"{host}:{port}"

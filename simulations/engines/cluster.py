@@ -265,6 +265,12 @@ def fitting(cpus: float, gpus: float) -> int:
 
 def short_base() -> str:
     """A folder for temporary folders whose name is short enough for Ray's sockets."""
+    asked = os.environ.get("TMPDIR", "")  # Ray uses it as it is, where Python would choose another
+    if asked and not (os.path.isdir(asked) and os.access(asked, os.W_OK | os.X_OK)):
+        raise RuntimeError(
+            f"expected TMPDIR to be a folder that you can write, got {asked}: Ray keeps files there; make it, name "
+            "another, unset it, or choose engine=local"
+        )
     base = tempfile.gettempdir()
     return base if len(base) + len("/fedlsg-12345678") <= FOLDER_LENGTH_LIMIT else os.sep + "tmp"
 

@@ -18,7 +18,7 @@ from simulations.flower.client import OWN_CODE, code_digest, give
 from simulations.flower.fedavg import check_configs, translated
 from simulations.rundir.rundir import create
 from simulations.rundir.tables import Row
-from simulations.server.app import run_on
+from simulations.server.app import last_line, run_on
 from simulations.settings.published import resolve
 from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping, permit_code
 from simulations.workloads import Workload
@@ -46,6 +46,7 @@ class Strategy(FlowerStrategy):
     Raises ValueError for a bad setting, with the fix.
     """
 
+    @last_line()
     def __init__(
         self,
         workload: Workload | Callable[[], Workload],
@@ -70,6 +71,7 @@ class Strategy(FlowerStrategy):
         self.run: Run | None = None
         self._inner: FedLSG | None = None
 
+    @last_line()
     def start(
         self,
         grid: Grid,

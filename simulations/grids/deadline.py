@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from fedlsg.failure import OwnEnd
+
 T = TypeVar("T")
 
 
-class OutOfTimeError(BaseException):
+class OutOfTimeError(OwnEnd):
     """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client would begin."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlsg.code_digest import digest_of_source
+from fedlsg.code_digest import Source, digest_of_source, source_of
 from fedlsg.user_code import is_permitted, permit, shown, stands_for
 from simulations.plan.known_code import is_known, place, remember
 from simulations.settings.settings import code_in
@@ -36,9 +36,11 @@ def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, 
     if not names and not own_code:
         return
     mine = {setting: [stands_for(name) for name in own] for setting, own in names.items()}
-    files = {setting: [digest_of_source(name) for name in own] for setting, own in mine.items()}
-    write_atomically(run / RECORD, seal({"own_code": dict(own_code), "files": files}, indent=2))
-    remember({(digest_of_source(name), name) for own in mine.values() for name in own})
+    sources = {setting: [source_of(name) for name in own] for setting, own in mine.items()}
+    files = {setting: [source.digest for source in own] for setting, own in sources.items()}
+    each = {setting: [source.by_name for source in own] for setting, own in sources.items()}
+    write_atomically(run / RECORD, seal({"own_code": dict(own_code), "files": files, "each": each}, indent=2))
+    remember({(digest, name) for setting in mine for digest, name in zip(files[setting], mine[setting], strict=True)})
 
 
 def recorded(run: Path) -> dict[str, Any]:
@@ -60,7 +62,11 @@ class Code:
     setting: str
     recorded: str
     name: str
-    digest: str
+    source: Source
+
+    @property
+    def digest(self) -> str:
+        return self.source.digest
 
     @property
     def file(self) -> tuple[str, str]:
@@ -81,10 +87,12 @@ def allow_code(
         names = code_in(tomllib.loads((run / "config.toml").read_text(encoding="utf-8")))
     except (OSError, ValueError):  # what reads the settings reports it
         return []
-    mine, before = code_in(named), recorded(run).get("files", {})
+    mine, record = code_in(named), recorded(run)
+    before = record.get("files", {})
     wanted = {setting: _find(run, setting, names[setting], mine.get(setting)) for setting in names if setting in needs}
     if changed := [s for s in sorted(wanted) if s in before and [code.digest for code in wanted[s]] != before[s]]:
-        raise other_code(changed)
+        was = {setting: record.get("each", {}).get(setting, []) for setting in changed}
+        raise other_code(changed, [name for s in changed for name in _other_files(was[s], wanted[s])])
     files = {(digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own}
     found = [code for some in wanted.values() for code in some]
     for code in found:
@@ -94,7 +102,7 @@ def allow_code(
             raise _refusal(run, code, has_record=code.setting in before)
     remember({(code.digest, code.name) for code in found if code.file in files})
     for code in found:
-        permit(code.name, of=code.recorded)
+        permit(code.name, of=code.recorded, files=code.source.files)
     return [setting for setting in mine if setting in wanted]
 
 
@@ -104,7 +112,7 @@ def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | N
     if [shown(name) for name in own] != [shown(name) for name in names]:
         words = (", ".join(map(shown, some)) for some in (names, own))
         raise ValueError("the run's {} is {}, not {}: name the run's own".format(setting, *words))
-    found = [Code(setting=setting, recorded=name, name=one, digest=digest_of_source(one))
+    found = [Code(setting=setting, recorded=name, name=one, source=source_of(one))
              for name, one in zip(names, own, strict=True)]  # fmt: skip
     for code in found:
         if not code.digest:
@@ -115,11 +123,18 @@ def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | N
     return found
 
 
-def other_code(settings: Collection[str]) -> ValueError:
-    """The refusal of code that is not what a run recorded."""
+def _other_files(before: Sequence[Mapping[str, str]], now: Sequence[Code]) -> list[str]:
+    """Names of the files that changed, are new, or are gone; none for a run of an older version."""
+    pairs = zip(before, now, strict=False)
+    return sorted({name for one, code in pairs for name, _ in one.items() ^ code.source.by_name.items()})
+
+
+def other_code(settings: Collection[str], files: Collection[str] = ()) -> ValueError:
+    """The refusal of code that is not what a run recorded; ``files``: which of it, if that is known."""
     return ValueError(
         f"the code of the run's own {' and '.join(settings)} differs from that which this run began with: restore the "
-        "file, or start a new run"
+        f"file {' and '.join(dict.fromkeys(files))}".rstrip()
+        + ", or start a new run"
     )
 
 

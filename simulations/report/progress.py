@@ -194,7 +194,7 @@ class RoundDisplay:
         if row.simulated is not None:
             facts.append(f"simulated {duration(row.simulated.simulated_clock)}")
         self.meter.show(row.round, facts, now)
-        if row.rejected:
+        if row.reasons:
             text = f"round {row.round}: client {row.reasons}"
             print_whole(text, self.console, "yellow")
 

@@ -156,7 +156,7 @@ def _outcome(result: Result) -> dict[str, str]:
 
 
 def _rejections(result: Result) -> list[Part]:
-    rows = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.rejected)
+    rows = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     return [Facts(rows=rows)] if rows else []
 
 

@@ -1,8 +1,8 @@
 """The Flower ServerApp that ``flwr run`` starts, on Flower's simulation and in a deployment."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from logging import ERROR, INFO
 
 from flwr.app import Context
@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.exit import add_exit_handler
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+from fedlsg.failure import without_exit
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.plan.continuity import begin
@@ -28,16 +29,33 @@ from strategies.federation.nodes import wait_for_nodes
 from strategies.strategy import FedLSG
 
 app = ServerApp()
+_FAILED: list[str] = []
+"""What went wrong last, until it is printed or something went right."""
+
+
+@contextmanager
+def last_line() -> Iterator[None]:
+    """What goes wrong inside is Flower's last line, too, below its trace and its "Exit Code"."""
+    _FAILED.clear()
+    try:
+        with without_exit():
+            yield
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        _FAILED.append(" ".join(str(error).split()))
+        add_exit_handler(_say)
+        raise
+
+
+def _say() -> None:
+    while _FAILED:
+        log(ERROR, "fedlsg: error: %s", _FAILED.pop())
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds. What goes wrong is Flower's last line, too, below its trace and its "Exit Code"."""
-    try:
+    """Run all rounds."""
+    with last_line():
         run_rounds(grid, context)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        add_exit_handler(partial(log, ERROR, "fedlsg: error: %s", " ".join(str(error).split())))
-        raise
 
 
 def run_rounds(grid: Grid, context: Context, *, on_round: OnRound | None = None) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients import LossFunction
+from fedlsg.gradients.losses import CLASSES
 from fedlsg.state import ServerState
 from simulations.workloads import LoadedWorkload, Split, to_device
 from simulations.workloads.base.workload import Metric, cross_entropy
@@ -138,7 +139,7 @@ def evaluate(
         targets = targets.to(device)
         total += float(loss(outputs, targets).sum())
         if classes:
-            correct += int((scores_of(outputs).argmax(1) == targets).sum())
+            correct += int((classes_of(outputs, targets, loss) == targets).sum())
         if metrics:
             seen.append((scores_of(outputs).cpu(), targets.cpu()))
     for module, mode in training.items():
@@ -150,6 +151,24 @@ def evaluate(
         by_split={},
         metrics={name: measure(name, metric, *whole) for name, metric in metrics.items()},
     )
+
+
+def classes_of(outputs: Any, targets: Tensor, loss: LossFunction) -> Tensor:
+    """The class that a model gives each example: that of its largest score.
+
+    Of two classes and one number an example it is the class with the smaller loss, whatever the number is: a logit, a
+    probability, a margin.
+    """
+    scores = scores_of(outputs)
+    if not has_one_number(scores) or getattr(loss, "name", "") in CLASSES:
+        return scores.argmax(1)
+    zeros, ones = (loss(outputs, torch.full_like(targets, number)) for number in (0, 1))
+    return (ones < zeros).long()
+
+
+def has_one_number(scores: Tensor) -> bool:
+    """Whether a model gives one number for each example."""
+    return scores.numel() == len(scores)
 
 
 def scores_of(outputs: Any) -> Tensor:

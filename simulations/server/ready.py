@@ -12,7 +12,7 @@ from fedlsg.row_checks import model_outputs, spread
 from simulations import workloads
 from simulations.client.rehearsal import rehearse
 from simulations.plan.plan import Base, Plan, make_plan
-from simulations.server.evaluate import evaluate, score, scores_of
+from simulations.server.evaluate import evaluate, has_one_number, score, scores_of
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
 
@@ -71,16 +71,25 @@ def _where(model: nn.Module, split: Split, base: Base) -> str:
 
 
 def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None) -> None:
-    """Raise ValueError for outputs (B, K) with fewer numbers than there are classes, or another K than was given."""
+    """Raise ValueError for outputs from which no class follows.
+
+    They are (B, K) with as many numbers as classes, or more where K was not given; or one number for two classes.
+    """
     classes = base.workload.num_classes
     if classes is None:
         return
     inputs = to_device(split.batch(spread(len(split), 2))[0], base.device)
     outputs = scores_of(model_outputs(model.eval(), inputs))
-    wide = outputs.ndim == 2 and outputs.shape[1] > 1
-    if wide and (outputs.shape[1] < classes or (given is not None and outputs.shape[1] != given)):
+    if outputs.ndim != 2 and not has_one_number(outputs):
         raise ValueError(
-            f"the model gives {outputs.shape[1]} numbers for each example, and there are {classes} classes "
+            f"the model gives outputs of shape {(*outputs.shape[1:],)} for each example, and accuracy needs one score "
+            "for each class: give the model outputs (examples, classes), first where it returns several"
+        )
+    found = outputs[0].numel()
+    enough = classes <= 2 if found == 1 else found >= classes
+    if not enough or (given is not None and found != given and not (found == 1 and given == 2)):
+        raise ValueError(
+            f"the model gives {found} number{'s' * (found > 1)} for each example, and there are {classes} classes "
             f"({'num_classes' if given is not None else 'the largest target of test is one less'}): give the model as "
-            "many outputs as classes"
+            "many outputs as classes, or targets that are no classes as floats"
         )

@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -102,18 +102,23 @@ class Exchange:
 
     def _has_spare_round(self, client: int, round: int) -> bool:
         """Whether the client's noise covers one more round than those that the draw still has for it."""
-        later = sum(client in selected for selected in self._schedule[round:])
+        turns = self._turns.get(client, [])
+        later = len(turns) - bisect_right(turns, round)
         return self.clock.health.asked.get(client, 0) + later < self._most_rounds
 
     @cached_property
-    def _schedule(self) -> list[frozenset[int]]:
-        """The draw of every round."""
-        return [frozenset(one) for one in self.clock.participation.schedule(self.expectations.state.schedule.rounds)]
+    def _turns(self) -> dict[int, list[int]]:
+        """The rounds for which each client is drawn, ascending."""
+        turns: dict[int, list[int]] = {}
+        for round, selected in enumerate(self.clock.participation.schedule(self.expectations.state.schedule.rounds), 1):
+            for client in selected:
+                turns.setdefault(client, []).append(round)
+        return turns
 
     @cached_property
     def _most_rounds(self) -> int:
         """How often the plan, and so the noise, expects a client to be asked at most."""
-        return max(Counter(client for selected in self._schedule for client in selected).values())
+        return max(map(len, self._turns.values()))
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """The announcements of a round, for the caller to send."""

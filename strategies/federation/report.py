@@ -46,8 +46,9 @@ class RoundReport:
     """What happened in one round.
 
     plan: what was announced. asked: the selected clients. answered: clients with a valid reply. rejected: the reason,
-    by partition. dropped: clients that left before they trained, in the simulation; late: clients with a valid reply
-    that came after the round's simulated end, and is not used. Each selected client is in one of the four at most.
+    by partition. noted: what a client did wrong that took part all the same. dropped: clients that left before they
+    trained, in the simulation; late: clients with a valid reply that came after the round's simulated end, and is not
+    used. Each selected client is in one of the four (not in noted) at most.
     sent: every message, in the order in which it was counted; bytes are sums over it. seconds: of the whole round,
     ``waiting`` of them for replies. simulated_clock: seconds since
     the start of the run, at the round's end; None without a simulated clock.
@@ -58,6 +59,7 @@ class RoundReport:
     plan: RoundPlan | None = None
     answered: list[int] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)
+    noted: dict[int, str] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
     payloads: dict[int, bytes] = field(default_factory=dict)
@@ -102,9 +104,9 @@ class RoundReport:
 
     @property
     def reasons(self) -> str:
-        """Why clients were rejected, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
+        """Why clients were rejected, or noted, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
         clients: dict[str, list[int]] = {}
-        for partition, why in sorted(self.rejected.items()):
+        for partition, why in sorted({**self.noted, **self.rejected}.items()):
             clients.setdefault(why, []).append(partition)
         return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
 

@@ -8,6 +8,11 @@ from torch import nn
 
 from fedlsg.failure import SignalExit, depends_on_values, describe, is_users, without_exit
 from fedlsg.gradients.losses import per_example_loss
+from simulations.grids.deadline import OutOfTimeError
+
+
+class Odd(BaseException):
+    pass
 
 
 def caught(action):
@@ -65,8 +70,11 @@ def test_an_exit_of_a_users_code_is_an_error_that_names_its_line_and_a_signal_is
     words = r"sys.exit: SystemExit: 0 \(test_failure.py, line \d+: sys.exit\(0\)\)"
     with pytest.raises(RuntimeError, match=words), without_exit():
         loss()
+    with pytest.raises(RuntimeError, match="left it with Odd: Odd: x"), without_exit():
+        raise Odd("x")
     closed = SystemExit(1)
     closed.__context__ = BrokenPipeError()  # as rich leaves a closed pipe
-    for end in (SignalExit(143), KeyboardInterrupt(), closed):
+    assert SignalExit(143).code == 143
+    for end in (SignalExit(143), KeyboardInterrupt(), closed, OutOfTimeError()):
         with pytest.raises(type(end)), without_exit():
             raise end

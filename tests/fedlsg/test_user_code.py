@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedlsg import user_code
+from fedlsg.code_digest import source_of
 from fedlsg.user_code import absolute, is_reference, load, name_of, permit, short, shown
 
 IS_PERMITTED = user_code.is_permitted
@@ -37,6 +38,22 @@ def write(name: str, code: str) -> Path:
     path = Path(name).resolve()
     path.write_text(code)
     return path
+
+
+@pytest.mark.parametrize("other", ["mine.py", "near.py"])
+def test_a_file_that_changes_between_the_comparison_and_its_run_does_not_run(other, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_code, "_COMPARED", {})
+    mine = write("mine.py", "from near import ran\n")
+    write("near.py", "ran = lambda: 1\n")
+    name = f"{mine}:ran"
+    permit(name, files=source_of(name).files)
+    write(other, Path(other).read_text() + "open('marker', 'w').close()\n")
+    with pytest.raises(ImportError, match=rf"{other} changed after it was compared with the run's record"):
+        load(name, "workload")
+    assert not Path("marker").exists()
+    permit(name)  # by its user, who names no text
+    assert load(name, "workload")() == 1
+    assert Path("marker").exists()
 
 
 @pytest.mark.parametrize(("name", "code"), [

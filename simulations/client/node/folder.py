@@ -21,6 +21,7 @@ from typing import Any
 
 from fedlsg.owner_only import FOLDER, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
+from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.rundir.files.atomic import write_atomically
@@ -29,6 +30,8 @@ from simulations.rundir.rundir import RunDir
 from strategies.federation.ledgers import News
 
 SECRET_BYTES = 32
+ENTRY_BYTES = 1024
+"""Of a line of a ledger, at most."""
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)
 DATA_FIELDS = {"client": int, "form": str, "num_examples": int, "digest": str, "entries": int, "head": str}
 
@@ -122,10 +125,16 @@ class NodeFolder:
         """Charge an entry if every budget allows it: check and charge under one lock, so nothing is spent twice.
 
         Only rows that were admitted can be charged for.
-        Raises OverBudgetError, naming the budget; nothing is charged then.
+        Raises OverBudgetError, naming the budget, and LedgerError for a ledger that no server would take with one more
+        entry; nothing is charged then.
         """
         with self._locked():
             ledger = self._checked_ledger()
+            if self.path.exists() and self.path.stat().st_size + ENTRY_BYTES > LARGEST_BYTES:
+                raise LedgerError(
+                    f"{self.path} is full: with one more entry it would pass {LARGEST_BYTES:,} bytes, and no server "
+                    "accepts it; nothing was charged for this round"
+                )
             self._record(required=True)
             for budget in budgets:
                 if ledger.would_exceed(entry, budget.epsilon, budget.delta, run=budget.run):

@@ -45,8 +45,11 @@ class SecureExchange(Exchange):
         seed = f"reproducible run {self.expectations.state.seed}".encode()
         self._run = hashlib.sha256(seed).digest() if settings.reproducible else secrets.token_bytes(32)
         self._attempts = 0
-        self._left_out: dict[int, str] = {}
-        """Clients whose shares made an attempt fail: from then on they count as dropped out."""
+
+    @property
+    def _left_out(self) -> dict[int, str]:
+        """Clients whose shares made an attempt fail: from then on they count as dropped out. A checkpoint has them."""
+        return self.clock.health.left_out
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """Keys and shares of the selected clients; then the announcements for those that are still there."""
@@ -114,6 +117,7 @@ class SecureExchange(Exchange):
         clients = sorted(total.survivors)
         for client in clients:
             self.report.rejected.pop(client, None)
+        self.report.noted = {client: why for client, why in self._server.refused.items() if client in total.wrong}
         release = self.plan.release
         assert release is not None
         words = torch.from_numpy(total.values.astype("int64"))
@@ -172,7 +176,9 @@ class SecureExchange(Exchange):
     def _explain(self, outcome: object, clients: Iterable[int]) -> None:
         """Enter into the report whom the protocol refused, and why these clients worked for nothing."""
         for client, why in self._server.refused.items():
-            self.report.rejected.setdefault(client, why)
+            if client not in self.report.rejected:
+                self.report.rejected[client] = why
+                log(WARNING, "round %d: client %d: %s", self.plan.round, client, why)
         if isinstance(outcome, GivenUp):
             log(WARNING, "round %d: %s", self.plan.round, outcome)
             if outcome.owner is not None:

@@ -1,6 +1,7 @@
 """``fedlsg.simulate``: what it takes, what it refuses before anything is written, callbacks, resuming."""
 
 import math
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -308,6 +309,28 @@ def test_callbacks_get_each_row_in_their_order(tmp_path):
     assert [name for name, _ in seen] == ["first", "second"] * 2
     assert [row for name, row in seen if name == "first"] == found.rounds
     assert found.rounds[1]["half"] == 0.5
+
+
+@pytest.mark.parametrize("part", ["model", "loss", "transform", "metric", "callback", "test rows"])
+def test_a_users_code_that_leaves_the_process_is_an_error_that_names_its_line(part, tmp_path):
+    def leave(*_):
+        sys.exit(0)
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        __getitem__ = leave
+
+    given = {
+        "model": {"model": leave}, "loss": {"loss": lambda outputs, targets: leave()},
+        "transform": {"transform": leave}, "metric": {"metrics": {"mine": lambda outputs, targets: leave()}},
+        "callback": {"callbacks": [leave]}, "test rows": {"test": Rows()},
+    }[part]  # fmt: skip
+    with pytest.raises(
+        (RuntimeError, ValueError), match=r"SystemExit: 0 \(test_simulate.py, line \d+: sys.exit\(0\)\)"
+    ):
+        quick(tmp_path / "run", **given)
 
 
 def test_a_callback_that_fails_ends_the_run_which_can_be_resumed(tmp_path):

@@ -194,6 +194,7 @@ def test_other_code_than_the_record_is_refused(how, sent, fedlsg: Command, tmp_p
     assert (
         "the code of the run's own callbacks and method and workload differs from that which this run began with" in err
     )
+    assert "restore the file mine.py, or start a new run" in err
     assert not sent.marker.exists()
 
 

@@ -11,6 +11,7 @@ from flwr.app import Context, Message, RecordDict
 
 import strategies.federation.nodes
 from benchmarks.false_node import KINDS, FalseNode
+from benchmarks.node_fuzz import fuzz
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import make_plan
@@ -104,6 +105,18 @@ class Large(FalseNode):
     def honest(self, message: Message) -> Message:
         self.examples = 10**12
         return super().honest(message)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_same_of_raw_nodes_at_a_real_superlink(tmp_path):
+    """A hundred replies that no honest node sends, some of which are no messages; ``benchmarks.node_fuzz`` has more."""
+    found = fuzz(tmp_path, messages=100, clients=22, seed=0, patience=900)
+    assert found["status"] == "finished:completed"
+    assert (found["honest replies rejected"], found["without update"]) == (0, 0)
+    assert found["false messages"] > 70
+    assert found["rejected"] > 60
+    assert found["longest line of the log"] < 10_000
 
 
 def test_a_number_of_examples_that_no_run_takes_leaves_its_node_out(tmp_path, caplog):

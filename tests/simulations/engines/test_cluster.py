@@ -174,8 +174,7 @@ def test_an_address_where_nobody_listens_is_one_line(tmp_path):
     command = [sys.executable, "-m", "simulations", "run", "--rounds", "1", "-c", "clients=2"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.startswith("fedlsg: error: no Ray cluster listens on ")
-    assert ":1 (" in done.stderr
+    assert done.stderr.startswith("fedlsg: error: no Ray cluster listens on 127.0.0.1:1 (")
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -221,6 +220,14 @@ def test_a_long_temporary_folder_is_not_used_for_sockets(monkeypatch):
     assert cluster.short_base() == "/tmp"
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/short")
     assert cluster.short_base() == "/short"
+
+
+def test_a_temporary_folder_that_is_none_is_named_before_ray_starts(monkeypatch, tmp_path):
+    for place in (tmp_path / "nowhere", tmp_path / "file"):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("TMPDIR", str(place))
+        with pytest.raises(RuntimeError, match=f"expected TMPDIR to be a folder that you can write, got {place}"):
+            cluster.short_base()
 
 
 def test_a_limit_of_memory_is_named_and_no_limit_says_nothing(monkeypatch):

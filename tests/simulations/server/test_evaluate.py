@@ -82,6 +82,21 @@ def test_the_batch_size_changes_nothing(batch_size):
     assert (measured.accuracy, measured.loss) == pytest.approx((whole.accuracy, whole.loss))
 
 
+@pytest.mark.parametrize(("loss", "shown"), [
+    (lambda o, t: nn.functional.binary_cross_entropy_with_logits(o.flatten(), t.float(), reduction="none"), "logit"),
+    (lambda o, t: nn.functional.binary_cross_entropy(o.sigmoid().flatten(), t.float(), reduction="none"), "logit"),
+    (lambda o, t: (1 - (2 * t - 1) * o.flatten()).clamp(min=0), "margin"),
+    (lambda o, t: nn.functional.binary_cross_entropy(o.flatten(), t.float(), reduction="none"), "probability"),
+])  # fmt: skip
+@pytest.mark.parametrize("column", [False, True])
+def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, shown, column):
+    """The largest of one score is always class 0: half of these four would be right."""
+    numbers = torch.tensor([0.9, 0.8, 0.7, 0.1] if shown == "probability" else [0.4, 2.0, 3.0, -0.2])
+    split = Split(inputs=numbers[:, None].numpy(), labels=torch.tensor([1, 1, 0, 0]), prepare=torch.from_numpy)
+    model = nn.Identity() if column else nn.Flatten(0)
+    assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
+
+
 def test_several_splits_count_the_same_whatever_their_size():
     small = split_of([[1.0]], [0])
     measured = score(Signs(), signs(matched=LONG_FIRST, mismatched=small), device="cpu")

@@ -70,6 +70,14 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "more outputs than num_classes": (
         {"num_classes": 3, "model": lambda: nn.Linear(8, 4)}, ("gives 4 numbers", "there are 3 classes"),
     ),
+    "one number for three classes": (
+        {"model": lambda: nn.Linear(8, 1), "loss": lambda o, t: (o[:, 0] - t).square()},
+        ("the model gives 1 number for each example, and there are 3 classes", "targets that are no classes as floats"),
+    ),
+    "scores of another shape": (
+        {"model": lambda: nn.Sequential(nn.Linear(8, 6), nn.Unflatten(1, (3, 2))), "loss": lambda o, t: o.mean((1, 2))},
+        ("outputs of shape (3, 2) for each example", "accuracy needs one score for each class"),
+    ),
     "a metric": ({"metrics": {"mine": lambda o, t: o[:, 9].mean()}}, ("metric 'mine' failed", "IndexError")),
     "a token of train": (
         {"model": Words, "train": (with_one(TOKENS, (44, 1), 9), Y), "test": (TEST_TOKENS, V)},

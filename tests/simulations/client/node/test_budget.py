@@ -12,6 +12,7 @@ import pytest
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.account import NodeAccount
+from simulations.client.node import folder
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.refusals import OverBudgetError
@@ -197,3 +198,15 @@ def test_check_and_charge_are_one_step(tmp_path, monkeypatch):
     assert charged_between_check_and_charge(tmp_path / "held", held=True) == STEPS
     monkeypatch.setattr(NodeFolder, "_locked", lambda self: contextlib.nullcontext())
     assert charged_between_check_and_charge(tmp_path / "planted", held=False) == STEPS + 1
+
+
+def test_a_ledger_that_no_server_would_take_is_charged_no_more(tmp_path, rows, monkeypatch):
+    server = Server.start(terms(tmp_path / "node", epsilon_max=3.0, data=rows), tmp_path / "copy")
+    assert server.rounds(1) == 1
+    size = (tmp_path / "node/ledger.jsonl").stat().st_size
+    monkeypatch.setattr(folder, "LARGEST_BYTES", size + folder.ENTRY_BYTES - 1)
+    assert "ledger.jsonl is full: with one more entry" in refusal(server.train(2))
+    assert len(entries(tmp_path / "node")) == 1
+    monkeypatch.setattr(folder, "LARGEST_BYTES", size + folder.ENTRY_BYTES)
+    assert payload(server.train(2))
+    assert len(entries(tmp_path / "node")) == 2
