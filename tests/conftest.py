@@ -6,6 +6,7 @@ processes that are left, all in the same one: they would find each other's.
 
 import gc
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -49,6 +50,17 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first."""
     items.sort(key=lambda item: not starts_processes(item.path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Whatever draws from the generators of the process draws the same in any order of the tests."""
+    import numpy as np
+    import torch
+
+    torch.manual_seed(20261)
+    np.random.seed(20261)
+    random.seed(20261)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -50,6 +50,7 @@ def test_a_client_that_comes_back_takes_part_again_and_never_in_a_round_that_is_
     assert [entry.round for entry in run.entries(HANGS)] == [5, 6]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_remembers_who_hangs(tmp_path):
     stopped_after(2, tmp_path / "run", client=hanging(), **SMALL)
     run = resume_local(tmp_path / "run", client=hanging())
