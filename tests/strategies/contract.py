@@ -40,7 +40,7 @@ SMALL = {"rank": 2, "sparsity": 0.4, "probes": 16}
 """Settings of a case unless it says otherwise, as far as its recipe has them."""
 
 EMPTY = LocalTraining(sample_rate=1e-12)
-LEAST_DRAWS = 8_000
+LEAST_DRAWS = 20_000
 FALSE_ALARM = 1e-7
 TIGHT = 0.8
 SCALES = (1e-8, 0.01, 0.05, 1.0, 1e4, -1e4, 1e150, 1e200, math.inf, math.nan)
