@@ -59,6 +59,7 @@ def test_the_bundle_is_the_same_code_as_the_clone(bundle):
     assert identity_of([folder / name for name in PACKAGES]).same(own_identity())
 
 
+@pytest.mark.slow
 def test_the_bundle_is_imported_from_where_it_lies(bundle):
     _, folder = bundle
     code = "import sys; sys.path.insert(0, sys.argv[1]); import fedlsg, strategies, simulations.server.app as a; "

@@ -70,6 +70,7 @@ def test_after_a_change_of_the_rule_only_its_own_scores_are_forgotten(tmp_path: 
     assert len(Scores(path, again=True).known) == 1
 
 
+@pytest.mark.slow
 def test_one_cell_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_oracle, "BASE", {**BASE, "rounds": 2})
     monkeypatch.setattr(default_oracle, "FARTHEST", 0)

@@ -1,8 +1,11 @@
 """The benchmark of the secure sum, on the smallest round."""
 
+import pytest
+
 from benchmarks import secure_sum
 
 
+@pytest.mark.slow
 def test_a_round_and_a_pair_of_each_kind():
     terms = secure_sum.make_terms(5, 40, 13)
     found = secure_sum.whole_round(terms)

@@ -57,7 +57,9 @@ def test_arms_take_turns_and_warm_up_is_not_kept(monkeypatch):
     assert {name: len(seconds) for name, seconds in found["wall"].items()} == {"a": 3, "b": 3, "c": 3}
 
 
-@pytest.mark.parametrize("name", [*OURS, *FREE])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("lsg p=.5", *FREE) else pytest.mark.slow) for n in (*OURS, *FREE)]
+)
 def test_every_arm_steps_a_tiny_model(name, tmp_path):
     step, plain = (OURS | RIVALS)[name](tiny()), OURS["plain"](tiny())
     found = summary(interleave({"plain": plain, name: step}, pairs=1, warmup=0), ["plain"])

@@ -38,8 +38,8 @@ def accuracy(printed: str) -> float:
     ("name", "engine"),
     [
         ("tensors", "local"),
-        ("image_folder", "local"),
-        ("text_csv", "local"),
+        pytest.param("image_folder", "local", marks=pytest.mark.slow),
+        pytest.param("text_csv", "local", marks=pytest.mark.slow),
         pytest.param("image_folder", "ray", marks=pytest.mark.slow),
         pytest.param("tensors", "ray", marks=pytest.mark.slow),
         pytest.param("text_csv", "ray", marks=pytest.mark.slow),
@@ -55,6 +55,7 @@ def test_an_example_of_simulate(name, engine, installed, tmp_path):
     assert [path.name for path in tmp_path.glob("runs/*/summary.json")] == ["summary.json"]
 
 
+@pytest.mark.slow
 def test_the_example_of_an_own_loop(installed, tmp_path):
     shutil.copy(EXAMPLES / "own_loop.py", tmp_path)
     printed = run([sys.executable, "own_loop.py"], installed, tmp_path)

@@ -14,11 +14,11 @@ from tests.places import REPOSITORY
 from tests.test_documents import problems
 
 MOST_BYTES = 300_000
-LONG = "sparsity"
-"""The notebook of most cells runs under the mark slow."""
+LONG = ("sparsity", "own-model-and-method")
+"""These notebooks run under the mark slow."""
 BY_NAME = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
-RUN = [pytest.param(path, marks=pytest.mark.slow if path.stem == LONG else ()) for path in NOTEBOOKS]
+RUN = [pytest.param(path, marks=pytest.mark.slow if path.stem in LONG else ()) for path in NOTEBOOKS]
 
 
 @pytest.mark.parametrize("path", RUN, ids=[path.stem for path in NOTEBOOKS])

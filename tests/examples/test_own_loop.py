@@ -42,4 +42,4 @@ def test_the_document_runs_block_by_block(tmp_path):
 
 def test_a_broken_block_is_found(tmp_path):
     with pytest.raises(subprocess.CalledProcessError):
-        run("\n".join([*blocks(), "step.epsilons()"]), tmp_path)
+        run("step.epsilons()", tmp_path)

@@ -11,8 +11,11 @@ import hypothesis
 import pytest
 import torch
 
+from fedlsg.own_loop import examples
 from simulations.cli import app as cli
 from simulations.engines import cluster
+from simulations.plan import plan
+from tests.checked_once import check_once
 from tests.simulations.support.own import fresh
 from tests.simulations.support.runs import Run, pages, run_local, stopped_after
 
@@ -32,6 +35,14 @@ def threads() -> Iterator[None]:
 def forgotten_code() -> Iterator[None]:
     """What a test makes known of its own is unknown to the next one."""
     with fresh():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def checked_once() -> Iterator[None]:
+    """The small models of many runs are equal."""
+    with pytest.MonkeyPatch.context() as patch:
+        check_once(patch, examples, plan)
         yield
 
 

@@ -5,10 +5,20 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from fedlsg.own_loop import examples
 from simulations.engines.local import task_identity
+from tests.checked_once import check_once
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def checked_once() -> Iterator[None]:
+    """The small models of many tests are equal."""
+    with pytest.MonkeyPatch.context() as patch:
+        check_once(patch, examples)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -192,7 +192,7 @@ def one_draw_for_two_halves(total, mechanism, noise):
 @pytest.mark.parametrize("case", ["lsg", "dp-ssgd: pruning round"])
 def test_less_noise_than_accounted_is_caught(case, plant, monkeypatch):
     monkeypatch.setattr(CLIENT, "add_noise", plant)
-    assert noise_defects(of(case), LEAST_DRAWS // 4) != [], "with the draws of a variant, the fewest that are used"
+    assert noise_defects(of(case), LEAST_DRAWS // 4) != [], "with the draws of the contract"
 
 
 def spilt_over_frozen_ones(self: Frame, values: Tensor) -> list[Tensor]:

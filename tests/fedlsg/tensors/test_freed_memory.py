@@ -26,6 +26,7 @@ def faults(mode: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library of other systems decides for itself")
 def test_a_large_tensor_gets_the_memory_of_an_earlier_one():
     assert faults("keep") == 0

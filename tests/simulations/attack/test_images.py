@@ -360,6 +360,7 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
         assert words in page
 
 
+@pytest.mark.slow
 def test_compare_records_and_attacks(fedlsg, tmp_path):
     out = tmp_path / "out"
     options = ("--compare", "dpsgd,rgp", "-c", "rounds=2", "-c", "clients=6", "--attacks", "map", "--seconds", "0.1")
@@ -488,6 +489,7 @@ def test_a_run_is_recorded_for_each_sparsity_and_sigma():
     assert dict(variants("dpsgd", (0.0, 0.5), None)) == {"dpsgd": {"method": "dpsgd"}}
 
 
+@pytest.mark.slow
 def test_a_sparsity_curve_is_recorded_and_drawn(fedlsg, tmp_path):
     out = tmp_path / "out"
     axes = ("--compare", "lsg", "--sparsities", "0,0.5", "--sigmas", "2")

@@ -239,6 +239,7 @@ def found_in(given, *, plant=None, seed=1):
     return training.find(audited_settings(given), console, canaries=100, kind=None, plant=plant, seed=seed)
 
 
+@pytest.mark.slow
 def test_training_mode_finds_full_batches(tmp_path):
     given = TRAINING | {"rounds": 10, "noise_multiplier": 1.0}
     options = {"mode": "training", "canaries": 200}

@@ -41,6 +41,7 @@ def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
     assert [(one.step, one.value) for one in history] == [(row["round"], row["epsilon_max"]) for row in found.rounds]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_same_run_of_mlflow(tracking, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine"), interrupt])
@@ -51,6 +52,7 @@ def test_a_resumed_run_continues_the_same_run_of_mlflow(tracking, tmp_path):
     assert [one.step for one in tracking.get_metric_history(run.info.run_id, "test/loss")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -14,7 +14,7 @@ from tests.simulations.support.runs import Run, run_local
 
 frame = PublicState.frame
 COMMANDS = {
-    "inspect": ["inspect", "--examples", "40"],
+    "inspect": ["inspect", "--examples", "10"],
     "audit": ["audit", "--canaries", "20"],
     "audit training": ["audit", "--mode", "training", "--canaries", "10"],
     "attack": ["attack", "--attacks", "inverting-gradients,dlg,first-layer,relu-batch", "--seconds", "0.5"],
@@ -31,9 +31,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, without_pages: None) -> R
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "device"), [*((name, "auto") for name in COMMANDS), ("inspect", "cpu"), ("audit", "cuda")]
-)
+QUICK = ("inspect", "attack")
+CASES = [pytest.param(name, "auto", marks=() if name in QUICK else pytest.mark.slow) for name in COMMANDS]
+
+
+@pytest.mark.parametrize(("command", "device"), [*CASES, ("inspect", "cpu"), ("audit", "cuda")])
 def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedlsg, tmp_path, monkeypatch):
     name, *options = COMMANDS[command]
     out = str(tmp_path / "audit.json" if name == "audit" else tmp_path)

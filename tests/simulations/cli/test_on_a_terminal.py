@@ -34,6 +34,7 @@ def bar_of(lines: list[str]) -> str | None:
     return next((line for line in lines if re.search(r"^round +━.* +\d+/100000 left \d+:\d\d", line)), None)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_terminal(tmp_path):
     """The bar, the facts, a narrower window, and Ctrl-C: one line says how to continue, and the cursor is back."""
     with on_terminal(LONG, tmp_path) as terminal:

@@ -191,6 +191,7 @@ def test_a_package_that_offers_something_else_is_named(points, words, fedlsg, in
     assert words in refused(fedlsg, "run", "toys" if "toys" in points else "digits", *QUICK, "-c", "rank=2")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_workers_of_ray_never_imported_the_file(fedlsg, mine, tmp_path, on_ray: Cluster):
     write(tmp_path / "helper.py", "from torch import nn\ndef layer(a, b): return nn.Linear(a, b)\n")

@@ -80,6 +80,7 @@ def test_a_clone_that_is_run_as_a_module_is_what_runs_everywhere(tmp_path):
     assert not weights.equal(run_local(tmp_path / "installed", rounds=1).weights)
 
 
+@pytest.mark.slow
 def test_the_worker_of_a_comparison_imports_nothing_of_the_working_directory(tmp_path):
     command = [*command_in(tmp_path / "bin"), "compare", "digits", "--methods", "sgd", "-c", "rounds=1"]
     command += ["--out", str(tmp_path / "out")]

@@ -241,7 +241,8 @@ def test_a_worker_that_is_killed_is_a_failed_cell(tmp_path):
         worker.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle_no_process_is_left_and_the_cell_is_resumable(number, tmp_path):
     """SIGINT to the parent, as Ctrl-C; and SIGKILL, after which the worker must notice by itself."""
     command = [sys.executable, "-m", "simulations", "compare", "digits", "--methods", "sgd", "--out", str(tmp_path)]

@@ -39,8 +39,8 @@ with starting() as ray_of_run:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-ALWAYS = (0, 4, 8)
-"""Each signal and each moment once; the other cases are slow."""
+ALWAYS = (4,)
+"""SIGTERM in the middle; the other cases are slow."""
 
 
 @pytest.fixture
@@ -165,8 +165,8 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
     assert status == {signal.SIGINT: 1, signal.SIGTERM: 143, signal.SIGKILL: -9}[number] or status == -signal.SIGINT
     with process:  # closes its pipe
         pass
-    wait_until(lambda: not marked(mark), seconds=30 if number == signal.SIGKILL else 1)
-    wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 1)
+    wait_until(lambda: not marked(mark), seconds=30 if number == signal.SIGKILL else 10)
+    wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 10)
 
 
 def test_an_address_where_nobody_listens_is_one_line(tmp_path):

@@ -206,8 +206,14 @@ def test_a_resumed_run_that_forgot_is_caught(case, tmp_path, whole, monkeypatch)
     assert not same(resume_local(stopped.path), whole(case))
 
 
+ON_RAY = ("lsg", "rs", "dp-ssgd", "dp-powersgd", "probe", "fed-sb")
+"""One recipe for each kind of state and payload; the others run on Ray with the slow tests."""
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize("case", RECIPES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in ON_RAY else pytest.mark.slow) for case in RECIPES]
+)
 def test_every_recipe_runs_alike_on_ray(case, tmp_path, whole, on_ray):
     """Two clients, two rounds, Ray: weights, ledgers and payloads as on the local engine."""
     plan, directory = plan_at(tmp_path / "run", engine="ray", record_updates=True, **settings_of(case))

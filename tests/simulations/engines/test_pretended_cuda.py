@@ -31,7 +31,12 @@ def alike(here: Run, there: Run) -> None:
     assert (here.weights - there.weights.cpu()).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("lsg", "rs", "conv", "probe, replica")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
 def test_a_run_on_a_pretended_device_leaves_the_same_records(case, tmp_path, monkeypatch):
     here = run_local(tmp_path / "cpu", **FEW, **CASES[case])
     with pretended_cuda(monkeypatch):

@@ -85,7 +85,8 @@ def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
     assert summary["downlink"]["interrupted"]["attempts"] >= 1
 
 
-@pytest.mark.parametrize("how", ["by its worker", pytest.param("by the driver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["by its worker", "by the driver"])
 def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray, monkeypatch):
     """It is the last of its pile. It is stopped by its worker; where that fails, the driver replaces the worker."""
     if how == "by the driver":
@@ -140,6 +141,7 @@ def test_a_worker_with_other_code_than_the_driver_is_refused(tmp_path, on_ray, m
     assert not directory.ledgers.exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_finds_no_place_stops_nobody(tmp_path, on_ray):
     """Planted: one of two workers asks for more than there is, as after a machine was lost."""
     plan, directory = plan_at(tmp_path / "run", engine="ray", rounds=2)
@@ -178,6 +180,7 @@ def test_the_driver_of_ray_is_no_simulated_client(on_ray):
     assert not in_simulation()
 
 
+@pytest.mark.slow
 def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray):
     settings = {"downlink": "sparse", "rounds": 4, "clients": 3, "clients_per_round": 2, "momentum": 0.9}
     alone = run_local(tmp_path / "local", **settings)
@@ -189,6 +192,7 @@ def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray)
     assert not (run.path / "replicas").exists()
 
 
+@pytest.mark.slow
 def test_new_workers_get_the_steps_that_they_lack(tmp_path, on_ray, monkeypatch):
     """A resumed run has only new workers. Planted once: steps that were read and freed got each other's place."""
     settings = {"downlink": "sparse", "rounds": 8, "clients": 4, "clients_per_round": 2, "model": "mlp"}

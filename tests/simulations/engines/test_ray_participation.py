@@ -28,6 +28,7 @@ def charges(run: Run) -> list[Any]:
     return [read_entries(run.directory.ledger(client)) for client in range(60)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("downlink", ["full", "sparse"])
 def test_both_engines_give_the_same_run(tmp_path, on_ray, downlink):
     here = run_local(tmp_path / "local", **FEDERATION, downlink=downlink)

@@ -116,6 +116,7 @@ def test_ray_gives_the_weights_of_local(way, tmp_path, on_ray: Cluster):
     assert found[1].summary["rounds"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_second_run_on_the_same_workers_has_the_second_code(tmp_path, warm: Cluster):
     from simulations.engines import cluster
@@ -138,6 +139,7 @@ def locked(lock):
     return lambda: Net(4) if lock else None
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_what_cannot_be_sent_is_refused_in_one_line_and_leaves_nothing_running(tmp_path, on_ray: Cluster):
     lock = threading.Lock()

@@ -60,6 +60,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("local") / "run", **SETTINGS, record_updates=True)
 
 
+@pytest.mark.slow
 def test_two_nodes_give_the_bits_of_one_process_and_hold_no_file_of_the_run(cluster, alone, tmp_path):
     run = drive(cluster, tmp_path / "run", **SETTINGS, record_updates=True)
     assert isinstance(run, Run), run

@@ -86,6 +86,7 @@ def test_the_diagnosis_in_words(costs, words):
     assert diagnosis(costs) == words
 
 
+@pytest.mark.slow
 def test_the_command_says_and_writes_it(small, tmp_path, monkeypatch, capsys):
     known = Costs(with_noise=0.5, clip_only=0.6, neither=0.7, standard_error=0.1)
     monkeypatch.setattr("simulations.inspection.command.measure_costs", lambda subject, console: known)

@@ -98,7 +98,9 @@ def test_the_resnets_have_their_published_sizes_on_imagenet():
 SHAPES = [(1, 8, 10), (1, 28, 10), (3, 32, 10), (3, 32, 100), (3, 30, 7), (4, 64, 5), (3, 96, 2), (3, 224, 20)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(s, marks=() if s in ((1, 8, 10), CIFAR, SHAPES[-1]) else pytest.mark.slow) for s in SHAPES]
+)
 def test_every_model_fits_its_shape_and_can_be_made_private(shape):
     channels, side, num_classes = shape
     for name in vision(*shape):
@@ -215,6 +217,7 @@ def test_per_example_gradients_of_a_small_resnet_34_equal_autograd(monkeypatch):
     assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
 
 
+@pytest.mark.slow
 @given(blocks=st.integers(1, 3), width=st.integers(1, 4), form=st.sampled_from(FORMS))
 @settings(max_examples=20, deadline=None)
 def test_any_depth_of_6_n_plus_4(blocks, width, form):

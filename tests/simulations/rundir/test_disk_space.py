@@ -150,8 +150,9 @@ def mounting() -> bool:
     return unshare is not None and subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
-@pytest.mark.parametrize("kilobytes", [128, *(pytest.param(size, marks=pytest.mark.slow) for size in (96, 192))])
+@pytest.mark.parametrize("kilobytes", [96, 128, 192])
 def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
     """It fills at another place for each size; after there is room the run is what it would have been."""
     (tmp_path / "disk").mkdir()

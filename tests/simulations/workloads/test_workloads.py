@@ -490,6 +490,7 @@ def test_of_two_builders_the_first_wins(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
+@pytest.mark.slow
 def test_one_process_builds_an_entry_and_the_others_wait(tmp_path):
     program = (
         "import sys, time; import numpy as np; from pathlib import Path\n"

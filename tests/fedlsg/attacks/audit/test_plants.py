@@ -24,6 +24,10 @@ def fits(plant: str, made: Setting) -> bool:
     return True
 
 
+def turned(some: list[tuple[str, str]], by: int) -> list[tuple[str, str]]:
+    return [some[(at + by) % len(some)] for at in range(len(some))]
+
+
 def failed(made: Setting, plant: str | None = None, seed: int = 0) -> set[str]:
     """The checks that fail; the bounds take longer, and are weaker."""
     with planted(plant, clients=made.stated.members):
@@ -31,12 +35,18 @@ def failed(made: Setting, plant: str | None = None, seed: int = 0) -> set[str]:
     return {check.name for check in unit_checks(seen, made) if not check.passed}
 
 
-CASES = [(mode, plant) for mode in MODES for plant in PLANTS if fits(plant, small(mode))]
+FITTING = [(mode, plant) for mode in MODES for plant in PLANTS if fits(plant, small(mode))]
+"""Every plant in two modes, and all modes; the other pairs run with the slow tests."""
+CASES = [
+    case if turn < 2 else pytest.param(*case, marks=pytest.mark.slow)
+    for plant in PLANTS
+    for turn, case in enumerate(turned([pair for pair in FITTING if pair[1] == plant], list(PLANTS).index(plant)))
+]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_correct_code_is_not_accused(mode):
-    assert not [names for seed in range(4) if (names := failed(small(mode), seed=seed))]
+    assert not [names for seed in range(2) if (names := failed(small(mode), seed=seed))]
     assert audit(small(mode), canaries=40).words == "not falsified"
 
 

@@ -29,6 +29,12 @@ ROWS = (slice(0, 300), slice(300, 800))
 """Two hospitals of different sizes."""
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that refuses is asked again at once."""
+    monkeypatch.setattr(strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.05)
+
+
 def run(tmp_path: Path, name: str, nodes: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     """A run of two clients; returns its summary."""
     clients = []

@@ -292,6 +292,7 @@ def test_a_real_search_and_the_runs_that_follow(fedlsg, tmp_path):
         assert "Settings were chosen by 2 trials on held-out rows" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_real_grid_on_synthetic_rows(fedlsg, tmp_path):
     """As many rows as the private ones are, none of which is read; then the same command again, from the folder."""
     settings = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]

@@ -120,6 +120,7 @@ def test_images_of_a_user_from_python(tmp_path):
     assert [name for name, _ in run.model.named_children()] == ["flatten", "classifier"]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_of_ray_get_the_features_of_a_user(on_ray, tmp_path):
     given = {**QUICK, "workload": own_images(), "features": "scattering"}
