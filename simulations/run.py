@@ -21,12 +21,11 @@ from simulations.callbacks.named import named
 from simulations.engines import engine
 from simulations.engines.lost import RayLostError, last_word
 from simulations.engines.memory import limited_memory
-from simulations.plan.advice import advice, guessing_line
+from simulations.plan.advice import advice, embeddings_line, guessing_line, torch_func_line
 from simulations.plan.continuity import begin, check_unchanged
 from simulations.plan.noise import CLAIM, batches_line, rho_line, sum_line
-from simulations.plan.places import from_root
 from simulations.plan.plan import Plan
-from simulations.plan.share import embeddings_line, torch_func_line
+from simulations.plan.start import from_root
 from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table

@@ -17,7 +17,7 @@ from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.callbacks.named import named
 from simulations.engines import ahead
 from simulations.plan.continuity import begin
-from simulations.plan.places import from_root
+from simulations.plan.start import from_root
 from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.ready import ready_plan

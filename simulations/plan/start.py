@@ -1,11 +1,21 @@
-"""The public weights that a run starts from: their digest among its settings; others than public ones are refused."""
+"""Files and folders that settings name: the public weights that a run starts from, and paths from the root.
 
+The digest of weights is among the settings, and others than public ones are refused. A run is resumed, and has workers,
+in other folders.
+"""
+
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from fedlsg.user_code import DATA, shown
-from simulations.models.pretrained import digest_of, facts_of
+from simulations import workloads
+from simulations.callbacks.named import absolute_names
+from simulations.models.pretrained import FOLDER_FILE, digest_of, facts_of
 from simulations.settings.settings import Settings
+from simulations.workloads.features.encoders import SCATTERING, written
 
 RANDOM = "none"
 """``pretrained`` of a text model whose own weights are left out."""
@@ -57,3 +67,35 @@ def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
 def row_name(workload: str, dataset: str | None) -> str:
     """The name of a workload's training rows in records."""
     return f"{DATA}{shown(workload)}" + (f" {dataset}" if dataset else "")
+
+
+def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name, with absolute paths of weights and public data that are in the working folder.
+
+    Other names stay: of a built-in encoder or data set, of a repository on the hub, of a file that is not here.
+    Not for a deployed client: what it finds at a name of the server's would be known by it.
+    """
+    found = dict(given)
+    weights, features = (str(found.get(name, RANDOM)) for name in ("pretrained", "features"))
+    if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
+        found["pretrained"] = str(Path(weights).expanduser().resolve())
+    if features not in (RANDOM, SCATTERING) and written(features) is not None:
+        found["features"] = str(Path(features).expanduser().resolve())
+    for name in ("source", "public_rows"):
+        value = str(found.get(name, ""))
+        path = value.removeprefix(DATA)
+        if path not in ("", value, *workloads.names()) and Path(path).expanduser().exists():
+            found[name] = f"{DATA}{Path(path).expanduser().resolve()}"
+    own = workloads.own(str(found.get("workload", "")))
+    if own is not None and own.has_relative_paths:
+        found["data_root"] = str(Path(str(found.get("data_root") or ".")).expanduser().resolve())
+    trace = Path(str(found.get("availability", ""))).expanduser()
+    if trace.is_file():
+        found["availability"] = str(trace.resolve())
+    if found.get("callbacks"):
+        found["callbacks"] = absolute_names(found["callbacks"])
+    return found
+
+
+def _holds_weights(place: Path) -> bool:
+    return place.is_file() or (place / FOLDER_FILE).is_file()

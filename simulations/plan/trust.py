@@ -1,21 +1,85 @@
 """Whether code that a run directory names may run here. All commands ask ``allow_code``, and no other code permits it.
 
 A run directory may come from anybody. Reading one runs nothing. A command that needs its code runs it where the user
-named its file himself, ran it under the same name from the same path before (``known_code``), or says --trust-code
+named its file himself, ran it under the same name from the same path before (``is_known``), or says --trust-code
 after its file and digest are printed; and in each of these cases only if it is what the run recorded when it began
 (``code.json``).
+
+The list of code that this user ran is in his own configuration folder, for his eyes only. Where no such file can be
+kept, or others could have written it, nothing is known, and commands ask.
 """
 
+import os
+import stat
+import sys
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedlsg.code_digest import Source, digest_of_source, source_of
+from fedlsg.owner_only import make_folder
 from fedlsg.user_code import is_permitted, permit, shown, stands_for
-from simulations.plan.known_code import is_known, place, remember
+from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.settings import code_in
+
+KEPT = 1000
+"""Entries of the user's own list of code that he ran; the oldest are forgotten."""
+
+
+def place() -> Path:
+    """The file: known-code in $XDG_CONFIG_HOME/fedlsg or ~/.config/fedlsg. Raises RuntimeError without a home."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "fedlsg" / "known-code"
+
+
+def is_known(digest: str, name: str) -> bool:
+    """Whether this user ran code of this digest under this name, FILE.py:NAME with an absolute path."""
+    with suppress(OSError, RuntimeError):
+        return bool(digest) and _entry(digest, name) in _read(place())
+    return False
+
+
+def remember(code: Iterable[tuple[str, str]]) -> None:
+    """Keep digests and names of code that the user named himself. A home that cannot be written keeps nothing, and one
+    line says so: the run asks for its code when it is resumed."""
+    from simulations.rundir.lock import locked_folder  # imports torch, which a look at the list must not
+
+    new = [_entry(digest, name) for digest, name in code if digest]
+    try:
+        file = place()
+        if not new or set(new) <= set(_read(file)[-KEPT // 2 :]):
+            return
+        make_folder(file.parent)
+        with locked_folder(file.parent):
+            kept = [line for line in _read(file) if line not in new]
+            write_atomically(file, b"".join(line + b"\n" for line in [*kept, *new][-KEPT:]), private=True)
+    except (OSError, RuntimeError) as error:
+        print(f"fedlsg: this code is not kept as known, so resume will ask for it ({error})", file=sys.stderr)
+
+
+def _entry(digest: str, name: str) -> bytes:
+    """In the form of the program ``sha256sum``; a name may hold any byte but the end of the line."""
+    return f"{digest}  ".encode() + os.fsencode(name).replace(b"\n", b"\\n")
+
+
+def _read(file: Path) -> list[bytes]:
+    """The entries; none of a file, or in a folder, that others own or could have written."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return []
+    with open(descriptor, "rb") as opened:
+        if os.name == "posix" and not (_is_own(os.fstat(descriptor)) and _is_own(file.parent.stat())):
+            return []
+        return opened.read().split(b"\n")[:-1]
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
 
 RECORD, RESTORE = "code.json", "restore it from a copy"
 READS = ("workload", "method", "source")

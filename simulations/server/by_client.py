@@ -19,7 +19,7 @@ from fedlsg.gradients import trainable
 from fedlsg.state import ServerState
 from simulations.client.personal import own_parameters
 from simulations.plan.base import Base
-from simulations.plan.public_parts import parts_of_test
+from simulations.plan.clients import parts_of_test
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.rundir import RunDir
 from simulations.server.evaluate import Score, evaluate

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from simulations.plan import known_code
-from simulations.plan.known_code import is_known, place, remember
+from simulations.plan import trust
+from simulations.plan.trust import is_known, place, remember
 
 DIGEST = "0" * 64
 
@@ -50,7 +50,7 @@ def test_a_list_that_others_could_have_written_is_not_believed(weak, home):
 
 
 def test_the_oldest_are_forgotten(monkeypatch):
-    monkeypatch.setattr(known_code, "KEPT", 4)
+    monkeypatch.setattr(trust, "KEPT", 4)
     for number in range(6):
         remember([(DIGEST, f"/{number}.py")])
     assert [is_known(DIGEST, f"/{number}.py") for number in range(6)] == [False, False, True, True, True, True]

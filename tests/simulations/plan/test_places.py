@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from simulations.plan.places import from_root
+from simulations.plan.start import from_root
 from simulations.run import run_command
 from simulations.rundir.model_files import write_model
 from simulations.rundir.rundir import RunDir

@@ -5,9 +5,9 @@ from collections import OrderedDict
 import pytest
 from torch import nn
 
+from simulations.plan.advice import torch_func_line
 from simulations.plan.base import Base
 from simulations.plan.plan import make_plan
-from simulations.plan.share import torch_func_line
 from simulations.settings.settings import from_mapping
 
 

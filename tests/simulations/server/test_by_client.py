@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from simulations.plan.clients import parts_of_test
 from simulations.plan.plan import make_plan
-from simulations.plan.public_parts import parts_of_test
 from simulations.report.words import outcome
 from simulations.server.by_client import ByClient
 from simulations.server.evaluate import evaluate

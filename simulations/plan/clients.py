@@ -1,6 +1,18 @@
-"""The public test split in parts like the clients' own data: which rows a client's model is evaluated on."""
+"""What each client is to the server: how much it counts in the sum, and the public test rows that are like its data.
 
+A weight is a public constant made of declared sizes and rates, never of realised ones.
+
+Symbols: N_k declared examples, q_k Poisson rate, B = q mean(N) the expected batch that the server divides by
+    default     1               a client counts by its expected batch q_k N_k: by its examples under one sample_rate,
+                                like any other under one batch_size
+    examples    B / (q_k mean(N))     by its examples N_k, whatever its rate
+    clients     B / (q_k N_k)         like any other, whatever its size
+The server multiplies values that have their noise already: it is post-processing, and no epsilon changes.
+"""
+
+import math
 from collections.abc import Collection, Iterable
+from statistics import fmean
 
 from jaxtyping import Int64
 from torch import Tensor
@@ -10,6 +22,25 @@ from fedlsg.carriers.personal import personal_names
 from fedlsg.payload import keeps_memory
 from simulations.plan.base import Base
 from simulations.workloads.partition import matching_parts
+
+SAME = 1e-9
+
+
+def client_weights(base: Base) -> list[float]:
+    """The factor of each client's values. Raises ValueError where the server sees a sum alone and they are not 1."""
+    s, batch = base.settings, base.local.expected_batch
+    if s.weighting is None:
+        return [1.0] * len(base.sizes)
+    mean = fmean(base.sizes)
+    counted = [mean if s.weighting == "examples" else size for size in base.sizes]
+    exact = [batch / (rate * size) for rate, size in zip(base.rates, counted, strict=True)]
+    found = [1.0 if math.isclose(weight, 1.0, rel_tol=SAME) else weight for weight in exact]
+    if s.trust != "client" and any(weight != 1 for weight in found):
+        raise ValueError(
+            f"weighting={s.weighting} multiplies each client's values, from {min(found):.3g} to {max(found):.3g} here, "
+            f"and under trust={s.trust} the server sees their sum alone: leave weighting out, or take trust=client"
+        )
+    return found
 
 
 def parts_of_test(base: Base) -> list[Int64[Tensor, " n"]]:
