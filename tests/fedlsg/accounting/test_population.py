@@ -158,3 +158,17 @@ def test_a_budget_holds_to_the_step_whether_settings_are_few_or_many(tmp_path, m
         steps = (270, 285, 300, 315)
         allowed.append([n for n in steps if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)])
     assert allowed == [[270, 285]] * 2, "295 steps lose 2.0"
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 30, 31])
+def test_equal_clients_may_be_counted(number):
+    """Largest and median of distinct histories with their counts are those of all clients, few and many."""
+    clients = [client(0.1 * (1 + i % 3), 2.0, 1 + i * i % 7) for i in range(number)]
+    different = list(dict.fromkeys(clients))
+    counts = [clients.count(one) for one in different]
+    for compute in (displayed, partial(spread, accountants=("pld",))):
+        whole, counted = compute(clients, delta=DELTA), compute(different, delta=DELTA, counts=counts)
+        assert (whole.largest, whole.median) == (counted.largest, counted.median)
+        assert clients[whole.worst] == different[counted.worst]
+    if len(different) > 2:
+        assert displayed(different, delta=DELTA, counts=[1] * (len(different) - 1) + [99]).median != whole.median
