@@ -7,13 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
-from fedlsg.privacy import SERVER, Ledger
+from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.readers import READERS, WITH_SERVER
+from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.rundir.rundir import RunDir
 
 
 class Spent:
-    """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's ledger, for all of them.
+    """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's entries, for everybody.
 
     ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were then, which a
     resumed run must find again.
@@ -21,11 +22,13 @@ class Spent:
 
     def __init__(self, run: RunDir, clients: int, *, delta: float, at_server: bool = False) -> None:
         self._run, self._delta = run, delta
-        self._server = Ledger(run.ledger(SERVER), client=SERVER) if at_server else None
-        self._ledgers = [Ledger(run.ledger(client), client=client) for client in range(clients)]
-        self._events = [_events(ledger) for ledger in self._ledgers]
+        self._ledger = run.charges
+        self._server = self._ledger.of(SERVER) if at_server else None
+        self._clients = [self._ledger.of(client) for client in range(clients)]
+        self._events = [_events(charges) for charges in self._clients]
         self._late = set[int]()
-        self.heads = {str(ledger.client): ledger.snapshot() for ledger in self._all if ledger.entries}
+        self.heads: dict[str, tuple[int, str]] = {}
+        self._note(self._all)
 
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.
@@ -33,20 +36,25 @@ class Spent:
         A rejected client may be late and still at work: its ledger is read in all later rounds, too.
         """
         self._late |= set(rejected)
-        for client in sorted({*selected, *self._late}):
-            self._events[client] = _events(self._ledgers[client])
-            if self._ledgers[client].entries:
-                self.heads[str(client)] = self._ledgers[client].snapshot()
-        if self._server is not None:
-            self.heads[str(SERVER)] = self._server.snapshot()
+        changed = sorted({*selected, *self._late})
+        for client in changed:
+            self._events[client] = _events(self._clients[client])
+        self._note([self._clients[client] for client in changed])
 
     def check_charged(self, client: int, round: int, name: str) -> None:
         """Raise RuntimeError if a client that replied has no entry for the round: its epsilon would be wrong."""
-        if not self._ledgers[client].of_round(round, name):
+        if not self._clients[client].of_round(round, name):
             raise RuntimeError(
                 f"client {client} replied in round {round}, and its ledger in {self._run.ledgers} has no entry for "
                 "that round: its epsilon is unknown"
             )
+
+    def _note(self, changed: Iterable[ClientCharges]) -> None:
+        """Keep the ends of the run's ledger, and of ledgers that clients keep themselves."""
+        own = {str(charges.client): charges.own for charges in changed}
+        self.heads |= {name: ledger.snapshot() for name, ledger in own.items() if ledger is not None and ledger.entries}
+        if self._ledger.snapshot()[0]:
+            self.heads[RUN] = self._ledger.snapshot()
 
     def displayed(self) -> Spread:
         """Upper bounds for the running display, see ``fedlsg.accounting.displayed``. Reads no ledger."""
@@ -54,7 +62,7 @@ class Spent:
 
     def certified(self) -> Spread:
         """The largest and the median epsilon over all clients; infinite where a mechanism was not private."""
-        self._events = [_events(ledger) for ledger in self._ledgers]
+        self._events = [_events(charges) for charges in self._clients]
         return self._over_clients(certified=True)
 
     def by_reader(self) -> dict[str, float]:
@@ -63,7 +71,7 @@ class Spent:
         A server that adds the noise knows it. The client that epsilon is about is not among the participants. Of
         private mechanisms alone: ``certified`` is infinite for others.
         """
-        claims = self._ledgers if self._server is None else [self._server]
+        claims = self._clients if self._server is None else [self._server]
         known: dict[tuple[tuple[Event, ...], ...], float] = {}
         found: dict[str, float] = {}
         for reader in READERS:
@@ -78,7 +86,7 @@ class Spent:
     def bounds(self, client: int) -> dict[str, Any]:
         """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts of failures."""
         try:
-            bound = compose((self._server or self._ledgers[client]).events(), delta=self._delta)
+            bound = compose((self._server or self._clients[client]).events(), delta=self._delta)
         except AccountingError as error:
             none = {"reported": "none", "witness": "unwitnessed", "client": client}
             return none | {"intervals": {}, "failures": {"all": str(error)}}
@@ -92,8 +100,8 @@ class Spent:
         return any(ledger.reproducible for ledger in self._all)
 
     @property
-    def _all(self) -> list[Ledger]:
-        return self._ledgers if self._server is None else [*self._ledgers, self._server]
+    def _all(self) -> list[ClientCharges]:
+        return self._clients if self._server is None else [*self._clients, self._server]
 
     def _over_clients(self, *, certified: bool) -> Spread:
         claims = self._events if self._server is None else [_events(self._server)]
@@ -105,6 +113,6 @@ class Spent:
         return (spread if certified else displayed)(population, delta=self._delta)
 
 
-def _events(ledger: Ledger) -> tuple[Event, ...] | None:
+def _events(ledger: ClientCharges) -> tuple[Event, ...] | None:
     """The mechanism invocations of a client; None where one was not private, which has no bound."""
     return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()

@@ -21,7 +21,8 @@ from fedlsg.accounting.events import Event
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
 from fedlsg.privacy.ledger_entry import BudgetError, encode_line
-from fedlsg.privacy.ledger_file import ledger_path, merge, read_entries, verify_extends
+from fedlsg.privacy.ledger_file import ledger_path, merge, read_entries
+from fedlsg.privacy.run_ledger import verify_extends
 from tests.places import REPOSITORY
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX locks and signals")
@@ -469,7 +470,7 @@ def several(directory: Path) -> list[Path]:
 def test_the_merged_copy_is_sorted_whole_and_replaced_in_one_go(tmp_path, monkeypatch):
     paths = several(tmp_path / "ledger")
     out = tmp_path / "ledger.jsonl"
-    merge(paths, out)
+    merge([entry for path in paths for entry in read_entries(path)], out)
     records = [json.loads(line) for line in out.read_text().splitlines()]
     keys = [(r["round"], r["client"], r["attempt"]) for r in records]
     assert keys == sorted((r, c, a) for c in (2, 3, 11) for r, a in ((0, 0), (1, 0), (1, 1)))
@@ -481,7 +482,7 @@ def test_the_merged_copy_is_sorted_whole_and_replaced_in_one_go(tmp_path, monkey
 
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(LedgerError, match="merged copy"):
-        merge(paths[:1], out)
+        merge(read_entries(paths[0]), out)
     assert out.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ledger", "ledger.jsonl"]
 

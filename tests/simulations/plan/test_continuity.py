@@ -160,7 +160,7 @@ def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         local.run(plan, directory, on_round=ignore, client=interrupted)
-    directory.ledger(0).unlink()
+    directory.charges.path.unlink()
     run = resume_local(directory.path)
     assert [row.rejected for row in run.rows] == ["0", ""]
     assert "lost the entry of round 1, whose payload is stored" in run.rows[0].reasons

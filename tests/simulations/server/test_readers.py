@@ -111,12 +111,11 @@ def made_old(run: Run, *, trust: str) -> Run:
 
     Its noise multiplier was that of all m shares.
     """
-    for path in run.directory.ledger_files:
-        client = int(path.stem.rpartition("-")[2])
-        entries = Ledger(path, client=client).entries
-        path.unlink()
-        for entry in entries:
-            Ledger(path, client=client).charge(replace(entry, min_survivors=0, colluders=0))
+    entries = [entry for client in run.directory.charges.clients() for entry in run.entries(client)]
+    run.directory.charges.path.unlink()
+    for entry in entries:
+        own = Ledger(run.directory.ledger(entry.client), client=entry.client)
+        own.charge(replace(entry, min_survivors=0, colluders=0))
     if trust == "secure":
         reconfigure(run, colluders=0)
     if run.directory.summary.exists():
