@@ -84,7 +84,8 @@ class Accounts:
                 else:
                     void.append(entry)
             replies.append(reply)
-        self._ledger.void(void)
+        if void:
+            self._ledger.void(void)
         return [reply for reply in replies if reply is not None]
 
     def leaves(self, tasks: Pile) -> None:
@@ -98,8 +99,9 @@ class Accounts:
 
     def end(self) -> None:
         """Nobody else is asked: clients that were not have void charges."""
-        names, self._waiting = self._waiting, set()
-        self._ledger.void([self._asked.pop(name)[1] for name in sorted(names & self._asked.keys())])
+        names, self._waiting = self._waiting & self._asked.keys(), set()
+        if names:
+            self._ledger.void([self._asked.pop(name)[1] for name in sorted(names)])
 
     def _made(self, message: Message) -> Task | Message:
         """The task for a client, or its reply where it needs not, or must not, train."""

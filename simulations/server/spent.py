@@ -11,6 +11,7 @@ from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.readers import READERS, WITH_SERVER
 from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.rundir.rundir import RunDir
+from strategies.federation.report import RoundReport
 
 
 class Spent:
@@ -29,6 +30,15 @@ class Spent:
         self._late = set[int]()
         self.heads: dict[str, tuple[int, str]] = {}
         self._note(self._all)
+
+    def receive(self, report: RoundReport, name: str) -> None:
+        """Read what a round has charged.
+
+        Raises RuntimeError if a client that replied, late or not, has no entry for the round in the run ``name``.
+        """
+        self.update(report.asked, report.rejected)
+        for client in (*report.late, *report.payloads):
+            self.check_charged(client, report.round, name)
 
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.

@@ -83,12 +83,12 @@ def test_an_attempt_that_pays_for_two_draws_is_caught(tmp_path, monkeypatch):
 def test_a_run_whose_ledger_cannot_be_written_releases_nothing(tmp_path):
     plan, directory = plan_at(tmp_path / "run", rounds=1)
 
-    asked = []
+    asked, path = [], directory.charges.path
 
     def client(message: Message, context: Context) -> Message:
         asked.append(message.metadata.message_type)
         reply = app(message, context)
-        directory.charges.path.mkdir(parents=True, exist_ok=True)  # opening it for appending fails, also for root
+        path.mkdir(parents=True, exist_ok=True)  # opening it for appending fails, also for root
         return reply
 
     with pytest.raises(ValueError, match="ledger"):
