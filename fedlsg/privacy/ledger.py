@@ -124,16 +124,22 @@ class Charges(ABC):
 
     def check_new(self, entry: Entry) -> None:
         """Raise LedgerError for an entry of another unit than those before, or one that is charged already."""
-        if any(known.unit != entry.unit for known in self.entries):
+        if self._other_unit(entry):
             raise LedgerError(
                 f"{self.path}: its entries protect one {self.entries[0].unit}, and unit={entry.unit} is another: "
                 "keep a ledger of its own for each unit"
             )
-        if entry.key in self._totals().keys:
+        if self._has(entry):
             raise LedgerError(
                 f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every attempt that adds"
                 " noise takes the next attempt number"
             )
+
+    def _other_unit(self, entry: Entry) -> bool:
+        return any(known.unit != entry.unit for known in self.entries)
+
+    def _has(self, entry: Entry) -> bool:
+        return entry.key in self._totals().keys
 
     def _totals(self) -> Totals:
         """Those of the entries now."""

@@ -243,6 +243,13 @@ class ClientCharges(Charges):
         self.check_within(entry, within)
         self._ledger.charge([entry])
 
+    def _other_unit(self, entry: Entry) -> bool:
+        here = self._ledger.read().entries.get(self.client, [])[:1]  # those after it were compared with it
+        return any(known.unit != entry.unit for known in (*self._before(), *here))
+
+    def _has(self, entry: Entry) -> bool:
+        return entry.key in self._ledger.read().keys or any(known.key == entry.key for known in self._before())
+
     def _before(self) -> Sequence[Entry]:
         """Entries that are not in the run's ledger."""
         own = () if self.own is None else self.own.entries

@@ -6,7 +6,7 @@ from flwr.app import Context, Message
 import simulations.client.train
 from fedlsg.accounting.bounds import compose, epsilon
 from fedlsg.accounting.events import Event
-from fedlsg.privacy.ledger import Entry, Ledger
+from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.client.app import app
 from simulations.client.model import process
 from simulations.engines import local

@@ -22,7 +22,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.workloads.base.cache import load_or_build
 from tests.places import REPOSITORY
 from tests.simulations.support.broken_runs import KINDS as BROKEN
-from tests.simulations.support.broken_runs import resumed
+from tests.simulations.support.broken_runs import leave_old_ledgers, resumed
 from tests.simulations.support.deployed import Server, digits_file, terms
 from tests.simulations.support.runs import run_local, stopped_after
 

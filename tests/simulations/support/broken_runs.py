@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context, Message
 from rich.console import Console
 
-from fedlsg.privacy import GENESIS, Ledger
+from fedlsg.privacy import GENESIS, SERVER, Ledger
 from fedlsg.privacy.ledger_entry import encode_entry, encode_line
 from simulations.client.app import app
 from simulations.engines import local
@@ -113,9 +113,11 @@ def resumed(run: Run) -> str:
 
 
 def leave_old_ledgers(run: Run) -> None:
-    """Ledgers of single clients next to the run's, and a journal, as versions before the run's ledger left them."""
+    """Ledgers of single clients and of a server next to the run's, and a journal, as older versions left them."""
     charges = run.directory.charges
     for client in charges.clients():
         Ledger(run.directory.ledger(client), client=client).charge(replace(run.entries(client)[0], attempt=7))
+    for_all = replace(run.entries(0)[0], client=SERVER, unit="client", sample_rate=1.0)
+    Ledger(run.directory.ledger(SERVER), client=SERVER).charge(for_all)
     line = encode_line({"charged": [encode_entry(replace(run.entries(0)[0], attempt=8))]}, GENESIS)
     (run.directory.ledgers / "journal.jsonl").write_bytes(line + b"\n")
