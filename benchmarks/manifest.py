@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedlsg.privacy import Entry, Ledger
+from fedlsg.privacy import RUN, Entry
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import save_bytes
 from simulations.rundir.manifest import Manifest
@@ -30,14 +30,14 @@ def main() -> None:
         write_atomically(run.config, b"rounds = 1000\n")
         manifest, heads = Manifest(run, ()), {}
         tables = Journal(run.rounds, "round\n"), Journal(run.messages, "round,client\n")
-        ledgers = [Ledger(run.ledger(client), client=client) for client in range(CLIENTS)]
+        ledger = run.charges
         spent = [0.0] * (ROUNDS // 100)
         for round in range(1, ROUNDS + 1):
             asked = [(round * 7 + i) % CLIENTS for i in range(ASKED)]
+            ledger.charge([_entry(client, round) for client in asked])
+            heads[RUN] = ledger.snapshot()
             for client in asked:
                 payload = os.urandom(PAYLOAD)
-                ledgers[client].charge(_entry(client, round), sync=False)
-                heads[str(client)] = ledgers[client].snapshot()
                 Outbox(run.outbox(client)).store("question", payload)
                 run.save_update(round, client, payload)
             save_bytes(run.checkpoint, os.urandom(PAYLOAD))

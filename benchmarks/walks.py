@@ -37,8 +37,8 @@ WALKS: dict[str, list[tuple[str, int, str | None]]] = {
     "a ledger entry": [
         ("entry_of", 1, None),
         ("SimulatedAccount.check", 1, None),
-        ("SimulatedAccount.charge", 1, None),
-        ("Recorder._receive", 1, None),
+        ("RunLedger.charge", 1, None),
+        ("Spent.receive", 1, None),
         ("merge", 0, None),
     ],
     "sparsity from the command line to the mask": [("main", 0, "keep_units")],

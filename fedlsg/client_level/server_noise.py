@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fedlsg.client_level.adaptive_clip import AdaptiveClip
 from fedlsg.privacy import Ledger
+from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream
 
 
@@ -16,7 +17,7 @@ class ServerNoise:
     ``stream``: secret draws by purpose and round. ``reproducible``: they come from the seed, NOT PRIVATE.
     """
 
-    ledger: Ledger
+    ledger: ClientCharges | Ledger
     budget: tuple[float, float] | None
     stream: Callable[[str, int], SecretStream]
     adaptive: AdaptiveClip | None = None

@@ -1,19 +1,18 @@
 """Clip and noise, Poisson sampling and shuffled batches, and the ledger of the privacy that each client has spent."""
 
-from fedlsg.privacy.journal import ChargeJournal
-from fedlsg.privacy.ledger import Ledger
+from fedlsg.privacy.ledger import Charges, Ledger
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_entry import GENESIS, SERVER, BudgetError, Entry, LedgerError
-from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked, merge, read_entries, verify_extends
+from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked, merge, read_entries
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.noise_ratio import rho
+from fedlsg.privacy.run_ledger import RUN, RunLedger, verify_extends
 from fedlsg.privacy.sampling import BernoulliDraws, check_sample_rate, poisson_batch
 from fedlsg.privacy.shuffling import ShuffledBatches
 
 __all__ = [
-    "GENESIS", "SERVER", "BernoulliDraws", "BudgetError", "ChargeJournal", "Entry", "Ledger", "LedgerError",
-    "Mechanism", "ShuffledBatches", "add_noise", "check_extends", "check_sample_rate", "clip_factors",
-    "clipped_sum", "extend", "head_of",
-    "ledger_path", "lines_since", "load", "locked", "merge", "norms_of", "poisson_batch", "read_entries",
-    "rho", "verify_extends",
+    "GENESIS", "RUN", "SERVER", "BernoulliDraws", "BudgetError", "Charges", "Entry", "Ledger", "LedgerError",
+    "Mechanism", "RunLedger", "ShuffledBatches", "add_noise", "check_extends", "check_sample_rate", "clip_factors",
+    "clipped_sum", "extend", "head_of", "ledger_path", "lines_since", "load", "locked", "merge", "norms_of",
+    "poisson_batch", "read_entries", "rho", "verify_extends",
 ]  # fmt: skip

@@ -1,12 +1,14 @@
-"""The privacy ledger of one client: each charge is on disk before anything that it pays for is released.
+"""What a client is charged for (``Charges``), and the ledger that one client keeps of its own (``Ledger``).
 
-It is one append-only file for each client, and the authority for privacy accounting. Its hash chain cannot show that
-the file was cut off at the end of a line. Checkpoints therefore store a ``snapshot``, and ``verify_extends`` refuses a
-ledger that is shorter than its checkpoint says.
+Each charge is on disk before anything that it pays for is released. A ``Ledger`` is one append-only file, the authority
+for privacy accounting where clients keep their own; in a simulation the driver's ``RunLedger`` has all clients. A hash
+chain cannot show that the file was cut off at the end of a line. Checkpoints therefore store a ``snapshot``, and
+``verify_extends`` refuses a ledger that is shorter than its checkpoint says.
 """
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,71 +20,35 @@ from fedlsg.privacy.ledger_entry import (
     BudgetError,
     Entry,
     LedgerError,
-    State,
     encode_entry,
     encode_header,
     encode_line,
     sha256,
 )
-from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
+from fedlsg.privacy.ledger_file import State, appendable, load, locked, stamp_of, sync_directory, write_all
 from fedlsg.privacy.readers import STRONGEST, Reader
 from fedlsg.privacy.totals import Totals, order_of
 
-__all__ = ["Entry", "Ledger", "LedgerError"]
+__all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
 
 
-class Ledger:
-    """The ledger of one client at a path; every method reads the file again if it has changed.
+class Charges(ABC):
+    """The entries of one client, wherever they are kept, and what follows from them."""
 
-    Raises LedgerError, naming file and line, if the file is damaged, or of another client or another schema.
-    """
+    path: Path
+    client: int
 
-    def __init__(self, path: str | os.PathLike[str], client: int) -> None:
-        if type(client) is not int or client < SERVER:
-            raise ValueError(f"expected {client=} to be an integer >= 0: the partition id (or {SERVER}: the server)")
-        self.path = Path(path)
-        self.client = client
-        self._state = State()
-        self._stamp: tuple[int, int, int] | None = None
+    def __init__(self) -> None:
         self._known = Totals()
-        self._read()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
-        return self._read().entries
-
-    def charge(self, entry: Entry, *, sync: bool = True, within: tuple[float, float] | None = None) -> None:
-        """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
-
-        ``sync=False``: the entry is on disk in a ``ChargeJournal``, and the file is synced when that is settled.
-
-        The lock is exclusive and the file is read again under it, so if two processes charge the same key, one is
-        refused. Earlier entries stay valid after a crash at any moment.
-
-        ``within``: (epsilon, delta) that all entries together may spend, checked under the same lock. Raises
-        BudgetError, and charges nothing, if the entry would exceed it (``would_exceed``).
-        Raises LedgerError for another client's entry, a key already charged, or a path that cannot be written.
-        """
-        if entry.client != self.client:
-            raise LedgerError(
-                f"{self.path}: expected an entry of client {self.client}, got one of client {entry.client}"
-            )
-        try:
-            with appendable(self.path) as descriptor, locked(descriptor):
-                if within is not None and self.would_exceed(entry, *within):
-                    raise BudgetError(
-                        f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with "
-                        f"the {len(self.entries)} entries of {self.path}: no batch was drawn"
-                    )
-                self._append(descriptor, entry, sync=sync)
-        except OSError as error:
-            raise LedgerError(
-                f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
-            ) from error
+    @abstractmethod
+    def entries(self) -> Sequence[Entry]:
+        """All entries, in the order in which they were charged. Raises LedgerError for a damaged file."""
 
     def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
         """The entries of a round of a run."""
-        return tuple(entry for entry in self.entries if (entry.run, entry.round) == (run, round))
+        return tuple(entry for entry in self.entries if entry.round == round and entry.run == run)
 
     def next_attempt(self, round: int, run: str = "") -> int:
         """The lowest attempt number of a round that is above all charged ones."""
@@ -148,6 +114,82 @@ class Ledger:
         except AccountingError:
             return True
 
+    def check_within(self, entry: Entry, within: tuple[float, float] | None) -> None:
+        """Raise BudgetError if ``entry`` would exceed a budget (epsilon, delta) together with all else."""
+        if within is not None and self.would_exceed(entry, *within):
+            raise BudgetError(
+                f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with "
+                f"the {len(self.entries)} entries of {self.path}: no batch was drawn"
+            )
+
+    def check_new(self, entry: Entry) -> None:
+        """Raise LedgerError for an entry of another unit than those before, or one that is charged already."""
+        if self._other_unit(entry):
+            raise LedgerError(
+                f"{self.path}: its entries protect one {self.entries[0].unit}, and unit={entry.unit} is another: "
+                "keep a ledger of its own for each unit"
+            )
+        if self._has(entry):
+            raise LedgerError(
+                f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every attempt that adds"
+                " noise takes the next attempt number"
+            )
+
+    def _other_unit(self, entry: Entry) -> bool:
+        return any(known.unit != entry.unit for known in self.entries)
+
+    def _has(self, entry: Entry) -> bool:
+        return entry.key in self._totals().keys
+
+    def _totals(self) -> Totals:
+        """Those of the entries now."""
+        self._known = self._known.extended(self.entries)
+        return self._known
+
+
+class Ledger(Charges):
+    """The ledger of one client at a path; every method reads the file again if it has changed.
+
+    Raises LedgerError, naming file and line, if the file is damaged, or of another client or another schema.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], client: int) -> None:
+        super().__init__()
+        if type(client) is not int or client < SERVER:
+            raise ValueError(f"expected {client=} to be an integer >= 0: the partition id (or {SERVER}: the server)")
+        self.path = Path(path)
+        self.client = client
+        self._state = State()
+        self._stamp: tuple[int, int, int] | None = None
+        self._read()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return self._read().entries
+
+    def charge(self, entry: Entry, *, within: tuple[float, float] | None = None) -> None:
+        """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
+
+        The lock is exclusive and the file is read again under it, so if two processes charge the same key, one is
+        refused. Earlier entries stay valid after a crash at any moment.
+
+        ``within``: (epsilon, delta) that all entries together may spend, checked under the same lock. Raises
+        BudgetError, and charges nothing, if the entry would exceed it (``would_exceed``).
+        Raises LedgerError for another client's entry, a key already charged, or a path that cannot be written.
+        """
+        if entry.client != self.client:
+            raise LedgerError(
+                f"{self.path}: expected an entry of client {self.client}, got one of client {entry.client}"
+            )
+        try:
+            with appendable(self.path) as descriptor, locked(descriptor):
+                self.check_within(entry, within)
+                self._append(descriptor, entry)
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
+            ) from error
+
     def snapshot(self) -> tuple[int, str]:
         """(number of entries, hash of the last line): a checkpoint stores it, ``verify_extends`` compares it."""
         state = self._read()
@@ -158,13 +200,7 @@ class Ledger:
 
         Entries that this object has seen must still be there: a deleted, cut or replaced file is refused.
         """
-        try:
-            status = os.stat(self.path)
-            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:
-            stamp = None
-        except OSError as error:
-            raise LedgerError(f"{self.path}: cannot read the privacy ledger ({error})") from error
+        stamp = stamp_of(self.path)
         if stamp is None or stamp != self._stamp:
             state, seen = load(self.path, self.client)[1], self._state.heads
             if state.heads[: len(seen)] != seen:
@@ -172,23 +208,9 @@ class Ledger:
             self._state, self._stamp = state, stamp
         return self._state
 
-    def _totals(self) -> Totals:
-        """Those of the entries in the file now."""
-        self._known = self._known.extended(self.entries)
-        return self._known
-
-    def _append(self, descriptor: int, entry: Entry, *, sync: bool) -> None:
+    def _append(self, descriptor: int, entry: Entry) -> None:
         state = self._read()
-        if any(known.unit != entry.unit for known in state.entries):
-            raise LedgerError(
-                f"{self.path}: its entries protect one {state.entries[0].unit}, and unit={entry.unit} is another: "
-                "keep a ledger of its own for each unit"
-            )
-        if entry.key in self._totals().keys:
-            raise LedgerError(
-                f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every attempt that adds"
-                " noise takes the next attempt number"
-            )
+        self.check_new(entry)
         lines = [b""] if state.torn else []  # ends a torn line, so that the new one starts on a line of its own
         heads = list(state.heads)
         if not heads:
@@ -197,9 +219,8 @@ class Ledger:
         lines.append(encode_line(encode_entry(entry), heads[-1]))
         heads.append(sha256(lines[-1]))
         write_all(descriptor, b"\n".join([*lines, b""]))
-        if sync:
-            os.fsync(descriptor)
-        if sync and not state.entries:
+        os.fsync(descriptor)
+        if not state.entries:
             sync_directory(self.path.parent)
         status = os.fstat(descriptor)
         self._state = State((*state.entries, entry), tuple(heads))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fedlsg.accounting.bounds import SMALLEST_NOISE
 from fedlsg.accounting.events import AccountingError, canonical, split
-from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError, State, lines_with_hashes, parse
-from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
+from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError, lines_with_hashes
+from fedlsg.privacy.ledger_file import State, appendable, load, locked, parse, sync_directory, write_all
 from fedlsg.privacy.totals import Totals
 
 LARGEST_BYTES = 2**23

@@ -12,9 +12,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from fedlsg.accounting.events import (
@@ -170,6 +169,23 @@ def decode_entry(record: dict[str, Any]) -> Entry:
     return Entry(**record)
 
 
+def encode_entries(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Entries as JSON values, by field: a list with one value each, or a single value that all of them have."""
+    records = [encode_entry(entry) for entry in entries]
+    names = [name for name in FIELDS if any(name in record for record in records)]
+    columns = {name: [record.get(name, OPTIONAL.get(name)) for record in records] for name in names}
+    same = {name: column[0] for name, column in columns.items() if name != "client" and len(set(column)) == 1}
+    return columns | same
+
+
+def decode_entries(columns: dict[str, Any]) -> list[Entry]:
+    """The entries of JSON values. Raises TypeError, KeyError or ValueError for anything else."""
+    number = len(columns["client"])
+    each = {name: column if isinstance(column, list) else [column] * number for name, column in columns.items()}
+    rows = zip(*each.values(), strict=True)
+    return [decode_entry(dict(zip(each, row, strict=True))) for row in rows]
+
+
 SCHEMA = 2
 UNSEALED = 1
 """The schema whose lines have no digest of their own."""
@@ -182,64 +198,6 @@ def sha256(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-@dataclass(frozen=True)
-class State:
-    """The entries of a file; ``torn`` if its last line, valid or not, lacks its line feed."""
-
-    entries: tuple[Entry, ...] = ()
-    heads: tuple[str, ...] = ()  # heads[n] is the hash of the line of entry n; heads[0] of the header
-    torn: bool = False
-
-    @property
-    def head(self) -> str:
-        """The hash of the last valid line; ``GENESIS`` if there is none."""
-        return self.heads[-1] if self.heads else GENESIS
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """Bytes of a file that were verified, and their meaning; ``owner`` is -1 if no header is written yet."""
-
-    content: bytes = b""
-    owner: int = -1
-    state: State = State()
-    keys: frozenset[Key] = frozenset()
-    schema: int = SCHEMA
-
-
-def parse(path: Path, client: int, content: bytes) -> State:
-    """The state of a whole ledger of ``client`` from its bytes; errors name ``path``."""
-    return parse_on(path, client, Parsed(), content).state
-
-
-def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> Parsed:
-    """Parse ``content``, whose beginning ``known``, up to the end of a line, is parsed already.
-
-    Raises LedgerError, naming file and line, for a broken chain, a damaged line, or another client's ledger.
-    """
-    owner, heads, entries, keys = known.owner, list(known.state.heads), list(known.state.entries), set(known.keys)
-    head, schema = known.state.head, known.schema
-    before = known.content.count(b"\n")
-    for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):
-        if b"}" not in line and not _LOST_ITS_BRACE.search(line):
-            continue  # torn by a crash, or blank; if it once was whole, the next line's prev shows it
-        try:
-            record = json.loads(line)
-            schema = schema if heads else record.get("schema")
-            check_line(line, record, head, sealed="sha256" in record or schema != UNSEALED)
-            if not heads:
-                owner = _checked_header(record, client)
-            else:
-                entries.append(_checked_entry(record, owner, keys))
-                keys.add(entries[-1].key)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
-        head = sha256(line)
-        heads.append(head)
-    torn = bool(content) and not content.endswith(b"\n")
-    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema)
-
-
 def check_line(line: bytes, record: dict[str, Any], previous: str, *, sealed: bool = True) -> None:
     """Take the links of the chain out of a line's record. Raises LedgerError where they are wrong, KeyError without."""
     if record.pop("prev") != previous:
@@ -249,27 +207,14 @@ def check_line(line: bytes, record: dict[str, Any], previous: str, *, sealed: bo
         raise LedgerError("the line does not match its digest")
 
 
-def _checked_header(record: dict[str, Any], client: int | None) -> int:
-    owner = record.get("client")
-    if record.get("schema") not in (UNSEALED, SCHEMA) or record.get("adjacency") != ADJACENCY or type(owner) is not int:
-        raise LedgerError(f"expected the header of schema {SCHEMA}, {ADJACENCY}, got {record}")
-    if client is not None and owner != client:
-        raise LedgerError(f"expected the ledger of client {client}, this is client {owner}'s")
-    return owner
-
-
-def _checked_entry(record: dict[str, Any], owner: int, keys: set[Key]) -> Entry:
-    entry = decode_entry(record)
-    if entry.client != owner or entry.key in keys:
-        raise LedgerError(
-            f"unexpected client, run, round, attempt = {entry.key}: charged already, or of another client"
-        )
-    return entry
-
-
 def encode_header(client: int) -> bytes:
     """The first line of the ledger of ``client``, without its line feed."""
     return encode_line({"schema": SCHEMA, "client": client, "adjacency": ADJACENCY}, GENESIS)
+
+
+def has_its_end(line: bytes) -> bool:
+    """Whether a line is as long as it was, also if its last byte was changed: a torn line is shorter."""
+    return bool(_END.search(line))
 
 
 def encode_line(record: Mapping[str, Any], previous: str) -> bytes:
@@ -290,5 +235,4 @@ def _seal(body: bytes) -> bytes:
 
 
 _SEAL = len(b', "sha256": ""}') + 64
-_LOST_ITS_BRACE = re.compile(rb'"sha256": "[0-9a-f]{64}".\Z', re.DOTALL)
-"""The end of a line whose last byte was changed: a torn line is shorter."""
+_END = re.compile(rb'"sha256": "[0-9a-f]{64}".\Z', re.DOTALL)

@@ -1,26 +1,115 @@
-"""Privacy ledgers on disk: read with a cache, append under a lock; the ledgers of all clients of a run."""
+"""Ledgers of single clients on disk: parsed and verified, read with a cache, appended to under a lock."""
 
 import contextlib
 import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedlsg.owner_only import make_parents, open_file
-from fedlsg.privacy.ledger_entry import SERVER, Entry, LedgerError, Parsed, State, encode_entry, parse_on
+from fedlsg.privacy.ledger_entry import (
+    ADJACENCY,
+    GENESIS,
+    SCHEMA,
+    SERVER,
+    UNSEALED,
+    Entry,
+    Key,
+    LedgerError,
+    check_line,
+    decode_entry,
+    encode_entry,
+    has_its_end,
+    sha256,
+)
 
 try:
     import fcntl
 except ImportError:  # not on Windows: there the caller must run one process per client
     fcntl = None  # type: ignore[assignment]
 
-MANY = 100
-"""Files from which one call for the whole system is quicker than one for each."""
 BYTES_REMEMBERED = 2**24
 """Bytes of files that are cached at most; their entries take a few times as much memory."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The entries of a file; ``torn`` if its last line, valid or not, lacks its line feed."""
+
+    entries: tuple[Entry, ...] = ()
+    heads: tuple[str, ...] = ()  # heads[n] is the hash of the line of entry n; heads[0] of the header
+    torn: bool = False
+
+    @property
+    def head(self) -> str:
+        """The hash of the last valid line; ``GENESIS`` if there is none."""
+        return self.heads[-1] if self.heads else GENESIS
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Bytes of a file that were verified, and their meaning; ``owner`` is -1 if no header is written yet."""
+
+    content: bytes = b""
+    owner: int = -1
+    state: State = State()
+    keys: frozenset[Key] = frozenset()
+    schema: int = SCHEMA
+
+
+def parse(path: Path, client: int, content: bytes) -> State:
+    """The state of a whole ledger of ``client`` from its bytes; errors name ``path``."""
+    return parse_on(path, client, Parsed(), content).state
+
+
+def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> Parsed:
+    """Parse ``content``, whose beginning ``known``, up to the end of a line, is parsed already.
+
+    Raises LedgerError, naming file and line, for a broken chain, a damaged line, or another client's ledger.
+    """
+    owner, heads, entries, keys = known.owner, list(known.state.heads), list(known.state.entries), set(known.keys)
+    head, schema = known.state.head, known.schema
+    before = known.content.count(b"\n")
+    for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):
+        if b"}" not in line and not has_its_end(line):
+            continue  # torn by a crash, or blank; if it once was whole, the next line's prev shows it
+        try:
+            record = json.loads(line)
+            schema = schema if heads else record.get("schema")
+            check_line(line, record, head, sealed="sha256" in record or schema != UNSEALED)
+            if not heads:
+                owner = _checked_header(record, client)
+            else:
+                entries.append(_checked_entry(record, owner, keys))
+                keys.add(entries[-1].key)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
+        head = sha256(line)
+        heads.append(head)
+    torn = bool(content) and not content.endswith(b"\n")
+    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema)
+
+
+def _checked_header(record: dict[str, Any], client: int | None) -> int:
+    owner = record.get("client")
+    if record.get("schema") not in (UNSEALED, SCHEMA) or record.get("adjacency") != ADJACENCY or type(owner) is not int:
+        raise LedgerError(f"expected the header of schema {SCHEMA}, {ADJACENCY}, got {record}")
+    if client is not None and owner != client:
+        raise LedgerError(f"expected the ledger of client {client}, this is client {owner}'s")
+    return owner
+
+
+def _checked_entry(record: dict[str, Any], owner: int, keys: set[Key]) -> Entry:
+    entry = decode_entry(record)
+    if entry.client != owner or entry.key in keys:
+        raise LedgerError(
+            f"unexpected client, run, round, attempt = {entry.key}: charged already, or of another client"
+        )
+    return entry
 
 
 class Memo:
@@ -69,6 +158,17 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
     return known.owner, known.state
 
 
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """Identity, size and modification time of a file: it has not changed while they stay. None without a file."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot read the privacy ledger ({error})") from error
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all bytes, however many calls that takes."""
     view = memoryview(data)
@@ -101,18 +201,6 @@ def sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-def sync_files(paths: Sequence[Path]) -> None:
-    """Bring files and their folders to the disk; many of them by one call for the whole system. Raises OSError."""
-    if len(paths) > MANY and hasattr(os, "sync"):
-        os.sync()
-        return
-    for path in paths:
-        with appendable(path) as descriptor:
-            os.fsync(descriptor)
-    for folder in {path.parent for path in paths}:
-        sync_directory(folder)
-
-
 @contextlib.contextmanager
 def locked(descriptor: int) -> Iterator[None]:
     """An exclusive advisory lock for one append; the system releases it if the process dies."""
@@ -135,14 +223,13 @@ def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     return load(Path(path), None)[1].entries
 
 
-def merge(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
-    """Write all entries, sorted by (round, client, attempt), to one file, atomically.
+def merge(entries: Iterable[Entry], out: str | os.PathLike[str]) -> None:
+    """Write entries, sorted by (round, client, attempt), to one file, atomically.
 
-    The file is a copy for readers, without the hash chain; the authority is the clients' own files.
+    The file is a copy for readers, without the hash chain; the authority is the file that they come from.
     Raises LedgerError if it cannot be written.
     """
-    entries = [entry for path in paths for entry in read_entries(path)]
-    entries.sort(key=lambda entry: (entry.round, entry.client, entry.attempt))
+    entries = sorted(entries, key=lambda entry: (entry.round, entry.client, entry.attempt))
     text = "".join(json.dumps({**encode_entry(entry), "adjacency": entry.adjacency}) + "\n" for entry in entries)
     out = Path(out)
     try:
@@ -162,21 +249,18 @@ def merge(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) 
         raise LedgerError(f"{out}: cannot write the merged copy ({error})") from error
 
 
-def verify_extends(checkpoint: Mapping[str, Sequence[Any]], directory: str | os.PathLike[str]) -> None:
-    """Check that the ledgers on disk begin with the entries that a checkpoint saw; they may have more.
-
-    ``checkpoint`` has (number of entries, head) of each client, as ``Ledger.snapshot`` returns them.
-    Raises LedgerError naming the client whose ledger is missing, shorter, or different.
-    """
-    for client, (count, head) in sorted(checkpoint.items()):
-        check_extends(ledger_path(directory, int(client)), int(client), count, head)
-
-
 def check_extends(path: Path, client: int, count: int, head: str) -> None:
-    """Check one ledger as ``verify_extends`` does."""
+    """Check that a client's ledger begins with the entries that a checkpoint saw; ``head``: hash of the last one.
+
+    It may have more. Raises LedgerError for one that is missing, shorter, or different.
+    """
+    check_heads(path, load(path, client)[1].heads, count, head)
+
+
+def check_heads(path: Path, heads: Sequence[str], count: int, head: str) -> None:
+    """As ``check_extends``; ``heads``: hashes of the header and of the lines after it, which were read."""
     if not path.exists():
-        raise LedgerError(f"{path}: the checkpoint knows {count} entries of client {client}, the ledger is missing")
-    heads = load(path, client)[1].heads
+        raise LedgerError(f"{path}: the checkpoint knows {count} entries, the ledger is missing")
     if len(heads) <= count:
         raise LedgerError(f"{path}: {max(len(heads) - 1, 0)} entries, fewer than the checkpoint's {count}")
     if heads[count] != head:

@@ -13,7 +13,7 @@ from fedlsg.accounting import Event, compose
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
-from fedlsg.privacy import SERVER, Ledger
+from fedlsg.privacy import SERVER
 from fedlsg.state import ClientTerms
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.plan.plan import client_terms, events_of
@@ -106,15 +106,12 @@ def audited_run(path: str, *, device: Device = "auto", progress: Progress = sile
     base, delta = subject.base, delta_of(subject)
     terms = client_terms(base)
     spent: list[tuple[float, int, Event]] = []
-    reproducible = base.settings.reproducible
+    reproducible, charges = base.settings.reproducible, directory.charges
     for client in [SERVER] if base.draws_in_secret else range(len(terms)):
-        if directory.ledger(client).exists():
-            ledger = Ledger(directory.ledger(client), client=client)
-            reproducible = reproducible or ledger.reproducible
-            events = ledger.events()
-            if events:
-                event = training_event(events)
-                spent.append((compose([event], delta=delta).upper, client, event))
+        reproducible = reproducible or charges.of(client).reproducible
+        if events := charges.of(client).events():
+            event = training_event(events)
+            spent.append((compose([event], delta=delta).upper, client, event))
     if not spent:
         raise ValueError(f"{path} has no ledger with an entry: nothing was released, so there is nothing to audit")
     epsilon, client, event = max(spent, key=lambda one: one[:2])

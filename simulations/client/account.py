@@ -1,19 +1,25 @@
-"""A client's account, to which its training is charged: its ledger, its budget, and the folder of the run."""
+"""A client's account, to which its training is charged: its ledger, its budget, and the folder of the run.
+
+GivenAccount       a client of our engines: the driver has charged it (``given_account``)
+SimulatedAccount   the driver's view of such a client; and a client in Flower's own simulation, with its own ledger
+NodeAccount        a deployed client: one ledger of its own over all runs
+"""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedlsg.privacy import Entry, Ledger
+from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.state import RoundPlan
+from simulations.client.given_account import GivenAccount
 from simulations.client.node.conditions import check_mechanism
 from simulations.client.node.folder import Budget, NodeFolder
-from simulations.client.remote_account import RemoteAccount
 from simulations.client.shuffled import batch_key
 from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.plan.base import Base
@@ -26,25 +32,26 @@ from simulations.settings.settings import Settings
 
 @dataclass(frozen=True)
 class SimulatedAccount:
-    """The ledger of client number ``client`` in the directory of the run, under the run's own budget.
+    """A simulated client in the directory of the run, under the run's own budget.
 
-    ``name``: the run's name in the ledger, "" for a ledger of one run. A refused entry raises before it is charged.
+    ``ledger``: its part of the run's ledger, or a ledger of its own. ``name``: the run's name in the ledger, "" for a
+    ledger of one run. A refused entry raises before it is charged.
     """
 
     run: RunDir
-    client: int
+    ledger: ClientCharges | Ledger
     settings: Resolved
     name: str = ""
 
     @property
+    def client(self) -> int:
+        """The partition."""
+        return self.ledger.client
+
+    @property
     def path(self) -> Path:
         """The ledger file."""
-        return self.run.ledger(self.client)
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        """The ledger."""
-        return Ledger(self.path, client=self.client)
+        return self.ledger.path
 
     def of_round(self, round: int) -> tuple[Entry, ...]:
         """The entries of a round of this run."""
@@ -71,14 +78,14 @@ class SimulatedAccount:
             why = f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this client"
             raise OverBudgetError(why)
 
-    def charge(self, entry: Entry, *, sync: bool = True) -> None:
-        """Charge the entry; when this returns, it is on disk. ``sync=False``: see ``Ledger.charge``."""
+    def charge(self, entry: Entry) -> None:
+        """Charge the entry; when this returns, it is on disk."""
         if not self.is_charged(entry):
-            self.ledger.charge(entry, sync=sync)
+            self.ledger.charge(entry)
 
     def is_charged(self, entry: Entry) -> bool:
         """Whether an attempt needs no charge: a reproducible one draws the same bits again, the same release."""
-        again = (replace(known, attempt=entry.attempt) == entry for known in self.ledger.entries)
+        again = (replace(known, attempt=entry.attempt) == entry for known in self.of_round(entry.round))
         return self.settings.reproducible and any(again)
 
     def box(self, *, memory: bool) -> Outbox | FeedbackBox:
@@ -164,7 +171,7 @@ class NodeAccount:
         """Nothing: a deployed client writes no private row."""
 
 
-Account = SimulatedAccount | NodeAccount | RemoteAccount
+Account = SimulatedAccount | NodeAccount | GivenAccount
 
 
 def box_of(run: RunDir, client: int, *, memory: bool) -> Outbox | FeedbackBox:

@@ -1,8 +1,9 @@
 """One client's round: derive the frame, charge the ledger, train privately, pack, store, and only then send.
 
-Order, which the privacy claim rests on: the ledger is charged and fsynced, the batch is drawn and clipped, noise is
-drawn, the payload is stored, and only then does anything leave. A stored payload is sent again for free. (A
-payload without noise is not stored: it has no privacy claim, and can be computed again.)
+Order, which the privacy claim rests on: the ledger is charged and fsynced (on our engines by the driver, before it asks
+anybody), the batch is drawn and clipped, noise is drawn, the payload is stored, and only then does anything leave. A
+stored payload is sent again for free. (A payload without noise is not stored: it has no privacy claim, and can be
+computed again.)
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.method import Batch, client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
-from fedlsg.privacy import LedgerError, ShuffledBatches
+from fedlsg.privacy import Ledger, LedgerError, ShuffledBatches
 from fedlsg.randomness import (
     SecretStream,
     own_draws,
@@ -34,9 +35,9 @@ from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
 from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory, takes_part_in_secret
+from simulations.client.given_account import HISTORY, RECORD, GivenAccount
 from simulations.client.model import Process, load, process
 from simulations.client.personal import moved, own_parameters, remembers
-from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
 from simulations.client.secure_sum import masked_values, refuse_stage
 from simulations.client.shuffled import batches_of
 from simulations.plan.base import OwnPart
@@ -48,7 +49,7 @@ from simulations.workloads.base.workload import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 from strategies.federation.wire import Announcement, read_round
 
-Box = Outbox | FeedbackBox | RemoteAccount
+Box = Outbox | FeedbackBox | GivenAccount
 """What keeps a client's last payload."""
 
 
@@ -60,12 +61,16 @@ def answer(
     ``state``: of its Flower Context, which may have its account. ``shared`` clients of a process share its replica.
     Raises as ``answer_in`` does.
     """
-    here = process(settings)
+    here, given = process(settings), state.config_records.get(RECORD)
     account: Account
-    if RECORD in state.config_records:
-        account = RemoteAccount(state.config_records[RECORD], HISTORY, here.base.settings.record_updates)
+    if given is not None and not given["here"]:
+        account = GivenAccount(given, HISTORY, here.base.settings.record_updates)
+        return answer_in(here, account, content, state, shared=shared)
+    run = own_directory(settings, read_round(content).run_dir)
+    if given is not None:
+        account = GivenAccount(given, run, here.base.settings.record_updates)
     else:
-        account = SimulatedAccount(own_directory(settings, read_round(content).run_dir), partition, here.base.settings)
+        account = SimulatedAccount(run, Ledger(run.ledger(partition), client=partition), here.base.settings)
     return answer_in(here, account, content, state, shared=shared)
 
 

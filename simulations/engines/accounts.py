@@ -1,25 +1,26 @@
-"""The accounts of all simulated clients, which the driver keeps for workers that write no file.
+"""The accounts of all simulated clients, which the driver keeps on the engines local and ray.
 
-Order, which the privacy claim rests on: before a pile of tasks leaves for a worker, the charges of its clients are in
-the run's journal, on disk, with one sync. When it is back, those who trained are charged in their ledgers, those who
-did not are void in the journal, and payloads are stored. What is lost with a worker stays charged.
+Order, which the privacy claim rests on: the charges of all clients that a delivery asks are in the run's ledger, on
+disk, with one record and one sync, before any of them is asked. Each gets its entry with its message, and can draw once
+for it. When it is back, its payload is stored; a client that says that it drew nothing, or was never asked, has a void
+charge. What is lost with a worker, late, or cut off by an interruption stays charged.
 """
 
 import hashlib
 from collections.abc import Sequence
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedlsg.privacy import Entry
+from fedlsg.privacy import Entry, RunLedger
 from fedlsg.state import RoundPlan
 from simulations.client.account import SimulatedAccount, entry_of, takes_part_in_secret
 from simulations.client.app import refusal
+from simulations.client.given_account import Returned, give, read_returned
 from simulations.client.personal import memory_size, remembers
-from simulations.client.remote_account import Returned, give, read_returned
 from simulations.client.secure_sum import RECORD as SECRETS
 from simulations.client.train import keeps_payload, own_terms, question_of, stored_payload
 from simulations.grids.piles import Answer, Pile, Task
-from simulations.grids.virtual import give_id
+from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
@@ -28,18 +29,18 @@ from strategies.federation.replica_wire import read_reference
 from strategies.federation.secure_sum.wire import MASKED, stage_of
 from strategies.federation.wire import flat_bytes, read_round, read_update, update
 
-JOURNAL_BYTES = 2**24
-"""A longer journal is settled between two rounds: it would have to be read at the end, and after a crash."""
-
 
 class Accounts:
     """Ledgers, stored payloads and recorded batches of the clients of a run, in its directory."""
 
-    def __init__(self, plan: Plan, run: RunDir) -> None:
-        self._plan, self._run, self._journal = plan, run, run.journal
+    def __init__(self, plan: Plan, run: RunDir, *, here: bool = False) -> None:
+        """``here``: clients are called in this process, and find the run's files themselves."""
+        self._plan, self._run, self._here = plan, run, here
+        self._ledger = RunLedger(run.ledgers)
         self._round: RoundPlan | None = None
-        self._accounts: dict[int, SimulatedAccount] = {}
         self._asked: dict[str, tuple[SimulatedAccount, Entry, str]] = {}
+        self._waiting = set[str]()
+        """Messages whose clients have not been asked yet."""
         self._secrets: dict[int, ConfigRecord] = {}
         """What clients keep between the stages of a secure sum. It is theirs: the driver is none of the server."""
         self._weights: tuple[bytes, bytes] = b"", b""
@@ -48,29 +49,30 @@ class Accounts:
         """The messages that follow are of this round; nobody is at work now."""
         self._round = plan
         self._asked.clear()
-        if self._journal.size > JOURNAL_BYTES:
-            self._settle()
+        self._waiting.clear()
 
-    def task(self, message: Message, client: int, work: float) -> Task | Message:
-        """The task for a client, or its reply where it needs not, or must not, train."""
-        try:
-            return self._task(message, client, work)
-        except Exception as error:
-            return give_id(refusal(error, message, on_run_disk=True))
+    def ask(self, messages: Sequence[Message]) -> tuple[list[Task], list[Message]]:
+        """A task for each client that trains, all of them charged; and the replies of those who need not, or must not.
 
-    def begin(self, pile: Pile) -> None:
-        """Put the charges of a pile on disk. Raises LedgerError if they cannot be: nobody may train then."""
-        entries = [entry for account, entry, _ in self._of(pile) if not account.is_charged(entry)]
-        if entries:
-            self._journal.begin(entries)
+        Raises LedgerError if the charges cannot be written: nobody may train then.
+        """
+        tasks, replies = list[Task](), list[Message]()
+        for message in messages:
+            made = self._made(message)
+            tasks.append(made) if isinstance(made, Task) else replies.append(made)
+        names = [task.message.metadata.message_id for task in tasks]
+        asked = [self._asked[name] for name in names if name in self._asked]
+        self._ledger.charge([entry for account, entry, _ in asked if not account.is_charged(entry)])
+        self._waiting |= set(names)
+        return tasks, replies
 
-    def settle(self, pile: Pile, answers: Sequence[Answer]) -> list[Message]:
-        """Charge those who trained, store their payloads and batches; the others' charges are void.
+    def settle(self, tasks: Pile, answers: Sequence[Answer]) -> list[Message]:
+        """Store the payloads and batches of clients that are back; who drew nothing has a void charge.
 
         Returns the replies; an error for a client whose payload cannot be stored.
         """
         void, replies = list[Entry](), list[Message | None]()
-        for task, (reply, state) in zip(pile, answers, strict=True):
+        for task, (reply, state) in zip(tasks, answers, strict=True):
             known = self._asked.pop(task.message.metadata.message_id, None)
             if SECRETS in state.config_records:
                 self._secrets[task.message.metadata.dst_node_id] = state.config_records[SECRETS]
@@ -78,28 +80,38 @@ class Accounts:
                 account, entry, question = known
                 returned = read_returned(state)
                 if returned.charged:
-                    account.charge(entry, sync=False)
                     reply = self._store(account, entry, question, task.message, reply, returned)
                 else:
                     void.append(entry)
             replies.append(reply)
         if void:
-            self._journal.void(void)
+            self._ledger.void(void)
         return [reply for reply in replies if reply is not None]
 
-    def keep(self, pile: Pile) -> None:
-        """Charge everybody of a pile that did not come back: nobody knows who trained."""
-        for account, entry, _ in self._of(pile):
-            account.charge(entry, sync=False)
-        for task in pile:
+    def leaves(self, tasks: Pile) -> None:
+        """The clients of these tasks are asked now: they stay charged unless they say that they drew nothing."""
+        self._waiting -= {task.message.metadata.message_id for task in tasks}
+
+    def keep(self, tasks: Pile) -> None:
+        """The clients of these tasks did not come back: they stay charged, for nobody knows who trained."""
+        for task in tasks:
             self._asked.pop(task.message.metadata.message_id, None)
 
     def end(self) -> None:
-        """Bring all charges to the ledgers, on disk; also those of piles that are not back."""
-        self._settle()
+        """Nobody else is asked: clients that were not have void charges."""
+        names, self._waiting = self._waiting & self._asked.keys(), set()
+        if names:
+            self._ledger.void([self._asked.pop(name)[1] for name in sorted(names)])
 
-    def _settle(self) -> None:
-        self._journal.settle(lambda client: self._account(client).ledger)
+    def _made(self, message: Message) -> Task | Message:
+        """The task for a client, or its reply where it needs not, or must not, train."""
+        if message.metadata.message_type != MessageType.TRAIN:
+            return Task(message)
+        client = message.metadata.dst_node_id - FIRST_NODE
+        try:
+            return self._task(message, client, self._plan.sizes[client])
+        except Exception as error:
+            return give_id(refusal(error, message, on_run_disk=True))
 
     def _task(self, message: Message, client: int, work: float) -> Task | Message:
         assert self._round is not None
@@ -108,7 +120,7 @@ class Accounts:
         if stage_of(message.content) not in (None, MASKED):
             return Task(message, secrets)
         base, announced = self._plan, read_round(message.content)
-        account = self._account(client)
+        account = SimulatedAccount(self._run, self._ledger.of(client), base.settings)
         box = account.box(memory=remembers(base))
         question = question_of(announced, base.settings.codec, self._digest(message.content))
         stored = stored_payload(account, box, question, announced.round)
@@ -123,6 +135,7 @@ class Accounts:
             last=box.last() if base.index_mode == "explicit" else None,
             memory=box.memory(announced.round, memory_size(plan.frame)) if isinstance(box, FeedbackBox) else None,
             batches=account.batch_key(entry) if entry.batches and not entry.reproducible else None,
+            here=self._here,
         )
         if not takes_part_in_secret(base):
             self._asked[message.metadata.message_id] = account, entry, question
@@ -157,15 +170,6 @@ class Accounts:
             return reply
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))
-
-    def _account(self, client: int) -> SimulatedAccount:
-        if client not in self._accounts:
-            self._accounts[client] = SimulatedAccount(self._run, client, self._plan.settings)
-        return self._accounts[client]
-
-    def _of(self, pile: Pile) -> list[tuple[SimulatedAccount, Entry, str]]:
-        names = (task.message.metadata.message_id for task in pile)
-        return [self._asked[name] for name in names if name in self._asked]
 
     def _digest(self, content: RecordDict) -> bytes:
         """Of the announced weights, as the client computes it; computed once for the weights that clients share."""

@@ -16,10 +16,12 @@ from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
 from fedlsg.participation import ClientLimit
+from fedlsg.state import RoundPlan
 from simulations import workloads
 from simulations.callbacks.callback import Callback
 from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
+from simulations.engines.accounts import Accounts
 from simulations.engines.run_log import logging_to
 from simulations.grids.deadline import call_until
 from simulations.grids.limits import learn, limit_by, limit_of, too_slow
@@ -30,13 +32,14 @@ from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.serve import serve
 from simulations.settings.settings import as_config
+from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.serial import over_the_wire
 
 
-class LocalGrid(VirtualGrid):
+class LocalGrid(VirtualGrid, SimulatedGrid):
     """A Flower Grid whose nodes are called one after the other in this process, each with a Context of its own.
 
-    A client is stopped at its limit, see ``ending``; ``sizes``: examples of each, its work for the limit.
+    A client is stopped at its limit, see ``ending``. Without ``accounts`` the clients keep ledgers of their own.
     """
 
     def __init__(
@@ -46,31 +49,60 @@ class LocalGrid(VirtualGrid):
         run_config: dict[str, Any],
         *,
         limit: ClientLimit | None = None,
-        sizes: Sequence[int] = (),
+        accounts: Accounts | None = None,
     ) -> None:
         super().__init__(num_partitions)
-        self.client, self.run_config, self.sizes = client, run_config, sizes
+        self.client, self.run_config, self.accounts = client, run_config, accounts
         self.limit = ClientLimit(learns=False) if limit is None else limit
         self._states: dict[int, RecordDict] = {}
 
-    def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies, in order. A client that takes longer than ``timeout`` alone has none: others need not wait."""
-        for message in messages:
-            reply = self._call(message, math.inf if timeout is None else timeout)
-            if reply is not None:
-                yield over_the_wire(reply)
+    def representatives(self) -> Sequence[int]:
+        """All clients: in one process a question costs little."""
+        return range(self.num_partitions)
 
-    def _call(self, message: Message, timeout: float) -> Message | None:
-        node, began = message.metadata.dst_node_id, time.monotonic()
-        state = self._states.setdefault(node, RecordDict())
-        task = Task(message, state, self.sizes[node - FIRST_NODE] if self.sizes else 1.0)
+    def expect(self, plan: RoundPlan) -> None:
+        """The clients are charged for this round."""
+        if self.accounts is not None:
+            self.accounts.expect(plan)
+
+    def end(self) -> None:
+        """Nobody else is asked."""
+        if self.accounts is not None:
+            self.accounts.end()
+
+    def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
+        """The replies. A client that takes longer than ``timeout`` alone has none: others need not wait."""
+        accounts, most = self.accounts, math.inf if timeout is None else timeout
+        if accounts is None:
+            for message in messages:
+                state = self._states.setdefault(message.metadata.dst_node_id, RecordDict())
+                if (reply := self._call(Task(message, state), most)) is not None:
+                    yield over_the_wire(reply)
+            return
+        tasks, replies = accounts.ask(messages)
+        yield from replies
+        try:
+            for task in tasks:
+                accounts.leaves([task])
+                reply = None
+                try:
+                    reply = self._call(task, most)
+                finally:  # also of a client that was interrupted: its state says whether it drew
+                    answered = accounts.settle([task], [(reply, task.state)])
+                yield from map(over_the_wire, answered)
+        finally:
+            accounts.end()
+
+    def _call(self, task: Task, timeout: float) -> Message | None:
+        message, began = task.message, time.monotonic()
         seconds = min(limit_of(self.limit, task), timeout)
         reply, stopped = call_until(
             time.time() + seconds,
-            lambda: call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, state),
+            lambda: call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, task.state),
         )
         if stopped:
-            log(WARNING, "client %d was stopped after %.3g s", node - FIRST_NODE, seconds)
+            client = message.metadata.dst_node_id - FIRST_NODE
+            log(WARNING, "client %d was stopped after %.3g s", client, seconds)
             process.cache_clear()  # the state of a stopped client's process is unknown
             return None if seconds == timeout else give_id(too_slow(message, seconds))
         learn(self.limit, task, reply, time.monotonic() - began)
@@ -92,7 +124,8 @@ def run(
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     limit = limit_by(plan.settings)
-    grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)), limit=limit, sizes=plan.sizes)
+    accounts = Accounts(plan, directory, here=True)
+    grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)), limit=limit, accounts=accounts)
     own = workloads.own(plan.settings.workload) is not None and not is_served()
     clients = serving(prepare(plan.settings, loaded=plan.workload)) if own else nullcontext()
     with logging_to(directory.log), task_identity(), clients:

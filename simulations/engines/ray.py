@@ -20,8 +20,8 @@ from simulations.engines.lost import RayLostError
 from simulations.engines.signals import ignore_interrupts
 from simulations.engines.worker import CLIENT
 from simulations.engines.workers import LostError, Outcome, Workers
-from simulations.grids.piles import PILE_SECONDS, Pace, Pile, Task
-from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id, task_identity
+from simulations.grids.piles import PILE_SECONDS, Pace, Pile
+from simulations.grids.virtual import VirtualGrid, give_id, task_identity
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
@@ -36,13 +36,13 @@ GRACE_SECONDS = 2 * PILE_SECONDS
 class RayGrid(VirtualGrid, SimulatedGrid):
     """A Flower Grid whose clients run in Ray workers, a pile of messages at a time.
 
-    ``sizes``: examples of each partition, by which work is divided. Clients that are lost with their worker are sent
+    Clients that are lost with their worker are sent
     their messages again, one by one: a client that kills its worker, or hangs in it, loses no other client.
     """
 
-    def __init__(self, workers: Workers, accounts: Accounts, sizes: Sequence[int]) -> None:
-        super().__init__(len(sizes))
-        self.workers, self.accounts, self.sizes = workers, accounts, sizes
+    def __init__(self, workers: Workers, accounts: Accounts, num_partitions: int) -> None:
+        super().__init__(num_partitions)
+        self.workers, self.accounts = workers, accounts
         self._pace = Pace()
 
     def representatives(self) -> Sequence[int]:
@@ -54,7 +54,7 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         self.accounts.expect(plan)
 
     def end(self) -> None:
-        """Bring the charges of all clients to their ledgers, and let the workers go while the report is written."""
+        """Nobody else is asked; the workers go while the report is written."""
         self.accounts.end()
         self.workers.close()
 
@@ -75,36 +75,30 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         self, messages: Sequence[Message], deadline: float | None, pace: Pace
     ) -> tuple[list[Message], list[tuple[Message, str]]]:
         """The replies, and the messages that were lost, each with the reason."""
-        tasks, replies, lost = list[Task](), list[Message](), list[tuple[Message, str]]()
-        for message in messages:
-            made = self._task(message)
-            tasks.append(made) if isinstance(made, Task) else replies.append(made)
+        tasks, replies = self.accounts.ask(messages)
+        lost = list[tuple[Message, str]]()
         try:
-            for pile, outcome in self.workers.answer(tasks, deadline, pace, self.accounts.begin):
+            for pile, outcome in self.workers.answer(tasks, deadline, pace, self.accounts.leaves):
                 if isinstance(outcome, LostError):
                     lost += [(task.message, str(outcome)) for task in pile]
                 replies += self._settle(pile, outcome)
         except (KeyboardInterrupt, SystemExit, RayLostError):
             with ignore_interrupts():
                 for pile, outcome in self.workers.answer(
-                    [], time.monotonic() + GRACE_SECONDS, pace, self.accounts.begin
+                    [], time.monotonic() + GRACE_SECONDS, pace, self.accounts.leaves
                 ):
                     self._settle(pile, outcome)
+                self.accounts.end()
             raise
+        self.accounts.end()
         return replies, lost
 
     def _settle(self, pile: Pile, outcome: Outcome) -> list[Message]:
-        """The replies of a pile; who trained is charged, and who may have."""
+        """The replies of a pile; who trained stays charged, and who may have."""
         if outcome is None or isinstance(outcome, LostError):
             self.accounts.keep(pile)
             return []
         return self.accounts.settle(pile, outcome)
-
-    def _task(self, message: Message) -> Task | Message:
-        if message.metadata.message_type != MessageType.TRAIN:
-            return Task(message)
-        client = message.metadata.dst_node_id - FIRST_NODE
-        return self.accounts.task(message, client, self.sizes[client])
 
 
 def run(
@@ -128,5 +122,5 @@ def run(
         ready() as cluster,
         closing(Workers(cluster, plan, directory, client)) as workers,
     ):
-        grid = RayGrid(workers, Accounts(plan, directory), plan.sizes)
+        grid = RayGrid(workers, Accounts(plan, directory), len(plan.terms))
         return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

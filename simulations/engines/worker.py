@@ -57,8 +57,8 @@ class Worker:
         """
         from flwr.common.logger import log
 
+        from simulations.client.given_account import HISTORY
         from simulations.client.model import process
-        from simulations.client.remote_account import HISTORY
         from simulations.grids.deadline import call_until
         from simulations.grids.limits import too_slow
         from simulations.grids.piles import pack, unpack
@@ -103,8 +103,8 @@ class Worker:
         import ray
 
         from simulations.client.app import simulated_settings
+        from simulations.client.given_account import HISTORY
         from simulations.client.model import process, serving
-        from simulations.client.remote_account import HISTORY
         from simulations.plan.continuity import data_digest
         from simulations.plan.prepare import prepare
 

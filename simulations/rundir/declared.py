@@ -50,10 +50,12 @@ RUN = (
     _file("model.safetensors", "the evaluated model (with `ema`: the average), for plain torch", SERVER),
     _file("config.json", "what the model is, and its digest", SERVER),
     _file("events.out.tfevents.fedlsg", "the numbers of `rounds.csv` for TensorBoard", SERVER, damage="grows"),
-    _file("ledger/client-*.jsonl", "an append-only, chained ledger of each client; in a deployment copies of the "
-          "clients' own", "client's account, server", damage="own"),
-    _file("ledger/server.jsonl", "the one ledger under `trust=server`", SERVER, damage="own"),
-    _file("ledger/journal.jsonl", "charges of clients at work (engine `ray`)", DRIVER, damage="own"),
+    _file("ledger/run.jsonl", "the append-only, chained ledger of all clients: a line has all charges of a round; "
+          "under `trust=server` the server's", DRIVER, damage="own"),
+    _file("ledger/client-*.jsonl", "a chained ledger of each client, where clients keep their own: on Flower's engine, "
+          "in a deployment (copies), and in runs of older versions", "client's account, server", damage="own"),
+    _file("ledger/server.jsonl", "older versions: the one ledger under `trust=server`", SERVER, damage="own"),
+    _file("ledger/journal.jsonl", "older versions: charges of clients at work (engine `ray`)", DRIVER, damage="own"),
     _file("ledger.jsonl", "a merged copy of the ledgers, for readers", SERVER),
     _file("checkpoint/latest.pt", "what `fedlsg resume` continues from", SERVER, damage="own"),
     _file("checkpoint/previous.pt", "the checkpoint of the round before", SERVER, damage="own"),

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fedlsg.privacy import LedgerError, read_entries
-from fedlsg.privacy.ledger_file import check_extends
+from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
+from fedlsg.privacy.run_ledger import JOURNAL
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.files import sealed
 from simulations.rundir.files.sealed import DamagedError, unseal
@@ -34,6 +34,7 @@ RECORD = (*STATE, *LISTS, "updates/*", "updates-truth/*", "downlink/*")
 """What commands read that look at recorded payloads."""
 RESUMED = (*LISTS, "ledger/*", "rounds.csv", "bytes.csv", "clients/training-data.json", "clients/client-*")
 """What ``fedlsg resume`` cannot go on without. It makes others again, or compares them with the checkpoint."""
+RUN_LEDGER, OLD_JOURNAL = f"ledger/{RUN}.jsonl", f"ledger/{JOURNAL}"
 MAY_GROW = ("run.log", "ledger/")
 """A longer one is no sign of anything."""
 
@@ -126,20 +127,19 @@ def _compare(run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], 
         if why := _digest_differs(run.path / name, said) if is_mark(said) else _own_differs(run, name, said):
             found.changed[name] = why
     for name in (name for name, said in claims.items() if isinstance(said, list) and name not in found.changed):
-        lines = [line for line in (run.path / name).read_bytes().split(b"\n") if line]
-        if len(lines) > 1 + len(read_entries(run.path / name)):
+        if _has_torn_line(run, name):
             found.notes.append(
                 f"{run.path / name} has a line that is no charge, as a crash leaves one: it does not count"
             )
     for name, mark in record["grows"].items():
         path = run.path / name
-        if path == run.journal.path and not path.exists():
+        if name == OLD_JOURNAL and not path.exists():
             found.notes.append(f"{path} is gone: its charges are in the ledgers, if fedlsg took them over")
             continue
         try:
             verify(path, mark)
         except DamagedError:
-            if path == run.journal.path and not record["closed"] and _is_journal(run):
+            if name == OLD_JOURNAL and not record["closed"] and _is_journal(run):
                 found.notes.append(f"{path} began anew since the last checkpoint, as it does when it is long")
                 continue
             found.changed[name] = _how(path, mark)
@@ -151,9 +151,16 @@ def _compare(run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], 
                 found.notes.append(f"{path} has more than the last checkpoint knows: fedlsg resume cuts it there")
 
 
+def _has_torn_line(run: RunDir, name: str) -> bool:
+    path = run.path / name
+    if name == RUN_LEDGER:
+        return path.stat().st_size > run.charges.read().size
+    return len([line for line in path.read_bytes().split(b"\n") if line]) > 1 + len(read_entries(path))
+
+
 def _is_journal(run: RunDir) -> bool:
     try:
-        return bool(run.journal.pending())
+        return bool(run.charges.journal)
     except LedgerError:
         return False
 
@@ -184,6 +191,8 @@ def _own_differs(run: RunDir, name: str, said: Any) -> str | None:
             FeedbackBox(path.parent, int(path.parent.name.rpartition("-")[2])).check()
         elif not path.exists():
             return "missing"
+        elif name == RUN_LEDGER:
+            verify_extends({RUN: said}, run.ledgers)
         elif name.startswith("ledger/"):
             client = -1 if path.stem == "server" else int(path.stem.rpartition("-")[2])
             check_extends(path, client, *said)

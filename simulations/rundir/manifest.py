@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlsg.privacy import RUN
 from simulations.rundir.declared import class_of, find
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import seal, unseal
@@ -68,7 +69,7 @@ class Manifest:
         self._run, self._closed = run, closed
         self._parts = parts_of(run)
         self._heads: dict[str, Any] = {}
-        tails = (run.path / EVENTS, run.log, run.journal.path)
+        tails = (run.path / EVENTS, run.log)
         self._tails = {self._name(path): Tail(path) for path in tails}
         self._steps = 0
 
@@ -91,8 +92,8 @@ class Manifest:
             own += self._there([self._run.outbox(client)])
             if any(self._run.own(client).glob("feedback-*.bin")):
                 own.append(self._name(self._run.own(client) / "feedback-*.bin"))
-        grown = {self._name(self._run.ledger(int(client))): list(head)
-                 for client, head in heads.items() if self._heads.get(client) != head}  # fmt: skip
+        grown = {self._name(self._ledger(name)): list(head)
+                 for name, head in heads.items() if self._heads.get(name) != head}  # fmt: skip
         self._heads = dict(heads)
         grows = {"rounds.csv": marks["rounds"], "bytes.csv": marks["messages"]}
         grows |= {name: mark for name, tail in self._tails.items() if (mark := tail.mark())["bytes"]}
@@ -152,6 +153,9 @@ class Manifest:
         closed = [folder for folder in self._closed if folder != "."]
         public = declared is not None and class_of(name, declared, closed) == "public"
         return public != part.private
+
+    def _ledger(self, name: str) -> Path:
+        return self._run.ledgers / f"{RUN}.jsonl" if name == RUN else self._run.ledger(int(name))
 
     def _there(self, paths: Iterable[Path]) -> list[str]:
         return [self._name(path) for path in paths if path.exists()]

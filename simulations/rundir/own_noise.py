@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedlsg.accounting import Event, Spread, spread
-from fedlsg.privacy import Ledger
+from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.rundir.rundir import RunDir
 
 PROMISED = "epsilon_promised"
@@ -69,7 +69,7 @@ def _against_a_client(run: RunDir, survivors: int, delta: float) -> Spread:
     return spread(population, delta=delta) if any(population) else UNKNOWN
 
 
-def _ledgers(run: RunDir) -> list[Ledger]:
+def _ledgers(run: RunDir) -> list[ClientCharges]:
     """Those of the clients. Raises ValueError for a damaged one."""
-    files = sorted(run.ledgers.glob("client-*.jsonl"))
-    return [Ledger(path, client=int(path.stem.rpartition("-")[2])) for path in files]
+    ledger = run.charges
+    return [ledger.of(client) for client in ledger.clients()]

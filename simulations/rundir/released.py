@@ -47,7 +47,8 @@ AT_SERVER = Released(
     }),
     files=frozenset({
         "config.toml", "rounds.csv", "summary.json", "report.html", "model.safetensors", "config.json",
-        "manifest.json*", "events.out.tfevents.fedlsg", "ledger/server.jsonl", "ledger.jsonl", "best/*", "*-run-id",
+        "manifest.json*", "events.out.tfevents.fedlsg", "ledger/run.jsonl", "ledger/server.jsonl", "ledger.jsonl",
+        "best/*", "*-run-id",
         "downlink/step-*.bin", "downlink/basis-*.bin", "updates/round-*/sum.npy*", "updates/round-*/frame.*",
         "updates/round-*/weights.npy*", "updates/round-*/kept.npy*",
     }),

@@ -1,7 +1,7 @@
 """The run directory: everything that a run leaves behind.
 
-config.toml      resolved settings                     ledger/          one ledger a client: the authority;
-                                                                       journal.jsonl: charges of clients at work
+config.toml      resolved settings                     ledger/          run.jsonl: all charges, the authority; or one
+                                                                       ledger a client, where clients keep their own
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
@@ -35,7 +35,7 @@ import tomli_w
 from torch import Tensor
 
 from fedlsg.owner_only import FOLDER, make_folder, make_parents
-from fedlsg.privacy import SERVER, ChargeJournal, Ledger, ledger_path, merge
+from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
 from fedlsg.user_code import short
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import write_atomically, writing_to
@@ -99,7 +99,7 @@ class RunDir:
         return self.checkpoint.exists() or self.previous.exists()
 
     def ledger(self, client: int) -> Path:
-        """The client's own ledger file; of ``SERVER``, the one for all clients."""
+        """The ledger of one client, where clients keep their own (Flower's engine, deployments, older versions)."""
         return ledger_path(self.ledgers, client)
 
     def outbox(self, client: int) -> Path:
@@ -150,23 +150,15 @@ class RunDir:
         return []
 
     @property
-    def journal(self) -> ChargeJournal:
-        """Charges whose clients are at work (engine ray)."""
-        return ChargeJournal(self.ledgers / "journal.jsonl")
-
-    def settle_charges(self) -> None:
-        """Charge what the journal of an earlier process holds. Raises LedgerError where it, or a ledger, is damaged."""
-        self.journal.settle(lambda client: Ledger(self.ledger(client), client=client))
+    def charges(self) -> RunLedger:
+        """The ledgers of the run, whoever has written them. Raises LedgerError where one is damaged."""
+        return RunLedger(self.ledgers)
 
     def merge_ledgers(self) -> None:
         """Write ledger.jsonl, the entries of all clients."""
-        merge(self.ledger_files, self.path / "ledger.jsonl")
-
-    @property
-    def ledger_files(self) -> list[Path]:
-        """The ledgers that there are: the clients', and the server's."""
-        server = self.ledger(SERVER)
-        return [*sorted(self.ledgers.glob("client-*.jsonl")), *([server] if server.exists() else [])]
+        ledger = self.charges
+        clients = [*ledger.clients(), SERVER]
+        merge([entry for client in clients for entry in ledger.of(client).entries], self.path / "ledger.jsonl")
 
     def write_data_digest(self, digest: str) -> None:
         """Write the digest of all training rows, for the owner only: it is as secret as the rows."""

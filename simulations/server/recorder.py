@@ -221,16 +221,14 @@ class Recorder:
         self.tables.cut(saved)
 
     def _receive(self, report: RoundReport) -> None:
-        self.spent.update(report.asked, report.rejected)
-        for client in report.late:
-            self.spent.check_charged(client, report.round, self.name)
+        self.spent.receive(report, self.name)
+        if not self.plan.settings.record_updates:
+            return
         for client, payload in report.payloads.items():
-            self.spent.check_charged(client, report.round, self.name)
-            if self.plan.settings.record_updates:
-                self.run.save_update(report.round, client, payload)
-        if self.plan.settings.record_updates and report.total is not None:
+            self.run.save_update(report.round, client, payload)
+        if report.total is not None:
             self.run.save_sum(report.round, report.total)
-        if self.plan.settings.record_updates and report.plan is not None:
+        if report.plan is not None:
             folder = round_folder(self.run.path, report.round)
             write_frame(folder, report.plan.frame, frame_facts(self.plan, report.plan, report.payloads))
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from fedlsg.owner_only import make_file
-from fedlsg.privacy import read_entries, verify_extends
+from fedlsg.privacy import SERVER, verify_extends
 from simulations.rundir.examined import RESUMED, SETTINGS, examine
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.files.atomic import write_atomically
@@ -29,6 +29,7 @@ READ = (
     "checkpoint/previous.pt",
     "checkpoint/sent.json",
     "checkpoint/outbox/client-*.bin",
+    "ledger/run.jsonl",
     "ledger/client-*.jsonl",
     "ledger/server.jsonl",
     "ledger/journal.jsonl",
@@ -64,10 +65,10 @@ def restore(run: RunDir) -> Restored:
     state, note = run.resume_point()
     _check_complete(run, state["plan"]["settings"])
     notes = [*found.notes, *([] if note is None else [note])]
-    run.settle_charges()
     verify_extends(state["ledgers"], run.ledgers)
-    for path in run.ledger_files:
-        read_entries(path)  # also ledgers that began after the checkpoint
+    ledger = run.charges
+    for client in [*ledger.clients(), SERVER]:
+        ledger.of(client).next_attempt(0)  # reads it: also ledgers that began after the checkpoint
     tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
     for path, mark in tables:
         verify(path, mark)

@@ -12,7 +12,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.client_level import ServerNoise
-from fedlsg.privacy import SERVER, Ledger
+from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import freed_memory
 from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
@@ -63,8 +63,6 @@ def serve(
     freed_memory.keep()
     calls = CallbackList(callbacks)
     with resumable(run.path), exclusive(run), calls.told_of_failure(), ExitStack() as stack:
-        if not run.has_checkpoint:  # else ``restore`` does it
-            run.settle_charges()
         if isinstance(grid, SimulatedGrid):
             stack.callback(grid.end)
         state = plan.server_state()
@@ -189,7 +187,7 @@ def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
         return reproducible_stream(s.seed, *labels) if s.reproducible else secret_stream()
 
     return ServerNoise(
-        ledger=Ledger(run.ledger(SERVER), client=SERVER),
+        ledger=run.charges.of(SERVER),
         budget=None if s.epsilon is None else (s.epsilon, s.delta),
         stream=stream,
         adaptive=adaptive_clip(s, plan.method.mechanism.noise_multiplier),

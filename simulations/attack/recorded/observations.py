@@ -18,7 +18,7 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
-from fedlsg.privacy import Entry, Ledger
+from fedlsg.privacy import Entry, RunLedger
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
@@ -125,6 +125,10 @@ class Record:
         return model
 
     @cached_property
+    def _charges(self) -> RunLedger:
+        return self.run.charges
+
+    @cached_property
     def _start(self) -> PublicState:
         return self.base.public_state()
 
@@ -143,7 +147,7 @@ class Record:
 
     def entry(self, round: int, client: int) -> Entry:
         """The client's last ledger entry of a round. Raises ValueError if there is none."""
-        ledger = Ledger(self.run.ledger(client), client=client)
+        ledger = self._charges.of(client)
         entries = [entry for entry in ledger.entries if entry.round == round]
         if not entries:
             raise ValueError(f"{ledger.path} holds no entry of round {round}: the record is not whole")

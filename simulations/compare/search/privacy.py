@@ -14,7 +14,6 @@ from typing import Any
 from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
-from fedlsg.privacy import Ledger
 from simulations import workloads
 from simulations.report.words import epsilon_words
 from simulations.rundir.own_noise import counts_own_noise
@@ -150,11 +149,8 @@ def read_trials(folder: Path) -> list[Trial]:
 
 
 def _read(run: RunDir) -> Trial:
-    run.settle_charges()
-    settings = run.read_values()
-    ledgers = [
-        Ledger(path, client=int(path.stem.removeprefix("client-"))) for path in run.ledgers.glob("client-*.jsonl")
-    ]
+    settings, charges = run.read_values(), run.charges
+    ledgers = [charges.of(client) for client in charges.clients()]
     charged = [ledger for ledger in ledgers if ledger.entries]
     if any(entry.unit != "example" for ledger in charged for entry in ledger.entries):
         raise ValueError(f"{run.path} protects whole clients: what choosing costs is stated for single examples")

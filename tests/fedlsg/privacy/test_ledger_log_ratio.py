@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.accounting import Event, compose, max_steps, population
-from fedlsg.privacy import BudgetError, ChargeJournal, Entry, Ledger, LedgerError
+from fedlsg.privacy import BudgetError, Entry, Ledger, LedgerError, RunLedger
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy import totals as totals_module
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
@@ -84,12 +84,12 @@ def test_a_lambda_out_of_range_is_refused(wrong):
         entry(**wrong)
 
 
-def test_journal_and_copy_keep_lambda(tmp_path):
-    journal = ChargeJournal(tmp_path / "journal.jsonl")
-    journal.begin([entry(log_ratio=0.1), entry(2, 0.2)])
-    assert ChargeJournal(journal.path).pending() == [entry(log_ratio=0.1), entry(2, 0.2)]
-    ledger = Ledger(tmp_path / "own.jsonl", client=3)
-    journal.settle(lambda client: ledger)
+def test_the_ledger_of_a_run_and_a_copy_keep_lambda(tmp_path):
+    run = RunLedger(tmp_path)
+    run.charge([entry(log_ratio=0.1), entry(2, 0.2)])
+    assert list(RunLedger(tmp_path).of(3).entries) == [entry(log_ratio=0.1), entry(2, 0.2)]
+    ledger = filled(tmp_path / "own.jsonl", *run.of(3).entries)
+    assert ledger.events() == run.of(3).events()
     copy = tmp_path / "copy.jsonl"
     extend(copy, 3, lines_since(ledger.path, 3), head_of(ledger.path, 3))
     assert Ledger(copy, client=3).events() == ledger.events()

@@ -6,7 +6,7 @@ from flwr.app import Context, Message
 import simulations.client.train
 from fedlsg.accounting.bounds import compose, epsilon
 from fedlsg.accounting.events import Event
-from fedlsg.privacy.ledger import Entry, Ledger
+from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.client.app import app
 from simulations.client.model import process
 from simulations.engines import local
@@ -131,7 +131,8 @@ def test_an_answer_of_round_0_that_was_stored_is_sent_again_for_free(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", client=first, **SNIP, reproducible=False)
     run = resume_local(tmp_path / "run", client=second)
-    assert second.sent[0, 0] == first.sent[0, 0]
+    assert (0, 0) in first.sent
+    assert (0, 0) not in second.sent, "the driver sends the payload again"
     assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(2)] == [[(0, 0), (1, 0), (2, 0)]] * 2
 
 
@@ -156,14 +157,13 @@ def test_a_second_attempt_of_round_0_is_charged_again(tmp_path, monkeypatch):
 
 
 def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
-    """Negative control: a client that adds noise and sends, and does not charge."""
-    charge = Ledger.charge
+    """Negative control: a driver that asks its clients, and does not charge them."""
+    charge = RunLedger.charge
 
-    def forgetful(self: Ledger, entry: Entry, *, sync: bool) -> None:
-        if entry.round:
-            charge(self, entry, sync=sync)
+    def forgetful(self: RunLedger, entries: list[Entry]) -> None:
+        charge(self, [entry for entry in entries if entry.round])
 
-    monkeypatch.setattr(Ledger, "charge", forgetful)
+    monkeypatch.setattr(RunLedger, "charge", forgetful)
     with pytest.raises(RuntimeError, match="client 0 replied in round 0, and its ledger"):
         run_local(tmp_path / "run", **SNIP)
 

@@ -2,13 +2,12 @@
 
 import pytest
 
-import simulations.client.train
 from fedlsg.accounting import epsilon
 from fedlsg.discrete import Release
-from fedlsg.privacy import Entry, Ledger, read_entries
-from fedlsg.training.client import client_step
+from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.engines import local
 from strategies.federation.wire import IN_RUN_LOG
+from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at
 from tests.simulations.support.secure_clients import FIVE, charged_clients, recorded_sum, run_five
 
@@ -20,7 +19,8 @@ def charges_at_noise(out, monkeypatch) -> list[int]:
     found, real = [], Release.encode
 
     def watched(self, *args, **place):
-        found.append(sum(len(read_entries(path)) for path in out.glob("ledger/*")))
+        ledger = RunLedger(out / "ledger")
+        found.append(sum(len(ledger.of(client).entries) for client in ledger.clients()))
         return real(self, *args, **place)
 
     monkeypatch.setattr(Release, "encode", watched)
@@ -29,19 +29,13 @@ def charges_at_noise(out, monkeypatch) -> list[int]:
 
 
 def test_the_ledger_is_charged_before_noise_is_drawn(tmp_path, monkeypatch):
-    assert charges_at_noise(tmp_path / "run", monkeypatch) == [1, 2, 3, 4, 5]
+    assert charges_at_noise(tmp_path / "run", monkeypatch) == [5, 5, 5, 5, 5]
 
 
 def test_a_charge_after_the_noise_is_caught(tmp_path, monkeypatch):
-    """Negative control."""
-
-    def planted(*args, charge, **kwargs):
-        values = client_step(*args, charge=lambda: None, **kwargs)
-        charge()
-        return values
-
-    monkeypatch.setattr(simulations.client.train, "client_step", planted)
-    assert charges_at_noise(tmp_path / "run", monkeypatch) == [0, 1, 2, 3, 4]
+    """Negative control: a driver that charges each client when it is back."""
+    charge_late(monkeypatch)
+    assert charges_at_noise(tmp_path / "run", monkeypatch) == [0, 5, 5, 5, 5]
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import simulations.client.train
 from fedlsg.accounting import compose
-from fedlsg.privacy import Entry, Ledger, ShuffledBatches
+from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
 from simulations.audit.subject import audited_settings
 from simulations.cli.app import app
@@ -71,7 +71,7 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
 
 
 def test_the_ledger_charges_epochs_and_the_summary_says_so(run):
-    (event,) = Ledger(run.directory.ledger(0), client=0).events()
+    (event,) = run.directory.charges.of(0).events()
     assert (event.sample_rate, event.noise_multiplier, event.steps) == (1.0, 8.0, 2)
     assert [e.first_batch for e in run.entries(0)] == [0, 1, 2, 3, 4, 5]
     assert run.summary["epsilon_max"] == compose([event], delta=run.plan.settings.delta).upper

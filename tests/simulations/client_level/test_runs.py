@@ -1,5 +1,6 @@
 """Runs with unit=client: what the ledgers say, that epsilon is the accountants', and that no round is skipped."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch.nn.utils import parameters_to_vector
 
 import strategies.federation.server_noise
 from fedlsg.client_level import release_round
-from fedlsg.privacy import SERVER, Ledger, LedgerError
+from fedlsg.privacy import SERVER, LedgerError
 from simulations.callbacks.monitored import Best
 from simulations.client.app import app
 from simulations.plan.plan import make_plan
@@ -34,6 +35,10 @@ def run(tmp_path_factory) -> Run:
     return at_client_level(tmp_path_factory.mktemp("runs") / "run")
 
 
+def records_of(run: Run) -> list[Any]:
+    return [json.loads(line) for line in run.directory.charges.path.read_text().splitlines()[1:]]
+
+
 def golden(q: float, sigma: float, steps: int, delta: float) -> float:
     """Epsilon of a Poisson-sampled Gaussian, add or remove one, by Google's accountant."""
     one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
@@ -41,7 +46,7 @@ def golden(q: float, sigma: float, steps: int, delta: float) -> float:
 
 
 def test_the_server_charges_every_round_for_all_clients(run):
-    entries = Ledger(run.directory.ledger(SERVER), client=SERVER).entries
+    entries = run.entries(SERVER)
     assert [(e.round, e.steps, e.sample_rate, e.noise_multiplier) for e in entries] == [
         (round, 1, 0.3, 1.5) for round in (1, 2, 3, 4)
     ]
@@ -49,7 +54,8 @@ def test_the_server_charges_every_round_for_all_clients(run):
 
 
 def test_no_client_has_a_ledger_or_a_file_that_would_tell_that_it_took_part(run):
-    assert set(run.ledgers) == {"server.jsonl"}
+    assert run.directory.charges.clients() == []
+    assert {record["charged"]["client"][0] for record in records_of(run)} == {SERVER}
     assert not list(run.path.rglob("client-*"))
 
 
@@ -126,14 +132,14 @@ def test_a_resumed_run_has_the_same_bits(run, tmp_path):
     stopped_after(2, tmp_path / "run", **CLIENT_LEVEL)
     again = resume_local(tmp_path / "run")
     assert torch.equal(again.weights, run.weights)
-    assert again.ledgers["server.jsonl"] == run.ledgers["server.jsonl"]
+    assert again.ledgers == run.ledgers
 
 
 def test_a_run_whose_server_ledger_was_cut_is_not_resumed(tmp_path):
     stopped_after(2, tmp_path / "run", **CLIENT_LEVEL)
-    ledger = tmp_path / "run" / "ledger" / "server.jsonl"
+    ledger = tmp_path / "run" / "ledger" / "run.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(LedgerError, match=r"server\.jsonl"):
+    with pytest.raises(LedgerError, match=r"run\.jsonl"):
         resume_local(tmp_path / "run")
 
 
@@ -146,7 +152,7 @@ def test_a_round_past_the_budget_ends_the_run_before_anything_is_drawn(tmp_path)
 
 def test_the_adaptive_clip_norm_is_in_the_ledger_and_in_the_checkpoint(tmp_path):
     found = at_client_level(tmp_path / "run", clip_quantile=0.5, clip_norm=0.05, clip_count_noise=2.0)
-    entries = Ledger(found.directory.ledger(SERVER), client=SERVER).entries
+    entries = found.entries(SERVER)
     assert len({e.clip_norm for e in entries}) == 4
     (charged,) = {e.noise_multiplier for e in entries}
     assert charged == pytest.approx(1.5)
@@ -223,14 +229,14 @@ def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_
 
     with pytest.raises(RuntimeError, match=r"^round 1: a reply did not come within .* give a longer round_timeout"):
         run_local(tmp_path / "run", client=client, **CLIENT_LEVEL)
-    entries = Ledger(tmp_path / "run" / "ledger" / "server.jsonl", client=SERVER).entries
+    entries = Run(tmp_path / "run").entries(SERVER)
     assert len(entries) == 1, "the round stays charged"
     assert not RunDir(tmp_path / "run").rounds.exists() or not Run(tmp_path / "run").rows
 
 
 def test_one_ledger_protects_one_unit(tmp_path):
     found = at_client_level(tmp_path / "run", trust="secure", clients=6, clients_per_round=6, rounds=1)
-    ledger, (entry,) = Ledger(found.directory.ledger(0), client=0), found.entries(0)
+    ledger, (entry,) = found.directory.charges.of(0), found.entries(0)
     from dataclasses import replace
 
     with pytest.raises(LedgerError, match="a ledger of its own for each unit"):

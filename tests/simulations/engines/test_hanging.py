@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, Message
 
 from fedlsg.participation import limit
-from fedlsg.privacy import SERVER, Ledger
+from fedlsg.privacy import SERVER
 from simulations.client.app import app
 from simulations.grids.virtual import ClientFunction
 from strategies.federation.server_noise import ServerNoiseExchange
@@ -79,7 +79,7 @@ def test_under_a_trusted_server_a_client_that_hangs_ends_the_run_and_changes_no_
     level_hangs = settings | {"round_timeout": 4.0, "clients_per_round": 4}
     with pytest.raises(RuntimeError, match=r"a reply did not come within round_timeout"):
         run_local(tmp_path / "hangs", client=hanging(), **level_hangs)
-    assert len(Ledger(tmp_path / "hangs" / "ledger" / "server.jsonl", client=SERVER).entries) == 1
+    assert len(RunLedger(tmp_path / "hangs" / "ledger").of(SERVER).entries) == 1
     assert not Run(tmp_path / "hangs").directory.rounds.exists() or not Run(tmp_path / "hangs").rows
     with pytest.raises(ValueError, match=r"trust=server does not go with client_timeout=1\.5"):
         run_local(tmp_path / "refused", **settings | {"client_timeout": 1.5})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlsg.privacy import SERVER, read_entries
+from fedlsg.privacy import SERVER
 from simulations.engines import ray
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
@@ -20,7 +20,7 @@ def test_both_engines_give_the_same_run(tmp_path, on_ray):
     plan, directory = plan_at(tmp_path / "ray", **FEDERATION, engine="ray")
     there = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
     assert torch.equal(here.weights, there.weights)
-    assert read_entries(here.directory.ledger(SERVER)) == read_entries(there.directory.ledger(SERVER))
+    assert here.entries(SERVER) == there.entries(SERVER)
     assert here.rows == there.rows
     assert here.checkpoint["server"]["clip_norm"] == there.checkpoint["server"]["clip_norm"]
     assert not list(there.path.rglob("client-*")), "no file tells who took part"

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedlsg.privacy import read_entries
 from simulations.engines import ray
 from simulations.rundir.simulated import TIMES
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -25,7 +24,7 @@ def rows(run: Run) -> list[dict[str, Any]]:
 
 
 def charges(run: Run) -> list[Any]:
-    return [read_entries(run.directory.ledger(client)) for client in range(60)]
+    return [run.entries(client) for client in range(60)]
 
 
 @pytest.mark.slow

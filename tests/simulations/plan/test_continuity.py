@@ -12,6 +12,7 @@ from flwr.app import Context, Message
 import simulations.plan.plan
 import simulations.plan.prepare
 from fedlsg.accounting.bounds import epsilon
+from fedlsg.privacy import RunLedger
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.plan.continuity import check_unchanged, data_digest
@@ -119,18 +120,11 @@ def test_an_interruption_before_the_first_round_can_be_continued(tmp_path, small
     assert resume_local(directory.path).weights.equal(small.weights)
 
 
-def test_a_payload_whose_ledger_is_elsewhere_ends_the_run(tmp_path):
-    """A client on another machine: the server sees its payload and no entry, so no epsilon can be reported."""
-
-    def far_away(message: Message, context: Context) -> Message:
-        (tmp_path / "far").mkdir(exist_ok=True)
-        if "round" in message.content:
-            message.content["round"]["run_dir"] = str(tmp_path / "far")
-        context.run_config = context.run_config | {"run-dir": str(tmp_path / "far")}
-        return app(message, context)
-
+def test_a_payload_that_nobody_was_charged_for_ends_the_run(tmp_path, monkeypatch):
+    """Planted: a driver that forgets. The server sees a payload and no entry, so no epsilon can be reported."""
+    monkeypatch.setattr(RunLedger, "charge", lambda self, entries: None)
     with pytest.raises(RuntimeError, match=r"client 0 replied in round 1, and its ledger in .* has no entry"):
-        run_local(tmp_path / "run", client=far_away)
+        run_local(tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
     assert not (tmp_path / "run" / "rounds.csv").exists()
 
@@ -160,7 +154,7 @@ def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         local.run(plan, directory, on_round=ignore, client=interrupted)
-    directory.ledger(0).unlink()
+    directory.charges.path.unlink()
     run = resume_local(directory.path)
     assert [row.rejected for row in run.rows] == ["0", ""]
     assert "lost the entry of round 1, whose payload is stored" in run.rows[0].reasons

@@ -1,5 +1,6 @@
 """Carriers and masks of probes do not move when private examples do: by every source, at the start and later."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ import torch
 
 import strategies
 from fedlsg.carriers.probe import refresh_of
-from fedlsg.privacy import Entry
+from fedlsg.privacy import Entry, RunLedger
 from fedlsg.state.server_state import ServerState, load_weights
 from simulations import workloads
-from simulations.client.account import SimulatedAccount
 from simulations.plan.base import Base
 from simulations.plan.prepare import prepare
 from simulations.rundir.rundir import RunDir
@@ -152,13 +152,12 @@ def test_a_refresh_is_charged_as_every_round(tmp_path, monkeypatch):
     run = run_local(tmp_path / "shipped", **settings)
     assert [[entry.round for entry in run.entries(client)] for client in (0, 1)] == [[1, 2, 3, 4]] * 2
     carrier = strategies.recipe("probe", **PROBE).carrier
-    shipped = SimulatedAccount.charge
+    shipped = RunLedger.charge
 
-    def not_at_the_second_refresh(self: SimulatedAccount, entry: Entry, **options: Any) -> None:
-        if entry.round == 1 or refresh_of(entry.round, carrier) != entry.round:
-            shipped(self, entry, **options)
+    def not_at_the_second_refresh(self: RunLedger, entries: Sequence[Entry]) -> None:
+        shipped(self, [e for e in entries if e.round == 1 or refresh_of(e.round, carrier) != e.round])
 
-    monkeypatch.setattr(SimulatedAccount, "charge", not_at_the_second_refresh)
+    monkeypatch.setattr(RunLedger, "charge", not_at_the_second_refresh)
     with pytest.raises(RuntimeError, match=r"replied in round 4, and its ledger .* has no entry"):
         run_local(tmp_path / "planted", **settings)
 

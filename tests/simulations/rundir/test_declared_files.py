@@ -22,7 +22,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.workloads.base.cache import load_or_build
 from tests.places import REPOSITORY
 from tests.simulations.support.broken_runs import KINDS as BROKEN
-from tests.simulations.support.broken_runs import resumed
+from tests.simulations.support.broken_runs import leave_old_ledgers, resumed
 from tests.simulations.support.deployed import Server, digits_file, terms
 from tests.simulations.support.runs import run_local, stopped_after
 
@@ -81,10 +81,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
             assert run.plan is not None
             found[name] = run.path, run.plan.closed
         repaired = stopped_after(1, folder / "repaired", reproducible=False)
-        repaired.directory.journal.begin(repaired.entries(0))  # as a driver of Ray leaves it
+        leave_old_ledgers(repaired)
         repaired.directory.checkpoint.write_bytes(b"damaged")
         resumed(repaired)
-        repaired.directory.journal.begin(repaired.entries(0))
         found["repaired"] = repaired.path, ()
         run = str(folder / "plain")
         fedlsg("export", run)

@@ -155,7 +155,7 @@ def test_what_a_crash_leaves_is_no_damage(runs, copies):
     rows = run.directory.rounds.read_text()
     with run.directory.rounds.open("a") as file:
         file.write(rows.splitlines(keepends=True)[-1])
-    with run.directory.ledger(0).open("a") as file:
+    with run.directory.charges.path.open("a") as file:
         file.write('{"half a li')
     found = examine(run.directory)
     assert found.changed == {}

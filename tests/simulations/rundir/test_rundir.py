@@ -27,8 +27,8 @@ def test_a_run_leaves_what_the_design_lists(small):
     }
     listed.add("manifest.jsonl")
     assert names == listed | {"updates", "updates-truth", "clients", ".lock"}
-    assert {p.name for p in small.directory.ledgers.iterdir()} == {"client-000000.jsonl", "client-000001.jsonl"}
-    assert (small.path / "ledger" / "client-000001.jsonl") == small.directory.ledger(1)
+    assert {p.name for p in small.directory.ledgers.iterdir()} == {"run.jsonl"}
+    assert (small.path / "ledger" / "run.jsonl") == small.directory.charges.path
     assert {p.name for p in (small.path / "updates" / "round-000001").iterdir()} == {
         "weights.npy", "weights.npy.sha256", "client-000000.bin", "client-000001.bin", "frame.json", "frame.npz",
         "frame.npz.sha256",

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlsg.privacy import read_entries
 from tests.simulations.support.broken_runs import copy_run, same, state_of
 from tests.simulations.support.killed_process import said, start
 from tests.simulations.support.runs import Run, plan_at, run_local
@@ -37,8 +36,8 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> int:
     return int(said(directory.path))
 
 
-def entries(run: Run) -> dict[str, list[tuple[int, int, int]]]:
-    return {path.name: [e.key for e in read_entries(path)] for path in run.directory.ledgers.glob("client-*.jsonl")}
+def entries(run: Run) -> dict[int, list[tuple[int, str, int, int]]]:
+    return {client: [entry.key for entry in run.entries(client)] for client in run.directory.charges.clients()}
 
 
 def check(run: Run, unbroken: Run) -> str:
@@ -114,7 +113,7 @@ def test_an_entry_too_few_is_found(unbroken, tmp_path):
     """Negative control of ``check``."""
     run = copy_run(unbroken.path, tmp_path / "run")
     assert check(run, unbroken) == "same"
-    path = run.directory.ledger(0)
+    path = run.directory.charges.path
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(AssertionError, match="an entry too few"):
         check(run, unbroken)

@@ -9,12 +9,14 @@ from torch import Tensor
 import fedlsg.training.client
 import simulations.client.train
 from fedlsg.accounting.bounds import epsilon
-from fedlsg.privacy.ledger import Entry, Ledger
+from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.client.app import app
+from simulations.client.given_account import GivenAccount
 from simulations.engines import local
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.broken_runs import Tape
+from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 
 
@@ -23,12 +25,13 @@ def charged_before_noise(run: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     add_noise, before = fedlsg.training.client.add_noise, []
 
     def watched(*args: object) -> Tensor:
-        before.append(sum(len(Ledger(p, client=int(p.stem[-6:])).entries) for p in run.glob("ledger/*")))
+        ledger = RunLedger(run / "ledger")
+        before.append(sum(len(ledger.of(client).entries) for client in ledger.clients()))
         return add_noise(*args)
 
     monkeypatch.setattr(fedlsg.training.client, "add_noise", watched)
     run_local(run, **settings)
-    return before == [1, 2, 3, 4]
+    return before == [2, 2, 4, 4]
 
 
 def test_the_ledger_is_charged_before_noise_is_drawn(tmp_path, monkeypatch):
@@ -36,27 +39,61 @@ def test_the_ledger_is_charged_before_noise_is_drawn(tmp_path, monkeypatch):
 
 
 def test_a_charge_after_training_is_caught(tmp_path, monkeypatch):
-    def planted(*args: object, charge: object, **kwargs: object) -> Tensor:
-        values = fedlsg.training.client.client_step(*args, charge=lambda: None, **kwargs)
-        charge()
-        return values
-
-    monkeypatch.setattr(simulations.client.train, "client_step", planted)
+    charge_late(monkeypatch)
     assert not charged_before_noise(tmp_path / "run", monkeypatch)
 
 
-def test_a_client_whose_ledger_cannot_be_written_releases_nothing(tmp_path):
+def draws_of_a_client_that_trains_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How often noise was drawn, and how many steps the ledger has: planted is a second draw for one attempt."""
+    add_noise, client_step = fedlsg.training.client.add_noise, simulations.client.train.client_step
+    drawn = []
+
+    def watched(*args: object) -> Tensor:
+        drawn.append(1)
+        return add_noise(*args)
+
+    def twice(*args: object, **kwargs: object) -> Tensor:
+        client_step(*args, **kwargs)
+        return client_step(*args, **kwargs)
+
+    monkeypatch.setattr(fedlsg.training.client, "add_noise", watched)
+    monkeypatch.setattr(simulations.client.train, "client_step", twice)
+    found = run_local(run, rounds=1)
+    return len(drawn), sum(entry.steps for client in range(2) for entry in found.entries(client))
+
+
+def test_an_attempt_pays_for_one_draw(tmp_path, monkeypatch):
+    assert draws_of_a_client_that_trains_twice(tmp_path / "run", monkeypatch) == (2, 2)
+    assert "a second draw is not charged" in Run(tmp_path / "run").rows[0].reasons
+
+
+def test_an_attempt_that_pays_for_two_draws_is_caught(tmp_path, monkeypatch):
+    """Negative control: an account that may be used again."""
+    charge = GivenAccount.charge
+
+    def forgets(self: GivenAccount, entry: Entry) -> None:
+        self.record["charged"] = False
+        charge(self, entry)
+
+    monkeypatch.setattr(GivenAccount, "charge", forgets)
+    drawn, charged = draws_of_a_client_that_trains_twice(tmp_path / "run", monkeypatch)
+    assert drawn > charged
+
+
+def test_a_run_whose_ledger_cannot_be_written_releases_nothing(tmp_path):
     plan, directory = plan_at(tmp_path / "run", rounds=1)
 
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
-            directory.ledger(1).mkdir(parents=True)  # opening it for appending fails, also for root
-        return app(message, context)
+    asked, path = [], directory.charges.path
 
-    with pytest.raises(ValueError, match="ledger"):  # the server cannot report epsilon either, and says so
+    def client(message: Message, context: Context) -> Message:
+        asked.append(message.metadata.message_type)
+        reply = app(message, context)
+        path.mkdir(parents=True, exist_ok=True)  # opening it for appending fails, also for root
+        return reply
+
+    with pytest.raises(ValueError, match="ledger"):
         local.run(plan, directory, on_round=ignore, client=client)
-    assert not directory.outbox(1).exists()
-    assert directory.outbox(0).exists()
+    assert set(asked) == {"query"}
 
 
 def test_local_steps_are_all_charged(tmp_path):
@@ -89,11 +126,11 @@ def test_a_client_over_its_budget_does_not_train_and_is_named(tmp_path):
 def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(tmp_path):
     first, second = Tape((2, 1)), Tape()
     with pytest.raises(KeyboardInterrupt):
-        run_local(tmp_path / "run", client=first, clients=3, reproducible=False)
+        run_local(tmp_path / "run", client=first, clients=3, reproducible=False, record_updates=True)
     assert set(first.sent) == {(1, 0), (1, 1), (1, 2), (2, 0)}
     run = resume_local(tmp_path / "run", client=second)
-    assert set(second.sent) == {(2, 0), (2, 1), (2, 2)}
-    assert second.sent[2, 0] == first.sent[2, 0]
+    assert set(second.sent) == {(2, 1), (2, 2)}, "the driver sends the payload of the other one"
+    assert run.payloads["round-000002/client-000000.bin"] == first.sent[2, 0]
     assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(3)] == [[(1, 0), (2, 0)]] * 3
     assert [row.round for row in run.rows] == [1, 2]
     assert run.summary["private"]
@@ -114,7 +151,7 @@ def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
     monkeypatch.setattr(simulations.client.train, "pack", pack)
     run = resume_local(tmp_path / "run")
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(1, 0), (2, 0), (2, 1)]
-    assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)]
+    assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)], "it was not asked in the first attempt"
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
     assert (run.rows[-1].epsilon_max, run.rows[-1].epsilon_median) == (
         run.summary["epsilon_max"], run.summary["epsilon_median"],

@@ -38,9 +38,8 @@ EXPECTED = {  # the fewest clients of a sum, and those of them who read together
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Every entry of every ledger, as JSON."""
-    files = sorted(path.glob("ledger/client-*.jsonl"))
-    return [entry for file in files for entry in map(json.loads, file.read_text().splitlines()[1:])]
+    """Every record of the run's ledger, as JSON: one a round, in which all clients have the same terms."""
+    return [json.loads(line)["charged"] for line in (path / "ledger" / "run.jsonl").read_text().splitlines()[1:]]
 
 
 def from_lines(path: Path, known: int) -> float:
@@ -50,8 +49,7 @@ def from_lines(path: Path, known: int) -> float:
     }
     rate, sigma, shares, readers = terms
     noise = sigma * math.sqrt((shares - known) / (shares - readers)) if shares else sigma
-    steps = len(lines(path)) // len(list(path.glob("ledger/client-*.jsonl")))
-    return epsilon(sample_rate=rate, noise_multiplier=noise, steps=steps, delta=DELTA).upper
+    return epsilon(sample_rate=rate, noise_multiplier=noise, steps=len(lines(path)), delta=DELTA).upper
 
 
 @pytest.mark.parametrize("case", SUMS)
@@ -111,12 +109,11 @@ def made_old(run: Run, *, trust: str) -> Run:
 
     Its noise multiplier was that of all m shares.
     """
-    for path in run.directory.ledger_files:
-        client = int(path.stem.rpartition("-")[2])
-        entries = Ledger(path, client=client).entries
-        path.unlink()
-        for entry in entries:
-            Ledger(path, client=client).charge(replace(entry, min_survivors=0, colluders=0))
+    entries = [entry for client in run.directory.charges.clients() for entry in run.entries(client)]
+    run.directory.charges.path.unlink()
+    for entry in entries:
+        own = Ledger(run.directory.ledger(entry.client), client=entry.client)
+        own.charge(replace(entry, min_survivors=0, colluders=0))
     if trust == "secure":
         reconfigure(run, colluders=0)
     if run.directory.summary.exists():

@@ -21,11 +21,13 @@ from fedlsg.accounting.bounds import epsilon
 from fedlsg.participation import select_clients
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
+from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import FIELDS, Row
 from simulations.server import evaluate as evaluation
 from simulations.server.evaluate import evaluate
+from simulations.server.spent import Spent
 from strategies.federation.wire import FAILED, failure
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
 
@@ -252,9 +254,10 @@ def edit(path: Path, number: int) -> None:
 
 
 def rewritten(path: Path) -> None:
-    """The last entry with another noise, and with the digest that belongs to it."""
+    """The last record with another noise, and with the digest that belongs to it."""
     *lines, last = path.read_bytes().splitlines()
-    record = json.loads(last) | {"noise_multiplier": 9.0}
+    record = json.loads(last)
+    record["charged"]["noise_multiplier"] = 9.0
     previous = record.pop("prev")
     del record["sha256"]
     path.write_bytes(b"\n".join([*lines, encode_line(record, previous), b""]))
@@ -264,17 +267,16 @@ def cut(path: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
+def ledger(run: Run) -> Path:
+    return run.directory.ledgers / "run.jsonl"
+
+
 DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
-    "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "client-000000.jsonl.*ledger is missing"),
-    "one ledger missing": (lambda run: without(run.directory.ledger(1)), "client-000001.jsonl.*ledger is missing"),
-    "last line edited": (lambda run: edit(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*its digest"),
-    "last line rewritten": (lambda run: rewritten(run.directory.ledger(0)), "client-000000.jsonl.*not those that"),
-    "header edited": (lambda run: edit(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*its digest"),
-    "last line cut": (lambda run: cut(run.directory.ledger(1)), "client-000001.jsonl.*fewer than the checkpoint's 1"),
-    "another's ledger": (
-        lambda run: shutil.copy(run.directory.ledger(0), run.directory.ledger(1)),
-        "expected the ledger of client 1, this is client 0's",
-    ),
+    "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "run.jsonl.*ledger is missing"),
+    "last line edited": (lambda run: edit(ledger(run), -1), "run.jsonl, line 2: .*its digest"),
+    "last line rewritten": (lambda run: rewritten(ledger(run)), "run.jsonl.*not those that"),
+    "header edited": (lambda run: edit(ledger(run), 0), "run.jsonl, line 1: .*its digest"),
+    "last line cut": (lambda run: cut(ledger(run)), "run.jsonl.*fewer than the checkpoint's 1"),
     "checkpoints damaged": (
         lambda run: [path.write_bytes(b"damaged") for path in (run.directory.checkpoint, run.directory.previous)],
         "latest.pt is damaged, and there is no whole previous.pt either",
@@ -314,12 +316,19 @@ def test_adam_and_its_schedule_are_resumed(tmp_path):
 def test_a_round_reads_the_ledgers_of_the_clients_that_it_asked_alone(tmp_path, monkeypatch):
     """The work of a round must not grow with the number of clients."""
     read: list[int] = []
-    snapshot = Ledger.snapshot
-    monkeypatch.setattr(Ledger, "snapshot", lambda ledger: (read.append(ledger.client), snapshot(ledger))[1])
+    own = ClientCharges.own
+    monkeypatch.setattr(ClientCharges, "own", property(lambda one: (read.append(one.client), own.fget(one))[1]))
+    update, asked = Spent.update, []
+
+    def watched(self: Spent, selected: tuple[int, ...], rejected: tuple[int, ...]) -> None:
+        read.clear()
+        update(self, selected, rejected)
+        asked.append(set(read) == set(selected))
+
+    monkeypatch.setattr(Spent, "update", watched)
     run = run_local(tmp_path / "run", clients=6, clients_per_round=2, rounds=3)
-    assert read == [client for row in run.rows for client in sorted(map(int, row.asked.split()))]
-    saved = run.directory.load_checkpoint()["ledgers"]
-    assert saved == {str(c): snapshot(Ledger(run.directory.ledger(c), c)) for c in {*read}}
+    assert asked == [True] * 3
+    assert run.directory.load_checkpoint()["ledgers"] == {"run": run.directory.charges.snapshot()}
 
 
 def test_what_a_client_charges_after_its_round_is_in_the_next_checkpoint(tmp_path):
@@ -334,9 +343,9 @@ def test_what_a_client_charges_after_its_round_is_in_the_next_checkpoint(tmp_pat
 
     def charge(row: Row) -> None:
         if row.round == 1:
-            ledger, other = (Ledger(directory.ledger(client), client) for client in (late, first[first[0] == late]))
-            assert not ledger.entries
-            ledger.charge(replace(other.entries[0], client=late))
+            charges, own = directory.charges, Ledger(directory.ledger(late), late)
+            assert not charges.of(late).entries
+            own.charge(replace(charges.of(first[first[0] == late]).entries[0], client=late))
 
     local.run(plan, directory, on_round=charge, client=silent)
     assert directory.load_checkpoint()["ledgers"][str(late)] == Ledger(directory.ledger(late), late).snapshot()

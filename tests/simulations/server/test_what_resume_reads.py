@@ -14,7 +14,7 @@ from simulations.rundir.examined import Examined
 from simulations.rundir.manifest import Manifest
 from simulations.server import recorder, restore
 from simulations.server.restore import READ
-from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, resumed
+from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, leave_old_ledgers, resumed
 from tests.simulations.support.runs import pages
 
 
@@ -59,7 +59,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
         runs.append(copy_run(broken.unbroken.path, folder / f"finished-{kind}"))
         runs.append(copy_run(broken.interrupted, folder / f"interrupted-{kind}"))
         runs[-1].directory.checkpoint.write_bytes(b"damaged")
-        runs[-1].directory.journal.begin(runs[-1].entries(0))  # as a driver of Ray leaves it that was killed
+        leave_old_ledgers(runs[-1])
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
     seen = watch(folder, there)

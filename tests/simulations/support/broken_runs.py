@@ -3,7 +3,7 @@
 import contextlib
 import io
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from flwr.app import Context, Message
 from rich.console import Console
 
+from fedlsg.privacy import GENESIS, SERVER, Ledger
+from fedlsg.privacy.ledger_entry import encode_entry, encode_line
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.run import resume_command
@@ -76,7 +78,7 @@ def state_of(run: Run) -> dict[str, Any]:
     saved = run.directory.load_checkpoint()
     return {
         "server": saved["server"],
-        "ledgers": {path.name: path.read_bytes() for path in sorted(run.directory.ledgers.glob("client-*.jsonl"))},
+        "ledgers": run.ledgers,
         "rows": [{k: v for k, v in vars(row).items() if k not in apart} for row in run.rows],
         "lines": [(li.round, li.client, li.direction, li.payload_bytes) for li in read_lines(run.directory.messages)],
         "accuracy": run.directory.read_summary()["accuracy"],
@@ -108,3 +110,14 @@ def resumed(run: Run) -> str:
     with contextlib.redirect_stderr(printed):
         resume_command(str(run.path), Console(file=printed, width=200))
     return printed.getvalue()
+
+
+def leave_old_ledgers(run: Run) -> None:
+    """Ledgers of single clients and of a server next to the run's, and a journal, as older versions left them."""
+    charges = run.directory.charges
+    for client in charges.clients():
+        Ledger(run.directory.ledger(client), client=client).charge(replace(run.entries(client)[0], attempt=7))
+    for_all = replace(run.entries(0)[0], client=SERVER, unit="client", sample_rate=1.0)
+    Ledger(run.directory.ledger(SERVER), client=SERVER).charge(for_all)
+    line = encode_line({"charged": [encode_entry(replace(run.entries(0)[0], attempt=8))]}, GENESIS)
+    (run.directory.ledgers / "journal.jsonl").write_bytes(line + b"\n")

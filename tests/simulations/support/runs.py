@@ -14,7 +14,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedlsg.privacy import Entry, read_entries
+from fedlsg.privacy import SERVER, Entry
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.grids.virtual import ClientFunction
@@ -79,11 +79,12 @@ class Run:
         return tomllib.loads(self.directory.config.read_text())
 
     def entries(self, client: int) -> tuple[Entry, ...]:
-        return read_entries(self.directory.ledger(client))
+        return tuple(self.directory.charges.of(client).entries)
 
     @property
-    def ledgers(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in sorted(self.directory.ledgers.iterdir())}
+    def ledgers(self) -> dict[int, tuple[Entry, ...]]:
+        """The entries of all clients, and of the server."""
+        return {client: self.entries(client) for client in [*self.directory.charges.clients(), SERVER]}
 
     @property
     def payloads(self) -> dict[str, bytes]:

@@ -11,7 +11,6 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedlsg.discrete import Release
-from fedlsg.privacy import read_entries
 from simulations.client.app import app as honest
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
@@ -107,13 +106,12 @@ def stage_in(message: Message) -> str | None:
 def charged(context: Context) -> int:
     """Entries in the ledger of the client on the local engine."""
     run = RunDir(Path(str(context.run_config["run-dir"])))
-    path = run.ledger(int(context.node_config["partition-id"]))
-    return len(read_entries(path)) if path.exists() else 0
+    return len(run.charges.of(int(context.node_config["partition-id"])).entries)
 
 
 def charged_clients(run: Run, round: int = 1) -> list[int]:
     """Clients with an entry of a round."""
-    ledgers = [client for client in range(5) if run.directory.ledger(client).exists()]
+    ledgers = run.directory.charges.clients()
     return [client for client in ledgers if any(entry.round == round for entry in run.entries(client))]
 
 

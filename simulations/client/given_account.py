@@ -1,12 +1,12 @@
-"""The account of a simulated client that its driver keeps, on this or another machine: it travels with the messages.
+"""The account of a simulated client on our engines: the driver has charged it, and the charge comes with the message.
 
 In the state of the client's Flower Context:
 
-    driver -> client   the ledger entry of this message, which is on the driver's disk already; the last payload, the
+    driver -> client   the ledger entry of this attempt, which is on the driver's disk already; the last payload, the
                        memory of error feedback, and the key of shuffled batches, where the client needs them
-    client -> driver   whether it was charged; the rows of its batches, if they are recorded; its new memory
+    client -> driver   whether the attempt was used; the rows of its batches, if they are recorded; its new memory
 
-So a worker writes no file, and a machine that is lost loses no charge.
+So a client writes no file, draws nothing without an entry of the driver, and draws once for each.
 """
 
 import json
@@ -31,7 +31,7 @@ RECORD = "account"
 
 
 @dataclass(frozen=True)
-class RemoteAccount:
+class GivenAccount:
     """Reads and writes the record of a client's state. Methods as in ``SimulatedAccount``, and those of its box."""
 
     record: ConfigRecord
@@ -42,7 +42,7 @@ class RemoteAccount:
     @property
     def path(self) -> str:
         """Where the ledger is, for messages."""
-        return "the driver's ledger"
+        return "the run's ledger"
 
     @property
     def client(self) -> int:
@@ -73,9 +73,11 @@ class RemoteAccount:
         """Nothing: the driver has checked the budget."""
 
     def charge(self, entry: Entry) -> None:
-        """Use the charge that is on the driver's disk. Raises LedgerError if this is another one."""
+        """Use the charge that is on the driver's disk. Raises LedgerError if this is another one, or was used."""
         if entry != self._entry:
             raise LedgerError(f"the driver has charged {self._entry}, and this client would be charged {entry}")
+        if self.record["charged"]:
+            raise LedgerError(f"attempt {entry.attempt} of round {entry.round} was used: a second draw is not charged")
         self.record["charged"] = True
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
@@ -83,7 +85,7 @@ class RemoteAccount:
         if self.record_updates:
             self.record["rows"] = torch.cat(list(rows)).cpu().numpy().astype("<i8").tobytes()
 
-    def box(self, *, memory: bool) -> "RemoteAccount":
+    def box(self, *, memory: bool) -> "GivenAccount":
         """What keeps the payload and the memory: the driver."""
         return self
 
@@ -107,10 +109,15 @@ class RemoteAccount:
 
 
 def give(
-    entry: Entry, *, last: bytes | None, memory: Float[Tensor, " size"] | None, batches: bytes | None = None
+    entry: Entry,
+    *,
+    last: bytes | None,
+    memory: Float[Tensor, " size"] | None,
+    batches: bytes | None = None,
+    here: bool = False,
 ) -> RecordDict:
-    """The state of a client's Context, as the driver sends it."""
-    record = ConfigRecord({"entry": json.dumps(encode_entry(entry)), "charged": False})
+    """The state of a client's Context, as the driver sends it. ``here``: client and driver are one process."""
+    record = ConfigRecord({"entry": json.dumps(encode_entry(entry)), "charged": False, "here": here})
     if last is not None:
         record["last"] = last
     if batches is not None:
@@ -122,7 +129,10 @@ def give(
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """What the state says when it is back. ``rows`` and ``memory`` are secrets of the client."""
+    """What the state says when it is back; ``charged``: the attempt was used, or nobody knows.
+
+    ``rows`` and ``memory`` are secrets of the client.
+    """
 
     charged: bool
     rows: Int64[Tensor, " n"] | None
@@ -131,10 +141,12 @@ class Returned:
 
 def read_returned(state: RecordDict) -> Returned:
     """The driver's reading of a state."""
-    record = state.config_records[RECORD]
+    record = state.config_records.get(RECORD)
+    if record is None:
+        return Returned(charged=True, rows=None, memory=None)
     rows = _array(record, "rows", "<i8")
     memory = _array(record, "memory", "<f8")
-    return Returned(charged=record["charged"] is True, rows=rows, memory=memory)
+    return Returned(charged=record["charged"] is not False, rows=rows, memory=memory)
 
 
 def _array(record: ConfigRecord, name: str, dtype: str) -> Any:

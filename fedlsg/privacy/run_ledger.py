@@ -1,0 +1,289 @@
+"""The ledger of a simulated run: the driver charges all clients of a round with one record, before any of them draws.
+
+One append-only file, which only the driver writes: a header, then records in a hash chain, sealed as the lines of a
+``Ledger`` are. A record holds charges (``encode_entries``), or the keys of charges that were not used ("void"): the
+client says that it drew nothing, or was never asked. Whatever is not void counts, also what a crash left. A record of
+charges is synced. A void one is not: if it is lost, a charge too many stays. A line that a crash tore was not synced,
+so nobody drew for it; the next append removes it.
+
+The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older version) and the
+journal of an older version, whose charges may be in those ledgers already. A client's entries are those of all files.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlsg.privacy.ledger import Charges, Ledger
+from fedlsg.privacy.ledger_entry import (
+    ADJACENCY,
+    GENESIS,
+    SERVER,
+    Entry,
+    Key,
+    LedgerError,
+    check_line,
+    decode_entries,
+    decode_entry,
+    encode_entries,
+    encode_line,
+    has_its_end,
+    sha256,
+)
+from fedlsg.privacy.ledger_file import (
+    appendable,
+    check_extends,
+    check_heads,
+    ledger_path,
+    locked,
+    stamp_of,
+    sync_directory,
+    write_all,
+)
+from fedlsg.privacy.totals import Totals
+
+RUN = "run"
+"""Name of the run's ledger among the ledgers of a checkpoint, and of its file."""
+JOURNAL = "journal.jsonl"
+"""Of versions before the run's ledger: read, never written."""
+HEADER = {"schema": 3, "ledger": RUN, "adjacency": ADJACENCY}
+
+
+class Records:
+    """What the records of a file amount to. ``size``: its bytes up to the end of the last whole record.
+
+    ``entries``: by client, in order, without void ones; ``voids``: how many each client has.
+    """
+
+    def __init__(self) -> None:
+        self.heads: list[str] = []
+        self.entries: dict[int, list[Entry]] = {}
+        self.keys: set[Key] = set()
+        self.voids: dict[int, int] = {}
+        self.size = 0
+        self.line_ended = True
+
+    @property
+    def head(self) -> str:
+        """The hash of the last record; ``GENESIS`` if there is none."""
+        return self.heads[-1] if self.heads else GENESIS
+
+    def read(self, path: Path, content: bytes) -> None:
+        """Take in what follows the records so far. Raises LedgerError, naming file and line, for damage."""
+        whole, _, last = content.rpartition(b"\n")
+        self.line_ended = not has_its_end(last)
+        for line in [*whole.split(b"\n"), *([] if self.line_ended else [last])]:
+            try:
+                if line:
+                    self.add(json.loads(line), line)
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                number = len(self.heads) + 1
+                raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
+        self.size += len(content) - (len(last) if self.line_ended else 0)
+
+    def add(self, record: dict[str, Any], line: bytes) -> None:
+        """Take in one line. Raises ValueError, TypeError or KeyError for one that is no record, or out of order."""
+        check_line(line, record, self.head)
+        if "charged" in record:
+            found = record["charged"]
+            self.charge(list(map(decode_entry, found)) if isinstance(found, list) else decode_entries(found))
+        elif "void" in record:
+            self.void([(client, run, round, attempt) for client, run, round, attempt in record["void"]])
+        elif self.heads or record != HEADER:
+            raise LedgerError(f"expected charges, or the header {HEADER}, got {record}")
+        self.heads.append(sha256(line))
+
+    def charge(self, entries: Sequence[Entry]) -> None:
+        """Take in charges."""
+        for entry in entries:
+            if entry.key in self.keys:
+                raise LedgerError(f"client, run, round, attempt = {entry.key} is charged already")
+            self.keys.add(entry.key)
+            self.entries.setdefault(entry.client, []).append(entry)
+
+    def void(self, keys: Sequence[Key]) -> None:
+        """Take out charges."""
+        for key in keys:
+            if key in self.keys:
+                self.keys.remove(key)
+                client = key[0]
+                self.entries[client] = [entry for entry in self.entries[client] if entry.key != key]
+                self.voids[client] = self.voids.get(client, 0) + 1
+
+
+class RunLedger:
+    """The ledgers in the folder of a run. Reads what was appended since; bytes that it has read are read once.
+
+    Raises LedgerError, naming file and line, for a damaged file, and if records that it has seen are gone.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / f"{RUN}.jsonl"
+        self._records = Records()
+        self._stamp: tuple[int, int, int] | None = None
+        self._seen = (0, GENESIS)
+        self._clients: dict[int, ClientCharges] = {}
+        earlier = Records()
+        if (self.folder / JOURNAL).exists():
+            earlier.read(self.folder / JOURNAL, _content(self.folder / JOURNAL))
+        self.journal: Mapping[int, Sequence[Entry]] = earlier.entries
+        self.read()
+
+    def of(self, client: int) -> "ClientCharges":
+        """What a client is charged for; of ``SERVER``: what all clients are, where the server adds the noise."""
+        if client not in self._clients:
+            self._clients[client] = ClientCharges(self, client)
+        return self._clients[client]
+
+    def clients(self) -> list[int]:
+        """Every client with a charge or a ledger of its own; without the server."""
+        own = {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("client-*.jsonl")}
+        return sorted((own | self.journal.keys() | {c for c, found in self.read().entries.items() if found}) - {SERVER})
+
+    def charge(self, entries: Sequence[Entry]) -> None:
+        """Append entries as one record; when this returns, they are on disk. Raises LedgerError: nobody may train."""
+        for entry in entries:
+            self.of(entry.client).check_new(entry)
+        if len({entry.key for entry in entries}) < len(entries):
+            raise LedgerError(f"{self.path}: a client is charged twice in one record")
+        if entries:
+            self._append(entries, (), sync=True)
+
+    def void(self, entries: Sequence[Entry]) -> None:
+        """Note that nothing was drawn for these entries; those that are not charged here are left out."""
+        known = [entry.key for entry in entries if entry.key in self.read().keys]
+        if known:
+            self._append((), known, sync=False)
+
+    def snapshot(self) -> tuple[int, str]:
+        """(number of records, hash of the last one): a checkpoint stores it, ``verify_extends`` compares it."""
+        records = self.read()
+        return max(len(records.heads) - 1, 0), records.head
+
+    def read(self) -> Records:
+        """The records of the file now."""
+        stamp = stamp_of(self.path)
+        before, known = self._stamp, self._records
+        if stamp == before:
+            return known
+        grown = stamp is not None and before is not None and stamp[0] == before[0] and stamp[1] >= known.size
+        records = known if grown else Records()
+        self._stamp, self._records = None, Records()  # after an error, everything is read again
+        if stamp is not None:
+            records.read(self.path, _content(self.path, records.size))
+        count, head = self._seen
+        if count and records.heads[count - 1 : count] != [head]:
+            raise LedgerError(f"{self.path}: records seen earlier are gone; restore the file before you continue")
+        self._keep(records, stamp)
+        return records
+
+    def _keep(self, records: Records, stamp: tuple[int, int, int] | None) -> None:
+        self._records, self._stamp, self._seen = records, stamp, (len(records.heads), records.head)
+
+    def _append(self, entries: Sequence[Entry], void: Sequence[Key], *, sync: bool) -> None:
+        """Write one record. What an interruption leaves is read again: the record counts if it is whole."""
+        record = {"charged": encode_entries(entries)} if entries else {"void": void}
+        try:
+            with appendable(self.path) as descriptor, locked(descriptor):
+                records = self.read()
+                self._stamp = None
+                before = b"" if records.line_ended else b"\n"
+                header = [] if records.heads else [encode_line(HEADER, GENESIS)]
+                line = encode_line(record, sha256(header[0]) if header else records.head)
+                text = before + b"\n".join([*header, line, b""])
+                if os.fstat(descriptor).st_size > records.size:
+                    os.truncate(self.path, records.size)  # torn by a crash
+                try:
+                    write_all(descriptor, text)
+                    if sync:
+                        os.fsync(descriptor)
+                except OSError:
+                    os.truncate(self.path, records.size)
+                    raise
+                after = os.fstat(descriptor)
+            if sync and header:
+                sync_directory(self.folder)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot write the privacy ledger ({error}); nobody may train") from error
+        records.charge(entries)
+        records.void(void)
+        records.heads += map(sha256, [*header, line])
+        records.size, records.line_ended = records.size + len(text), True
+        self._keep(records, (after.st_ino, after.st_size, after.st_mtime_ns))
+
+
+class ClientCharges(Charges):
+    """The entries of one client in the files of a run; its own ledger is found also if it begins later."""
+
+    def __init__(self, ledger: RunLedger, client: int) -> None:
+        super().__init__()
+        self._ledger, self.client = ledger, client
+        self.path = ledger.path
+        self._own: Ledger | None = None
+        self._counted = (0, 0)
+
+    @property
+    def own(self) -> Ledger | None:
+        """The chained ledger of this client alone, where there is one."""
+        path = ledger_path(self._ledger.folder, self.client)
+        if self._own is None and path.exists():
+            self._own = Ledger(path, client=self.client)
+        return self._own
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        here = self._ledger.read().entries.get(self.client, [])
+        return [*before, *here] if (before := self._before()) else here
+
+    def charge(self, entry: Entry, *, within: tuple[float, float] | None = None) -> None:
+        """Charge one entry in the run's ledger, as ``Ledger.charge`` does."""
+        self.check_within(entry, within)
+        self._ledger.charge([entry])
+
+    def _other_unit(self, entry: Entry) -> bool:
+        here = self._ledger.read().entries.get(self.client, [])[:1]  # those after it were compared with it
+        return any(known.unit != entry.unit for known in (*self._before(), *here))
+
+    def _has(self, entry: Entry) -> bool:
+        return entry.key in self._ledger.read().keys or any(known.key == entry.key for known in self._before())
+
+    def _before(self) -> Sequence[Entry]:
+        """Entries that are not in the run's ledger."""
+        own = () if self.own is None else self.own.entries
+        noted = self._ledger.journal.get(self.client, ())
+        if not noted:
+            return own
+        known = {entry.key for entry in own}
+        return (*own, *(entry for entry in noted if entry.key not in known))
+
+    def _totals(self) -> Totals:
+        counted = len(self._before()), self._ledger.read().voids.get(self.client, 0)
+        if counted != self._counted:
+            self._counted, self._known = counted, Totals()
+        return super()._totals()
+
+
+def verify_extends(checkpoint: Mapping[str, Sequence[Any]], folder: str | os.PathLike[str]) -> None:
+    """Check that the ledgers in a folder begin with what a checkpoint saw; they may have more.
+
+    ``checkpoint``: the snapshots of ledgers, by client, that of the run's ledger as ``RUN``.
+    Raises LedgerError naming the ledger that is missing, shorter, or different.
+    """
+    for name, (count, head) in sorted(checkpoint.items()):
+        if name == RUN:
+            ledger = RunLedger(folder)
+            check_heads(ledger.path, ledger.read().heads, count, head)
+        else:
+            check_extends(ledger_path(folder, int(name)), int(name), count, head)
+
+
+def _content(path: Path, start: int = 0) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read()
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot read the privacy ledger ({error})") from error

@@ -1,0 +1,174 @@
+"""The run's ledger: on disk before anybody draws, whole after whatever happened, and never an entry too few."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fedlsg.privacy import RUN, BudgetError, Entry, Ledger, LedgerError, RunLedger, ledger_path, verify_extends
+from fedlsg.privacy.ledger_entry import GENESIS, encode_entry, encode_line, sha256
+
+
+def entry(client: int, round: int = 1, attempt: int = 0, **more: object) -> Entry:
+    values: dict[str, object] = {"steps": 2, "sample_rate": 0.1, "noise_multiplier": 1.5, "num_examples": 40}
+    values |= {"clip_norm": 1.0, "mechanism": "dp"} | more
+    return Entry(client=client, round=round, attempt=attempt, **values)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> RunLedger:
+    return RunLedger(tmp_path / "ledger")
+
+
+def charged(folder: Path) -> dict[int, list[Entry]]:
+    """What a new reader finds."""
+    found = RunLedger(folder)
+    return {client: list(found.of(client).entries) for client in found.clients()}
+
+
+def test_a_record_has_the_clients_of_a_round_in_columns(ledger):
+    own = [entry(0), entry(3, num_examples=50), entry(7, attempt=2, batches=4, sample_rate=1.0)]
+    ledger.charge(own)
+    _, line = ledger.path.read_bytes().splitlines()
+    columns = json.loads(line)["charged"]
+    assert (columns["client"], columns["round"], columns["num_examples"]) == ([0, 3, 7], 1, [40, 50, 40])
+    assert columns["batches"] == [0, 0, 4]
+    assert charged(ledger.folder) == {one.client: [one] for one in own}
+
+
+def test_one_sync_for_all_clients_of_a_round(ledger, monkeypatch):
+    syncs, fsync = [], os.fsync
+    ledger.charge([entry(0)])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: syncs.append(fsync(descriptor)))
+    ledger.charge([entry(client, round=2) for client in range(50)])
+    ledger.void([entry(4, round=2)])
+    assert len(syncs) == 1
+
+
+def test_a_reader_takes_what_was_appended_since(ledger):
+    reader = RunLedger(ledger.folder)
+    for round in range(1, 4):
+        ledger.charge([entry(0, round), entry(1, round)])
+        assert [one.round for one in reader.of(1).entries] == list(range(1, round + 1))
+        assert reader.of(1).next_attempt(round) == 1
+    assert reader.snapshot() == ledger.snapshot() == RunLedger(ledger.folder).snapshot()
+
+
+def test_a_void_charge_does_not_count_and_may_be_made_again(ledger):
+    ledger.charge([entry(0), entry(1)])
+    assert len(ledger.of(0).events()) == 1
+    ledger.void([entry(0), entry(9)])
+    for found in (ledger, RunLedger(ledger.folder)):
+        assert (list(found.of(0).entries), found.of(0).events()) == ([], ())
+        assert (found.of(0).next_attempt(1), found.of(1).next_attempt(1)) == (0, 1)
+    ledger.charge([entry(0)])
+    assert charged(ledger.folder) == {0: [entry(0)], 1: [entry(1)]}
+
+
+def test_an_attempt_is_charged_once(ledger):
+    """A second draw under the first attempt would be an entry too few."""
+    ledger.charge([entry(0)])
+    with pytest.raises(LedgerError, match="charged already"):
+        ledger.charge([entry(0), entry(1)])
+    with pytest.raises(LedgerError, match="twice"):
+        ledger.charge([entry(2), entry(2)])
+    assert charged(ledger.folder) == {0: [entry(0)]}
+
+
+def test_another_unit_is_refused(ledger):
+    ledger.charge([entry(0)])
+    with pytest.raises(LedgerError, match="another"):
+        ledger.charge([entry(0, round=2, unit="client", sample_rate=1.0)])
+
+
+def test_a_charge_beyond_the_budget_is_refused(ledger):
+    with pytest.raises(BudgetError):
+        ledger.of(0).charge(entry(0, noise_multiplier=0.5), within=(0.1, 1e-5))
+    assert charged(ledger.folder) == {}
+
+
+def test_every_way_in_which_a_crash_tears_the_last_record(ledger):
+    """The tear is anywhere: the record does not count unless it is whole, and what follows is readable."""
+    ledger.charge([entry(0)])
+    whole = ledger.path.read_bytes()
+    ledger.charge([entry(1)])
+    content = ledger.path.read_bytes()
+    for length in range(len(whole) - 1, len(content) + 1):
+        ledger.path.write_bytes(content[:length])
+        counts = length >= len(content) - 1
+        assert charged(ledger.folder) == {0: [entry(0)], **({1: [entry(1)]} if counts else {})}
+        RunLedger(ledger.folder).charge([entry(2)])
+        assert charged(ledger.folder) == {0: [entry(0)], **({1: [entry(1)]} if counts else {}), 2: [entry(2)]}
+
+
+@pytest.mark.parametrize("damage", ["flip", "last byte", "drop", "swap", "header"])
+def test_a_damaged_line_is_refused_by_its_number(damage, ledger):
+    for client in range(3):
+        ledger.charge([entry(client)])
+    head, first, second, third = ledger.path.read_bytes().splitlines(keepends=True)
+    lines = {
+        "flip": [head, first, second, third.replace(b'"steps": 2', b'"steps": 1')],
+        "last byte": [head, first, second, third[:-2] + b"x"],
+        "drop": [head, first, third],
+        "swap": [head, second, first, third],
+        "header": [head.replace(b"3", b"4", 1), first, second, third],
+    }[damage]
+    ledger.path.write_bytes(b"".join(lines))
+    number = {"flip": 4, "last byte": 4, "drop": 3, "swap": 2, "header": 1}[damage]
+    with pytest.raises(LedgerError, match=f"line {number}"):
+        RunLedger(ledger.folder)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_records_that_were_seen_must_stay(left, ledger):
+    ledger.charge([entry(0)])
+    ledger.charge([entry(1)])
+    saved = {RUN: ledger.snapshot()}
+    verify_extends(saved, ledger.folder)
+    lines = ledger.path.read_bytes().splitlines(keepends=True)
+    ledger.path.write_bytes(b"".join(lines[:left]))
+    with pytest.raises(LedgerError, match="seen earlier are gone"):
+        ledger.charge([entry(2)])
+    with pytest.raises(LedgerError, match="fewer"):
+        verify_extends(saved, ledger.folder)
+    ledger.path.unlink()
+    with pytest.raises(LedgerError, match="missing"):
+        verify_extends(saved, ledger.folder)
+
+
+def test_a_charge_that_cannot_be_synced_is_refused_and_leaves_the_file_whole(ledger, monkeypatch):
+    ledger.charge([entry(0)])
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(LedgerError, match="nobody may train"):
+            ledger.charge([entry(1)])
+    ledger.charge([entry(2)])
+    assert charged(ledger.folder) == {0: [entry(0)], 2: [entry(2)]}
+
+
+def test_ledgers_of_older_versions_count(ledger):
+    """Ledgers of single clients, and a journal: of its charges, two are in no ledger, and one of them is void."""
+    own = Ledger(ledger_path(ledger.folder, 0), client=0)
+    own.charge(entry(0))
+    first = encode_line({"charged": [encode_entry(one) for one in (entry(0), entry(0, 2), entry(1, 2))]}, GENESIS)
+    second = encode_line({"void": [entry(1, 2).key]}, sha256(first))
+    (ledger.folder / "journal.jsonl").write_bytes(first + b"\n" + second + b"\n")
+    found = RunLedger(ledger.folder)
+    assert found.of(0).next_attempt(2) == 1
+    found.charge([entry(0, 2, attempt=1), entry(1, 2)])
+    assert charged(ledger.folder) == {0: [entry(0), entry(0, 2), entry(0, 2, attempt=1)], 1: [entry(1, 2)]}
+    assert sum(event.steps for event in found.of(0).events()) == 6
+
+
+def test_a_charge_costs_the_same_however_long_the_file_is(ledger, monkeypatch):
+    """No byte that was read is read again."""
+    for round in range(1, 30):
+        ledger.charge([entry(0, round)])
+    monkeypatch.setattr("fedlsg.privacy.run_ledger._content", lambda *_: pytest.fail("the file was read"))
+    ledger.charge([entry(0, 30)])
+    assert len(ledger.of(0).entries) == 30
