@@ -23,12 +23,11 @@ from torch.nn import functional as F
 
 import strategies
 from benchmarks import least_squares as theorem
-from fedlsg.attacks.inversion.head import label_of_one
-from fedlsg.attacks.inversion.linear_input import input_of_linear, settle_scale
-from fedlsg.attacks.inversion.metrics import best_matching, mean_interval, psnr, squared_errors
+from fedlsg.attacks.inversion.linear import input_of_linear, label_of_one, settle_scale
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch
-from fedlsg.attacks.membership.matched_filter import Membership, play, rates
+from fedlsg.attacks.membership import Membership, play, rates
+from fedlsg.attacks.metrics import best_matching, mean_interval, psnr, squared_errors
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.gradients import per_example_gradients
 from fedlsg.method import LocalTraining, Schedule, client_step

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 import strategies
 from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
-from fedlsg.attacks.inversion.metrics import mean_interval, psnr
 from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from
+from fedlsg.attacks.metrics import mean_interval, psnr
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.gradients import trainable

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from benchmarks.attack_resnet import MODELS, loss_fn, without_norms
 from benchmarks.cifar16 import halved, normalise
-from fedlsg.attacks.inversion.objectives import cosine
 from fedlsg.attacks.observation import Observation
-from fedlsg.attacks.replay import dense_gradients
+from fedlsg.attacks.replay import cosine, dense_gradients
 
 SPREADS = (0.03, 0.1, 0.3, 1.0)
 

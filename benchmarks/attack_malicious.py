@@ -25,8 +25,8 @@ from benchmarks.attack_closed_forms import cross_entropy
 from benchmarks.malicious.craft import fishing, imprint, traps
 from benchmarks.malicious.read import read
 from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.attacks.inversion.metrics import best_matching, mean_interval, psnr, squared_errors
 from fedlsg.attacks.inversion.prior import Prior, prior_from
+from fedlsg.attacks.metrics import best_matching, mean_interval, psnr, squared_errors
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers import prepare_model
 from fedlsg.method import LocalTraining, Method, Schedule, client_step

@@ -29,12 +29,11 @@ from torch.nn import functional as F
 
 import strategies
 from benchmarks.cifar16 import halved, normalise
-from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
-from fedlsg.attacks.inversion.metrics import mean_interval, psnr
-from fedlsg.attacks.inversion.minimize import adam
+from fedlsg.attacks.inversion.matching import ATTACKS, Matching, Pixels, match
 from fedlsg.attacks.inversion.prior import Prior, blind_guess, total_variation
-from fedlsg.attacks.inversion.unknowns import Unknowns
+from fedlsg.attacks.metrics import mean_interval, psnr
 from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.search import adam
 from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.randomness import public_generator, reproducible_stream
 from fedlsg.state import PublicState
@@ -117,7 +116,7 @@ def observe(model: nn.Module, x: Tensor, y: Tensor, cell: Cell, image: int, seed
 
 def without_payload(seen: Observation, prior: Prior, known: Knowledge, attack: Matching, image: int) -> Tensor:
     """What total variation alone makes of the start that the attack has, in as many evaluations."""
-    unknowns = Unknowns(seen, known, prior, 1)
+    unknowns = Pixels(seen, known, prior, 1)
     found, _ = adam(
         lambda point: total_variation(unknowns.split(point)[0]).sum(),
         unknowns.start(1, public_generator(0, "attack", image)),

@@ -13,7 +13,7 @@ import torch
 
 from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
-from fedlsg.attacks.audit.power import silent_rounds
+from fedlsg.attacks.audit.setting import silent_rounds
 from fedlsg.attacks.audit.unit_mode import record
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from simulations.audit.subject import Audited, audited_settings

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from fedlsg.attacks.audit.verdict import estimate, judge
-from fedlsg.attacks.inversion.metrics import mean_interval
+from fedlsg.attacks.metrics import mean_interval
 from simulations.audit.examples import KINDS
 from simulations.audit.subject import Audited, audited_settings
 from simulations.audit.training import find

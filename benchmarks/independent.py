@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
-from fedlsg.attacks.membership.roc import clopper_pearson
-from fedlsg.attacks.membership.tradeoff import gaussian_epsilon
+from fedlsg.attacks.audit.bounds import gaussian_epsilon
+from fedlsg.attacks.metrics import clopper_pearson
 
 
 def independent_epsilon(

@@ -1,4 +1,4 @@
-"""What the adversary sees of one update, what else it is granted, and what an attack gives back.
+"""What the adversary sees of one update, what else it knows, and what an attack gives back.
 
 The adversary knows everything public: architecture and weights W_t of the round, L, R, mask, clip, sigma, Poisson rate,
 local optimizer. It sees payloads as they were sent. The private batch is in none of these types, so an attack, which
@@ -20,7 +20,7 @@ from fedlsg.privacy import Mechanism
 from fedlsg.training import LocalTraining
 
 View = Literal["client", "aggregate"]
-Granted = Literal["known", "unknown"]
+Assumption = Literal["known", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class ThreatModel:
     """
 
     view: View = "client"
-    labels: Granted = "known"
-    examples: Granted = "known"
+    labels: Assumption = "known"
+    examples: Assumption = "known"
 
     def __post_init__(self) -> None:
-        for name, options in (("view", View), ("labels", Granted), ("examples", Granted)):
+        for name, options in (("view", View), ("labels", Assumption), ("examples", Assumption)):
             if getattr(self, name) not in get_args(options):
                 raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
         if self.labels == "known" and self.examples == "unknown":
@@ -107,6 +107,11 @@ class Observation:
         """Which coordinates of each block were sent: boolean, in the block's shape."""
         pieces = self.frame.split(torch.ones_like(self.values))
         return {(b.parameter, b.part): piece > 0 for b, piece in zip(self.frame.blocks, pieces, strict=True)}
+
+    @property
+    def expected_examples(self) -> int:
+        """The examples that are declared to be in a batch, over all clients; 1 at least."""
+        return max(1, round(self.local.expected_batch * len(self.clients)))
 
     @property
     def weights(self) -> dict[str, Tensor]:

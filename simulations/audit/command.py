@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
-from fedlsg.attacks.audit.power import canaries as enough_canaries
+from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
 from simulations.audit.examples import KINDS

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedlsg.attacks.audit.checks import Check
 from fedlsg.attacks.audit.plants import planted
-from fedlsg.attacks.audit.training_mode import Seen, look, payload_checks, scored
+from fedlsg.attacks.audit.training_mode import Payload, look, payload_checks, scored
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.recorded.observations import Record, open_record
@@ -117,7 +117,9 @@ def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -
     )
 
 
-def payloads_of(record: Record, client: int, inserted: Inserted, tick: Callable[[], None]) -> tuple[list[Seen], float]:
+def payloads_of(
+    record: Record, client: int, inserted: Inserted, tick: Callable[[], None]
+) -> tuple[list[Payload], float]:
     """Each payload of a client with its canaries, and the standard deviation of the noise."""
     mine = inserted.clients == client
     canaries, included = inserted.rows[mine], inserted.included[mine]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.independent import independent_epsilon
-from fedlsg.attacks.membership.tradeoff import gaussian_epsilon
+from fedlsg.attacks.audit.bounds import gaussian_epsilon
 
 DELTA = 1e-5
 

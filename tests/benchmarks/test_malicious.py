@@ -11,8 +11,8 @@ import strategies
 from benchmarks.audit_malicious import verdict
 from benchmarks.malicious.craft import fishing, imprint, isolating, layers_of, traps
 from benchmarks.malicious.read import read
-from fedlsg.attacks.inversion.metrics import best_matching, psnr, squared_errors
 from fedlsg.attacks.inversion.prior import Prior, prior_from
+from fedlsg.attacks.metrics import best_matching, psnr, squared_errors
 from fedlsg.attacks.observation import DoesNotApply, Guess, Observation
 from fedlsg.carriers import prepare_model
 from fedlsg.method import LocalTraining, Schedule, client_step

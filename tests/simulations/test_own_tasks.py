@@ -8,11 +8,11 @@ import torch
 from torch.testing import assert_close
 
 from fedlsg import user_code
-from fedlsg.attacks.inversion.head import labels_of
+from fedlsg.attacks.inversion.linear import labels_of
 from fedlsg.attacks.inversion.matching import ATTACKS, match
-from fedlsg.attacks.inversion.objectives import unexplained
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
+from fedlsg.attacks.replay import unexplained
 from simulations.attack.images.attack import image_prior
 from simulations.attack.membership.shadows import accuracy_of, confidences, is_cross_entropy
 from simulations.attack.recorded.observations import open_record

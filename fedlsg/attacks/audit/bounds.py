@@ -1,4 +1,9 @@
-"""Lower bounds on epsilon from guesses about which canaries were in the data of one run.
+"""Trade-off curves, and lower bounds on epsilon from guesses about which canaries were in the data of one run.
+
+A trade-off curve says how unlikely a claim lets an event become when one example is added or removed.
+Symbols: x probability of an event on one data set; g(x) the least probability of the same event on a neighbour.
+mu of Gaussian differential privacy (Dong, Roth, Su 2019); q, sigma, steps as in ``fedlsg.accounting``.
+A claim "(epsilon, delta) for every epsilon of a curve" says g(x) = max over epsilon of the two lines of ``from_curve``.
 
 Each of m canaries is in the data with probability 1/2, in secret. An auditor who sees only the outputs guesses for some
 of them whether they are in, and abstains from the others; c' guesses, c of them right. Too many right guesses
@@ -14,17 +19,99 @@ not depend on which are in; several numbers share the significance (``GUESSED``)
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld
 from jaxtyping import Bool, Float
-from scipy.special import expit
+from scipy.optimize import brentq
+from scipy.special import expit, log_ndtr, ndtr, ndtri
 from scipy.stats import binom
 
-from fedlsg.attacks.membership.tradeoff import Least
+Least = Callable[[float], float]
+"""g: from the probability of an event to the least probability that it has on a neighbouring data set."""
+
+POINTS = 256
+SMALLEST_DELTA = 1e-9
+END_OF_CURVE = 500.0
+SMALLEST_MU = 1e-12
+FINEST, CELLS = 3e-3, 30_000
+"""Grid of a privacy loss distribution: its width, or that of so many cells for one step's losses."""
+
+
+def gaussian(mu: float) -> Least:
+    """g of a mu-GDP mechanism: Phi(Phi^-1(x) - mu). One Gaussian step without subsampling has mu = 1 / sigma."""
+    if not 0 <= mu < math.inf:
+        raise ValueError(f"expected 0 <= {mu=} < inf")
+    return lambda x: float(ndtr(ndtri(x) - mu))
+
+
+def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"]) -> Least:
+    """g of a mechanism that is (epsilon_i, delta_i)-DP for every i, in both directions.
+
+    P'(E) >= e^-eps (P(E) - delta), and the same of the complement: P'(E) >= 1 - delta - e^eps (1 - P(E)).
+    Guarantee: convex, increasing, never above x; a claim with larger deltas gives a smaller g.
+    """
+    if epsilons.shape != deltas.shape or not len(epsilons) or bool((epsilons < 0).any()):
+        raise ValueError(f"expected as many deltas as epsilons >= 0, got {len(epsilons)} and {len(deltas)}")
+    shrink, grow = np.exp(-epsilons), np.exp(epsilons)
+    slack = 1 - deltas
+
+    def least(x: float) -> float:
+        return max(0.0, float((shrink * (x - deltas)).max()), float((slack - grow * (1 - x)).max()))
+
+    return least
+
+
+@lru_cache(maxsize=1024)
+def subsampled(*, sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> tuple[Least, float]:
+    """g of Poisson-subsampled Gaussian steps, and their epsilon at ``delta``, from their privacy loss distribution.
+
+    Guarantee: the deltas are rounded up, so g claims no more than is true, and no audit against it accuses because of
+    the grid. One step, or several, at q = 1 are Gaussian and exact: mu = sqrt(steps) / sigma.
+    """
+    if sample_rate == 1:
+        mu = math.sqrt(steps) / noise_multiplier
+        return gaussian(mu), gaussian_epsilon(mu, delta)
+    reach = 0.5 / noise_multiplier**2 + 10 / noise_multiplier
+    try:
+        loss = pld.from_gaussian_mechanism(
+            noise_multiplier,
+            sampling_prob=sample_rate,
+            value_discretization_interval=max(FINEST, reach / CELLS),
+            use_connect_dots=True,
+        ).self_compose(steps)
+    except OverflowError:  # so little noise that the loss is beyond a float: a claim of nothing
+        return (lambda x: 0.0), math.inf
+    end = min(float(loss.get_epsilon_for_delta(SMALLEST_DELTA)), END_OF_CURVE)
+    epsilons = np.linspace(0.0, max(end, 1e-6), POINTS)
+    deltas = np.asarray(loss.get_delta_for_epsilon(epsilons.tolist()), dtype=np.float64)
+    return from_curve(epsilons, deltas), float(loss.get_epsilon_for_delta(delta))
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """delta(epsilon) of a mu-GDP mechanism (Dong, Roth, Su 2019, Corollary 2.13)."""
+    if mu < SMALLEST_MU:
+        return 0.0
+    low = math.exp(min(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)), 0.0))
+    return max(0.0, float(ndtr(-epsilon / mu + mu / 2)) - low)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """epsilon at ``delta`` of a mu-GDP mechanism; infinite for an infinite mu."""
+    if not 0 < delta < 1:
+        raise ValueError(f"expected 0 < {delta=} < 1")
+    if not math.isfinite(mu):
+        return math.inf
+    if mu <= 0 or gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    end = mu * mu / 2 + mu * (float(-ndtri(delta)) + 1)
+    return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, end, xtol=1e-10))
+
 
 GUESSED = (1.0, 0.5, 0.2, 0.1, 0.05)
 """Shares of the canaries that are guessed; each has an equal part of the significance."""
-LARGEST_EPSILON = 200.0
+LARGEST_REFUTED = 200.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,26 +144,26 @@ def guess(scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], sha
     return Guesses(canaries=m, guesses=2 * half, correct=correct)
 
 
-def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
+def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """Bound on the probability of so many right guesses under (epsilon, delta)-DP.
 
     P[Bin(c', q) >= c] + 2 m delta max_i P[c > Bin >= c - i] / i with q = 1 / (1 + e^-epsilon).
     """
     q = float(expit(epsilon))
-    tail = float(binom.sf(seen.correct - 1, seen.guesses, q))
-    if delta == 0 or seen.correct == 0:
+    tail = float(binom.sf(guesses.correct - 1, guesses.guesses, q))
+    if delta == 0 or guesses.correct == 0:
         return min(tail, 1.0)
-    i = np.arange(1, seen.correct + 1)
-    within = binom.sf(seen.correct - i - 1, seen.guesses, q) - tail
-    return min(1.0, tail + 2 * seen.canaries * delta * float((within / i).max()))
+    i = np.arange(1, guesses.correct + 1)
+    within = binom.sf(guesses.correct - i - 1, guesses.guesses, q) - tail
+    return min(1.0, tail + 2 * guesses.canaries * delta * float((within / i).max()))
 
 
-def one_run_epsilon(seen: Guesses, delta: float, significance: float) -> float:
+def one_run_epsilon(guesses: Guesses, delta: float, significance: float) -> float:
     """Largest refuted epsilon: with confidence 1 - ``significance`` the mechanism is not (epsilon, delta)-DP."""
-    return largest(lambda epsilon: one_run_p_value(seen, epsilon, delta) < significance, LARGEST_EPSILON)
+    return largest(lambda epsilon: one_run_p_value(guesses, epsilon, delta) < significance, LARGEST_REFUTED)
 
 
-def f_dp_refuted(seen: Guesses, least: Least, significance: float) -> bool:
+def f_dp_refuted(guesses: Guesses, least: Least, significance: float) -> bool:
     """Whether so many right guesses have a probability below ``significance`` under the trade-off curve ``least``.
 
     With C the number of right guesses, r_i and h_i are the means over the canaries of P[this one right, C >= i] and
@@ -84,7 +171,7 @@ def f_dp_refuted(seen: Guesses, least: Least, significance: float) -> bool:
     h_(i-1) >= g(r_i); and both grow by the same P[C = i], in proportion i to c' - i. From P[C >= c] = significance
     downwards the sum r_0 + h_0 must not pass c' / m.
     """
-    m, total, c = seen.canaries, seen.guesses, seen.correct
+    m, total, c = guesses.canaries, guesses.guesses, guesses.correct
     right, wrong = significance * c / m, significance * (total - c) / m
     for i in range(c - 1, -1, -1):
         grown = max(wrong, least(right))
@@ -97,16 +184,16 @@ def f_dp_refuted(seen: Guesses, least: Least, significance: float) -> bool:
     return right + wrong > total / m
 
 
-def f_dp_p_value(seen: Guesses, least: Least) -> float:
+def f_dp_p_value(guesses: Guesses, least: Least) -> float:
     """The smallest significance at which the curve is refuted, within a factor of 1.01 and not below 1e-30."""
     low, high = math.log(1e-30), 0.0
-    if f_dp_refuted(seen, least, math.exp(low)):
+    if f_dp_refuted(guesses, least, math.exp(low)):
         return math.exp(low)
-    if not f_dp_refuted(seen, least, 1.0 - 1e-12):
+    if not f_dp_refuted(guesses, least, 1.0 - 1e-12):
         return 1.0
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (low, middle) if f_dp_refuted(seen, least, math.exp(middle)) else (middle, high)
+        low, high = (low, middle) if f_dp_refuted(guesses, least, math.exp(middle)) else (middle, high)
     return math.exp(high)
 
 

@@ -1,6 +1,6 @@
 """Checks of the noise itself, on outputs of units whose gradients are zero: those outputs are all noise.
 
-They see what no score can: noise that is missing on some coordinates, drawn once and used again, smaller where nobody
+They see what no score can: noise that is missing on some coordinates, drawn once and used again, smaller where no unit
 took part; and a unit that moves the outputs too far, in whatever direction. Every check is a test whose probability of
 accusing correct code is at most its ``significance``: 0 for events that correct code does not give. Recorded outputs
 and what is stated are all that they read.
@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import chi2, kstest, norm
 
-from fedlsg.attacks.audit.power import found_ratio
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.setting import Setting, found_ratio
 from fedlsg.attacks.audit.unit_mode import Recording
 
 SIGNIFICANCE = 1e-5
@@ -38,19 +37,19 @@ class Check:
     significance: float = SIGNIFICANCE
 
 
-def unit_checks(seen: Recording, setting: Setting) -> tuple[Check, ...]:
+def unit_checks(recording: Recording, setting: Setting) -> tuple[Check, ...]:
     """All checks of the unit mode: what was recorded, held to what ``setting.stated`` lets it be."""
-    measured = max(float(np.square(rows, dtype=np.float64).mean()) for rows in seen.silent.values()) ** 0.5
+    measured = max(float(np.square(rows, dtype=np.float64).mean()) for rows in recording.silent.values()) ** 0.5
     claim = {
         "sample_rate": setting.stated.sample_rate,
         "noise": max(setting.noise_std, measured) / setting.sensitivity,  # more noise is no breach
         "weights": setting.weights,
     }
     return (
-        displacement(seen.moves, seen.included, rounds=setting.rounds, **claim),
-        length(seen.alike, seen.way, units=seen.units, sensitivity=setting.sensitivity, **claim),
-        *noise_checks(seen.silent, kept=setting.frame.kept, noise_std=setting.noise_std),
-        *grid_checks(seen.grid, noise_std=setting.noise_std),
+        displacement(recording.moves, recording.included, rounds=setting.rounds, **claim),
+        length(recording.alike, recording.way, units=recording.units, sensitivity=setting.sensitivity, **claim),
+        *noise_checks(recording.silent, kept=setting.frame.kept, noise_std=setting.noise_std),
+        *grid_checks(recording.grid, noise_std=setting.noise_std),
     )
 
 
@@ -101,8 +100,8 @@ def displacement(
     claimed deviation of an output along a canary, over the canary's length; ``weights``: those of the local steps.
     Nothing is estimated: if the claim is true, that difference is a sum of Bernoulli draws and of normal noise whose
     moments are known, and Chernoff's bound on its tail (any t > 0 in it gives one) holds for any number of
-    canaries, rounds, and rate. It is at most some ten times the tail itself, paid in power: 4.8 standard errors where a
-    normal test needs 4.3. Assumes orthogonal canaries, as ``canaries.make_canaries`` gives under a joint clip.
+    canaries, rounds, and rate. It is at most some ten times the tail itself, and costs power: 4.8 standard errors where a
+    normal test needs 4.3. Assumes orthogonal canaries, as ``shipped.make_canaries`` gives under a joint clip.
     """
     members, others = int(included.sum()), int((~included).sum())
     if not members or not others:

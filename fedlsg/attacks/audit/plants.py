@@ -139,7 +139,7 @@ def noise_left_out(clients: int) -> Patches:
 
 
 def empty_batch_skipped() -> Patches:
-    """No noise where the batch is empty: silence shows that nobody took part."""
+    """No noise where the batch is empty: silence shows that no unit took part."""
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         return add_noise(total, mechanism, noise) if size[0] else total

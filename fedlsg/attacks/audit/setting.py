@@ -1,8 +1,17 @@
-"""What a unit-mode audit runs, the shipped mechanism as configured, and what it holds it to, which is ``Stated``."""
+"""What a unit-mode audit runs, what it holds it to, which is ``Stated``; and how many outputs and canaries it takes.
+
+There are enough to find the smallest mistakes that it looks for, and no more. Symbols: ALARM and MISS the probabilities
+of accusing correct code and of missing a mistake, z their normal quantiles added up; h the clients whose noise counts,
+sigma noise over sensitivity, q, R rounds, W the sum of the step weights.
+
+    noise of ratio r in N values         found if N >= (z / (1 - r))^2 / 2
+    a unit that moves by 1 + e           found if its standard error is at most e / z
+"""
 
 import math
 from dataclasses import dataclass
 
+from scipy.special import ndtri
 from torch import nn
 
 from fedlsg.attacks.audit.stated import Stated
@@ -12,6 +21,22 @@ from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism
 from fedlsg.training import LocalTraining
 from fedlsg.training.local import gains
+
+ALARM, MISS = 1e-6, 1e-3
+Z = float(-ndtri(ALARM) - ndtri(MISS))
+RATIO = 0.97
+"""Noise of this share of the claimed deviation is found, and the noise of one client that is left out of a sum."""
+EFFECT = 0.25
+"""A canary that moves an output by a quarter more than claimed is found."""
+FEWEST_ROUNDS, MOST_VALUES = 32, 2**26
+"""Silent outputs at the fewest; random values of all clients in them at the most, which take about a minute."""
+FEWEST, MOST, MOST_STEPS = 200, 5000, 5_000
+"""Canaries; and steps of clients that they take at the most, unless the fewest take more."""
+MOST_ALIKE, LARGEST = 512, 2**24
+"""Equal units, and numbers in their gradients."""
+
+MOST_OF_CLIENT, LARGEST_OF_CLIENT = 256, 2**26
+"""Canaries of one client at most, and numbers in one client's canaries."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,3 +80,60 @@ class Setting:
 def step_weights(local: LocalTraining) -> list[float]:
     """How often each of K local steps counts in what is sent, the first one first."""
     return gains(local.steps, local.momentum, local.pull)[::-1]
+
+
+def ratio(setting: Setting) -> float:
+    """The largest share of the claimed deviation that should be found: one client's noise less, or ``RATIO``."""
+    h = setting.stated.honest
+    return max(RATIO, math.sqrt((h - 1) / h)) if h > 1 else RATIO
+
+
+def silent_rounds(setting: Setting) -> int:
+    """Outputs of each of the two kinds of silence, which are looked at together, too."""
+    values = (Z / (1 - ratio(setting))) ** 2 / 2
+    most = MOST_VALUES // (2 * setting.frame.kept * setting.stated.members)
+    return max(FEWEST_ROUNDS, min(math.ceil(values / setting.frame.kept / 2), most))
+
+
+def found_ratio(values: int) -> float:
+    """Noise of this share of the claimed deviation is found in so many values."""
+    return 1 - Z / math.sqrt(2 * values)
+
+
+def canaries(setting: Setting) -> int:
+    """Canaries: half of them in and half out, the difference of their means within EFFECT / z."""
+    stated, weight = setting.stated, sum(setting.weights)
+    q, noise = stated.sample_rate, setting.noise_std / setting.sensitivity
+    variance = (noise / (q * weight)) ** 2 / setting.rounds * 4
+    drawn = 2 * (1 - q) / q * sum(w * w for w in setting.weights) / weight**2 / setting.rounds
+    wanted = min(max(math.ceil((variance + drawn) * (Z / EFFECT) ** 2), FEWEST), MOST)
+    each = max(spread(wanted, setting.frame.kept, most=most_units(setting)))
+    steps = max(stated.members, math.ceil(q * each)) if stated.trust == "server" else stated.members
+    series = max(1, MOST_STEPS // (setting.rounds * steps))
+    return min(wanted, max(FEWEST, each * series))
+
+
+def most_units(setting: Setting) -> int | None:
+    """Units in one output at the most: the honest clients of a secure sum at client level; None without a limit."""
+    return setting.stated.honest if setting.stated.unit == "client" and setting.sums is not None else None
+
+
+def alike_units(setting: Setting) -> int:
+    """Equal units in one output: no more than a sum is planned for, and at client level one each honest client."""
+    stated, room = setting.stated, max(1, LARGEST // setting.frame.kept)
+    if setting.sums is None:
+        return min(MOST_ALIKE, room)
+    if most_units(setting):
+        return stated.honest
+    return max(1, min(MOST_ALIKE, room, math.floor(setting.sums.expected_examples / stated.sample_rate)))
+
+
+def spread(count: int, kept: int, *, most: int | None = None) -> list[int]:
+    """Canaries of each client: as few clients as hold them, each at most half of the frame's directions.
+
+    ``most``: canaries in one series of outputs, where fewer fit.
+    """
+    each = max(1, min(MOST_OF_CLIENT, kept // 2, LARGEST_OF_CLIENT // kept))
+    each = each if most is None else min(each, most)
+    clients = -(-count // each)
+    return [count // clients + (i < count % clients) for i in range(clients)]

@@ -1,6 +1,6 @@
 """The training mode of the audit: canary examples in a real run, scored from the payloads that were recorded.
 
-A canary is an example with a wrong label: its gradient stays long and unlike the others'. Granted to the auditor: the
+A canary is an example with a wrong label: its gradient stays long and unlike the others'. The auditor knows the
 public state of every round, every payload, and every example of the data but which canaries are in it. It subtracts
 the expected sum of the rest, and filters for each canary's clipped gradient, by the client's own code.
 """
@@ -14,9 +14,9 @@ from jaxtyping import Float
 from scipy.stats import chi2, norm
 from torch import Tensor
 
-from fedlsg.attacks.audit.canaries import log_ratios
 from fedlsg.attacks.audit.checks import SIGNIFICANCE, Check
 from fedlsg.attacks.audit.setting import step_weights
+from fedlsg.attacks.audit.unit_mode import log_ratios
 from fedlsg.attacks.observation import Observation
 from fedlsg.gradients import Batch, per_example_gradients
 from fedlsg.privacy import clipped_sum
@@ -28,7 +28,7 @@ MASKED = 1.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
+class Payload:
     """One payload looked at.
 
     components: (m,) along each canary, in what it adds; lengths: (m,) of what it adds; residual: (kept,) payload less
@@ -45,33 +45,37 @@ class Seen:
     variance: float
 
 
-def clipped_rows(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
+def clipped_rows(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
     """What each example adds to the sum, on the CPU: the client's own gradients, block weights and clip, row by row."""
-    precision, device = seen.local.precision, seen.values.device
+    precision, device = observation.local.precision, observation.values.device
     inputs = inputs.to(device) if isinstance(inputs, Tensor) else {name: t.to(device) for name, t in inputs.items()}
     targets = targets.to(device)
-    gradients = per_example_gradients(seen.model, seen.loss_fn, inputs, targets, seen.frame, precision=precision)
-    units = per_unit(gradients, seen.frame, 1)
-    rows = [clipped_sum([unit[i : i + 1] for unit in units], seen.mechanism) for i in range(len(targets))]
-    return torch.stack(rows).cpu() if rows else torch.zeros(0, seen.frame.kept)
+    gradients = per_example_gradients(
+        observation.model, observation.loss_fn, inputs, targets, observation.frame, precision=precision
+    )
+    units = per_unit(gradients, observation.frame, 1)
+    rows = [clipped_sum([unit[i : i + 1] for unit in units], observation.mechanism) for i in range(len(targets))]
+    return torch.stack(rows).cpu() if rows else torch.zeros(0, observation.frame.kept)
 
 
-def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor], included: Tensor) -> Seen:
+def look(
+    observation: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor], included: Tensor
+) -> Payload:
     """One payload of the client that may hold these canaries, and holds ``rest``.
 
     With q the sample rate and w the step weights, the expected sum is q w times the sum of the rest and half of the
     canaries; each canary's own half is given back to its component. A component holds what other canaries add along
     this one, too. ``included`` (m,) is in the last three numbers, and in nothing that a canary is scored by.
     """
-    own, others = clipped_rows(seen, *canaries).double(), clipped_rows(seen, *rest).double()
-    q, weights, std = seen.local.sample_rate, step_weights(seen.local), seen.noise_std
+    own, others = clipped_rows(observation, *canaries).double(), clipped_rows(observation, *rest).double()
+    q, weights, std = observation.local.sample_rate, step_weights(observation.local), observation.noise_std
     drift = q * sum(weights)
-    residual = seen.values.cpu().double() - drift * (others.sum(0) + own.sum(0) / 2)
+    residual = observation.values.cpu().double() - drift * (others.sum(0) + own.sum(0) / 2)
     lengths = own.norm(dim=1).clamp_min(1e-12)
     way = drift * (own.mT @ (included.double() - 0.5))
     present = torch.cat([others, own[included]]) @ way
     drawn = q * (1 - q) * sum(w * w for w in weights) * float(present.square().sum())
-    return Seen(
+    return Payload(
         components=(own @ residual) / lengths.square() + drift / 2,
         lengths=lengths,
         residual=residual / std,
@@ -81,14 +85,14 @@ def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, T
     )
 
 
-def scored(rounds: Sequence[Seen], noise_std: float, sample_rate: float) -> Float[Tensor, " m"]:
+def scored(rounds: Sequence[Payload], noise_std: float, sample_rate: float) -> Float[Tensor, " m"]:
     """Log likelihood ratio of each canary of one client over all its payloads, of one local step each."""
     components = torch.stack([one.components for one in rounds])
     lengths = torch.stack([one.lengths for one in rounds])
     return log_ratios(components, lengths, noise_std=noise_std, sample_rate=sample_rate)
 
 
-def payload_checks(rounds: Sequence[Seen]) -> list[Check]:
+def payload_checks(rounds: Sequence[Payload]) -> list[Check]:
     """All checks of payloads: further moved by canaries than is claimed, noise that is missing, or used twice."""
     residuals = [one.residual.numpy() for one in rounds]
     columns = np.array([(one.moved, one.expected, one.variance) for one in rounds]).reshape(-1, 3)

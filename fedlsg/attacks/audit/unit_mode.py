@@ -1,10 +1,11 @@
 """The unit mode of the audit: canary units through every round of a schedule, in one frame, on shipped code.
 
-A unit is an example, or at client level a client. What is granted to the auditor is the most that the claim allows: it
+A unit is an example, or at client level a client. The auditor may do the most that the claim allows: it
 chooses the gradients (or updates), sees every output of ``shipped`` before anything is made of it, and knows mask,
 clip, sigma and q. Which canaries are in, and the noise, are secret.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,10 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedlsg.attacks.audit.canaries import along, log_ratios, make_canaries, spread
-from fedlsg.attacks.audit.power import alike_units, most_units, silent_rounds
-from fedlsg.attacks.audit.setting import Setting
-from fedlsg.attacks.audit.shipped import Output, output
+from fedlsg.attacks.audit.setting import Setting, alike_units, most_units, silent_rounds, spread
+from fedlsg.attacks.audit.shipped import Output, make_canaries, output
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 
 SILENT = {"one": 1, "many": 64}
@@ -139,3 +138,25 @@ def values_of(outputs: list[Output]) -> Float[Tensor, "rounds kept"]:
 
 def _stream(seed: int | None, *labels: str | int) -> SecretStream:
     return secret_stream() if seed is None else reproducible_stream(seed, "audit", *labels)
+
+
+def along(outputs: Float[Tensor, "rounds kept"], clipped: Float[Tensor, "m kept"]) -> Float[Tensor, "rounds m"]:
+    """Each output's component along each canary, in units of what the canary adds when it takes part."""
+    products: Tensor = (outputs @ clipped.T).double()
+    return products / clipped.double().square().sum(1)
+
+
+def log_ratios(
+    components: Float[Tensor, "rounds m"], lengths: Float[Tensor, " m"], *, noise_std: float, sample_rate: float
+) -> Float[Tensor, " m"]:
+    """Score of each canary, in against out, from the claimed parameters: its log likelihood ratio over all rounds.
+
+    With s = length / noise_std the component y is N(b, 1 / s^2) where b says whether the canary took part, and the
+    ratio is the sum over rounds of log(1 - q + q exp(s^2 (y - 1/2))). No score is better for one local step if the
+    canaries are orthogonal and the claim is true.
+    """
+    exponent = (lengths.double() / noise_std).square() * (components - 0.5)
+    if sample_rate == 1:
+        return exponent.sum(0)
+    absent = torch.full_like(exponent, math.log1p(-sample_rate))
+    return torch.logaddexp(absent, exponent + math.log(sample_rate)).sum(0)

@@ -12,11 +12,21 @@ from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
 from fedlsg.accounting import Event
-from fedlsg.attacks.audit.bounds import GUESSED, Guesses, f_dp_p_value, f_dp_refuted, guess, largest, one_run_epsilon
+from fedlsg.attacks.audit.bounds import (
+    GUESSED,
+    Guesses,
+    Least,
+    f_dp_p_value,
+    f_dp_refuted,
+    gaussian_epsilon,
+    guess,
+    largest,
+    one_run_epsilon,
+    subsampled,
+)
 from fedlsg.attacks.audit.checks import Check
 from fedlsg.attacks.audit.stated import Stated
-from fedlsg.attacks.membership.roc import Rate, auc
-from fedlsg.attacks.membership.tradeoff import Least, gaussian_epsilon, subsampled
+from fedlsg.attacks.metrics import Rate, auc
 
 SIGNIFICANCE = 1e-3
 """Of each bound: both are stated at 99.9 % confidence."""
@@ -114,48 +124,48 @@ def judge(
     scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
 ) -> Verdict:
     """Figures from a score of each canary and whether it is ``included``. Scores may depend on outputs only."""
-    seen = [guess(scores, included, share) for share in GUESSED]
+    guesses = [guess(scores, included, share) for share in GUESSED]
     return Verdict(
         claim=claim,
-        one_run=one_run(seen, claim),
-        f_dp=f_dp(seen, claim),
+        one_run=one_run(guesses, claim),
+        f_dp=f_dp(guesses, claim),
         estimate=estimate(scores[included], scores[~included], claim.delta),
         checks=checks,
     )
 
 
-def one_run(seen: list[Guesses], claim: Claim) -> Bound:
+def one_run(guesses: list[Guesses], claim: Claim) -> Bound:
     """The best of the bounds of Steinke et al. over the numbers of guesses, which share the significance."""
-    level = SIGNIFICANCE / len(seen)
-    bounds = [(one_run_epsilon(one, claim.delta, level), one) for one in seen]
+    level = SIGNIFICANCE / len(guesses)
+    bounds = [(one_run_epsilon(one, claim.delta, level), one) for one in guesses]
     epsilon, best = max(bounds, key=lambda bound: bound[0])
     return Bound(epsilon=epsilon, refutes=epsilon > claim.epsilon, guesses=best)
 
 
-def f_dp(seen: list[Guesses], claim: Claim) -> Bound:
+def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
     """The best f-DP bound over the numbers of guesses: what the claimed steps have at the largest refuted noise.
 
     The curves tested are those of the claimed mechanism (q, steps) at more or less noise than claimed; ``epsilon`` is
     that of the least private curve which the guesses refute.
     """
-    level = SIGNIFICANCE / len(seen)
+    level = SIGNIFICANCE / len(guesses)
 
     def curve(noise: float) -> tuple[Least, float]:
         return subsampled(noise_multiplier=noise, sample_rate=claim.sample_rate, steps=claim.steps, delta=claim.delta)
 
     def refuting(weakness: float) -> list[Guesses]:
         least, _ = curve(noise_at(weakness, claim))
-        return [one for one in seen if f_dp_refuted(one, least, level)]
+        return [one for one in guesses if f_dp_refuted(one, least, level)]
 
     least, _ = curve(claim.noise_multiplier)
-    values = [f_dp_p_value(one, least) for one in seen]
+    values = [f_dp_p_value(one, least) for one in guesses]
     refutes = min(values) < level
     weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST, tolerance=2e-3)
-    best = (refuting(weakness) or seen)[0]
+    best = (refuting(weakness) or guesses)[0]
     epsilon = curve(noise_at(weakness, claim))[1] if weakness else 0.0
     # The ledger's epsilon is rounded up and this one's grid is its own: the verdict is the test of the claim itself.
     epsilon = max(epsilon, claim.epsilon) if refutes else min(epsilon, claim.epsilon)
-    return Bound(epsilon=epsilon, refutes=refutes, guesses=best, p_value=min(1.0, min(values) * len(seen)))
+    return Bound(epsilon=epsilon, refutes=refutes, guesses=best, p_value=min(1.0, min(values) * len(guesses)))
 
 
 def noise_at(weakness: float, claim: Claim) -> float:

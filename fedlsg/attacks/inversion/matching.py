@@ -4,14 +4,13 @@
     inverting-gradients  signed Adam on the cosine plus total variation (Geiping et al. 2020)
     smooth-relu          the same with a cosine for each block, and a smooth second derivative of ReLU that gets sharper
     map                  L-BFGS on the likelihood of the noise plus the prior: the most probable batch, for sigma > 0
-Each is adaptive by default (see ``objectives``), and several local steps are replayed (the surrogate model
-extension). Labels that nobody grants are optimised with the images, as soft ones, or inferred before (head.labels_of).
-Restarts are chosen by the objective: no truth is known here.
+Each is adaptive by default (see ``replay``), and several local steps are replayed (the surrogate model extension).
+Unknown are the pixels, in the prior's range; labels that the threat model does not give are optimised with them, as
+soft ones, or inferred before (``linear.labels_of``).
 """
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -19,61 +18,43 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.inversion.minimize import Box, Energy, GoOn, adam, lbfgs
-from fedlsg.attacks.inversion.objectives import Compare, Distance, Objective, objective, unexplained
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
 from fedlsg.attacks.inversion.smooth_relu import SmoothRelus
-from fedlsg.attacks.inversion.unknowns import Unknowns
-from fedlsg.attacks.observation import Guess, Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.replay import Objective, objective
+from fedlsg.attacks.search import Box, Energy, Progress, Search, Watch, adam, lbfgs, search
 
 Optimizer = Literal["lbfgs", "signed-adam", "adam"]
-Progress = Callable[[int, int, str], None]
-"""(evaluations done, evaluations in all, what is being done)."""
+START_SPREAD = 0.05
+"""Share of the range by which the first start differs from the expected images: equal images would stay equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching:
-    """A matching attack.
+class Matching(Search):
+    """A matching attack on images.
 
-    evaluations: of the objective with its gradient, a restart. restarts: starting points; the first is the blind
-        baseline's, the others are drawn from the range.
-    step_size: of Adam, as a share of the range. total_variation: its weight in the objective.
-    tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time; None: no limit.
+    total_variation: its weight in the objective.
     sharpness: of the second derivative of ReLU at the first and at the last evaluation (``smooth_relu``), in between
         geometric; None: exact, which is 0.
     settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends the restart.
     """
 
     optimizer: Optimizer = "lbfgs"
-    distance: Distance = "euclidean"
-    compare: Compare = "adaptive"
-    evaluations: int = 400
-    restarts: int = 4
-    step_size: float = 0.1
     total_variation: float = 0.0
     sharpness: tuple[float, float] | None = None
-    tolerance: float = 0.0
     settled: float = 0.0
-    seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, options in (("optimizer", Optimizer), ("distance", Distance), ("compare", Compare)):
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
-        if self.evaluations < 1 or self.restarts < 1:
-            raise ValueError(f"expected evaluations={self.evaluations} >= 1 and restarts={self.restarts} >= 1")
-        weights = (self.total_variation, self.tolerance, self.settled)
-        if not 0 < self.step_size < math.inf or not all(0 <= weight < math.inf for weight in weights):
-            raise ValueError(
-                f"expected step_size={self.step_size} > 0, total_variation={self.total_variation} >= 0, "
-                f"tolerance={self.tolerance} >= 0 and settled={self.settled} >= 0"
-            )
+        super().__post_init__()
+        if self.optimizer not in get_args(Optimizer):
+            raise ValueError(f"expected optimizer in {get_args(Optimizer)}, got {self.optimizer!r}")
+        if not all(0 <= weight < math.inf for weight in (self.total_variation, self.settled)):
+            raise ValueError(f"expected total_variation={self.total_variation} >= 0 and settled={self.settled} >= 0")
         if self.sharpness is not None and not 0 < min(self.sharpness) <= max(self.sharpness) < math.inf:
             raise ValueError(f"expected sharpness={self.sharpness} > 0, or None for the exact ReLU")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"expected seconds={self.seconds} > 0, or None for no limit")
 
 
 SMOOTH = Matching(
@@ -95,8 +76,64 @@ ATTACKS: Mapping[str, Matching] = MappingProxyType(
 )
 
 
+class Pixels:
+    """Images and, where they are not known, logits of soft labels, as one flat vector."""
+
+    def __init__(self, observation: Observation, knowledge: Knowledge, prior: Prior, examples: int) -> None:
+        like = observation.values
+        self.shape = (examples, *prior.shape)
+        self.labels = None if knowledge.labels is None else knowledge.labels.to(like.device)
+        self.expected = prior.expected(examples, knowledge.labels).to(like)
+        self.means = prior.mean.to(like) if prior.mean is not None and prior.mean.shape != prior.shape else None
+        low, high = (end.to(like).expand(self.shape).flatten() for end in prior.bounds)
+        self.classes = 0 if self.labels is not None else _classes(observation, self.expected)
+        free = like.new_full((examples * self.classes,), math.inf)
+        self.box = Box(low=torch.cat([low, -free]), high=torch.cat([high, free]))
+        self.spans = torch.cat([high - low, torch.ones_like(free)])
+
+    def start(self, restart: int, generator: torch.Generator) -> Tensor:
+        """The expected images with a little noise, so that they differ, for restart 1; then anything in the range."""
+        draw = torch.rand(self.shape, generator=generator, dtype=torch.float64).to(self.expected).flatten()
+        logits = torch.randn(self.shape[0] * self.classes, generator=generator, dtype=torch.float64).to(draw)
+        low, span = self.box.low[: len(draw)], self.spans[: len(draw)]
+        images = low + span * draw
+        if restart == 1:
+            images = self.expected.flatten() + START_SPREAD * span * (draw - 0.5)
+        return torch.cat([images.clamp(low, low + span), logits])
+
+    def expected_under(self, targets: Tensor) -> Tensor:
+        """The expected images: with soft labels, the means of the classes by their probabilities."""
+        if self.means is None or self.labels is not None:
+            return self.expected
+        expected: Tensor = torch.tensordot(targets, self.means, dims=1)
+        return expected
+
+    def split(self, point: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+        """(inputs, targets): class numbers where known, else probabilities."""
+        size = math.prod(self.shape)
+        inputs = point[:size].reshape(self.shape)
+        if self.labels is not None:
+            return inputs, self.labels
+        return inputs, point[size:].reshape(self.shape[0], self.classes).softmax(1)
+
+
+def _classes(observation: Observation, images: Tensor) -> int:
+    """Width of the model's output. Raises DoesNotApply where soft labels have no loss, or targets are no classes."""
+    if not observation.class_targets:
+        raise DoesNotApply(
+            "the targets are no classes, which a search knows as soft labels: grant them, labels='known'"
+        )
+    with torch.no_grad():
+        outputs = observation.model(images)
+        try:
+            observation.loss_fn(outputs, outputs.softmax(-1))
+        except Exception as error:  # a loss of a user's own may raise anything
+            raise DoesNotApply("the loss takes no soft labels: grant the labels, or infer them first") from error
+    return int(outputs.shape[-1])
+
+
 def match(
-    seen: Observation,
+    observation: Observation,
     knowledge: Knowledge,
     prior: Prior,
     *,
@@ -106,49 +143,38 @@ def match(
 ) -> Guess:
     """The batch of lowest objective over all starting points, with every value in the prior's range.
 
-    Where the number of examples is not granted, the declared expected batch is used. Works in the precision and on the
-    device of ``seen`` (``seen.in_float64()`` for all digits that are there); draws and the guess are on the CPU.
+    Where the number of examples is not known, the declared expected batch is used. Works in the precision and on the
+    device of ``observation`` (``in_float64()`` for all digits that are there); draws and the guess are on the CPU.
     Guarantee: the same observation, knowledge, prior, attack and generator state give the same guess, unless
     ``seconds`` cuts it off.
-    Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where none are granted.
+    Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where none are known.
     """
-    examples = knowledge.examples or max(1, round(seen.local.expected_batch))
-    unknowns = Unknowns(seen, knowledge, prior, examples)
-    distance = objective(seen, distance=attack.distance, compare=attack.compare)
-    energy = partial(_energy, attack, prior, unknowns, distance)
-    deadline = math.inf if attack.seconds is None else time.monotonic() + attack.seconds
-    point, lowest, restarts = _restarted(attack, unknowns, energy, generator, deadline, progress)
-    inputs, targets = unknowns.split(point)
+    pixels = Pixels(observation, knowledge, prior, knowledge.examples or observation.expected_examples)
+    distance = objective(observation, distance=attack.distance, compare=attack.compare)
+    energy = partial(_energy, attack, prior, pixels, distance)
+    found = search(observation, attack, partial(_minimum, attack, pixels, energy, generator), pixels.split, progress)
+    inputs, targets = pixels.split(found.point)
     labels = targets if knowledge.labels is not None else targets.argmax(1)
-    total = attack.evaluations * attack.restarts
-    progress(total, total, f"objective {lowest:.3g}")
-    note = _note(attack, knowledge, examples, restarts)
-    left = None
-    if attack.compare == "adaptive":
-        left = unexplained(seen, inputs, targets, scaled=attack.distance in ("cosine", "blocks"))
-    return Guess(inputs=inputs.cpu(), labels=labels.cpu(), objective=lowest, unexplained=left, note=note)
+    return Guess(
+        inputs=inputs.cpu(), labels=labels.cpu(), objective=found.objective, unexplained=found.unexplained,
+        note=_note(attack, knowledge, len(inputs), found.restarts),
+    )  # fmt: skip
 
 
-def _restarted(
-    attack: Matching,
-    unknowns: Unknowns,
-    energy: Energy,
-    generator: torch.Generator,
-    deadline: float,
-    progress: Progress,
-) -> tuple[Tensor, float, int]:
-    """The lowest point over restarts, its value, and how many restarts there were."""
-    point, lowest, restart = unknowns.expected, math.inf, 0
-    for restart in range(1, attack.restarts + 1):
-        go_on = _watch(attack, restart, lowest, deadline, progress)
-        spent = _clock(deadline, restarts_left=attack.restarts - restart + 1)
-        start = unknowns.start(restart, generator)
-        found, value = _search(attack, _smoothed(energy, attack), start, unknowns.box, unknowns.spans, go_on, spent)
-        if restart == 1 or value < lowest:
-            point, lowest = found, value
-        if lowest <= attack.tolerance or time.monotonic() >= deadline:
-            break
-    return point, lowest, restart
+def _minimum(
+    attack: Matching, pixels: Pixels, energy: Energy, generator: torch.Generator, watch: Watch
+) -> tuple[Tensor, float]:
+    """The lowest point from one start."""
+    spent, start = watch.clock(), pixels.start(watch.restart, generator)
+    energy = _smoothed(energy, attack)
+    if attack.optimizer == "lbfgs":
+        return lbfgs(
+            energy, start, pixels.box, evaluations=attack.evaluations, settled=attack.settled, go_on=watch.go_on
+        )
+    return adam(
+        energy, start, pixels.box, evaluations=attack.evaluations, step_size=attack.step_size * pixels.spans,
+        signed=attack.optimizer == "signed-adam", go_on=watch.go_on, spent=spent,
+    )  # fmt: skip
 
 
 def _smoothed(energy: Energy, attack: Matching) -> Energy:
@@ -165,57 +191,14 @@ def _smoothed(energy: Energy, attack: Matching) -> Energy:
     return smoothed
 
 
-def _watch(attack: Matching, restart: int, before: float, deadline: float, progress: Progress) -> GoOn:
-    """Tells how far it is, and stops where the objective is as good as zero or the time is over."""
-    total = attack.evaluations * attack.restarts
-    done_before = attack.evaluations * (restart - 1)
-
-    def go_on(done: int, lowest: float) -> bool:
-        text = f"restart {restart} of {attack.restarts}, objective {min(lowest, before):.3g}"
-        progress(min(done_before + done, total), total, text)
-        return lowest > attack.tolerance and time.monotonic() < deadline
-
-    return go_on
-
-
-def _clock(deadline: float, *, restarts_left: int) -> Callable[[], float]:
-    """The share that is over of this restart's part of the time that is left."""
-    began = time.monotonic()
-    part = (deadline - began) / restarts_left
-    return lambda: (time.monotonic() - began) / part if part > 0 else 1.0
-
-
-def _search(
-    attack: Matching,
-    energy: Energy,
-    start: Tensor,
-    box: Box,
-    spans: Tensor,
-    go_on: GoOn,
-    spent: Callable[[], float],
-) -> tuple[Tensor, float]:
-    if attack.optimizer == "lbfgs":
-        return lbfgs(energy, start, box, evaluations=attack.evaluations, settled=attack.settled, go_on=go_on)
-    return adam(
-        energy,
-        start,
-        box,
-        evaluations=attack.evaluations,
-        step_size=attack.step_size * spans,
-        signed=attack.optimizer == "signed-adam",
-        go_on=go_on,
-        spent=spent,
-    )
-
-
-def _energy(attack: Matching, prior: Prior, unknowns: Unknowns, distance: Objective, point: Tensor) -> Tensor:
+def _energy(attack: Matching, prior: Prior, pixels: Pixels, distance: Objective, point: Tensor) -> Tensor:
     """The distance, the weight of total variation, and -log prior where the distance is a -log likelihood."""
-    inputs, targets = unknowns.split(point)
+    inputs, targets = pixels.split(point)
     value = distance(inputs, targets)
     if attack.total_variation:
         value = value + attack.total_variation * total_variation(inputs).sum()
     if attack.distance == "likelihood":
-        value = value + surprise(prior, inputs, unknowns.expected_under(targets)).sum()
+        value = value + surprise(prior, inputs, pixels.expected_under(targets)).sum()
     return value
 
 

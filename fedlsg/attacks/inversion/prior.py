@@ -1,7 +1,10 @@
-"""What the adversary knows about images before it sees a payload: shape, value range, statistics of public images.
+"""What the adversary knows about images before it sees a payload, and whether a payload can be enough without it.
 
 Symbols: B examples, C channels, d numbers of one image.
-A prior is made of public constants and public examples only.
+A prior is made of public constants and public examples only: shape, value range, statistics of public images.
+The unknowns of a batch are its B d inputs, d numbers each, and B labels where these are not known. At least as many
+equations as unknowns is necessary to know the batch without a prior, and not sufficient: equations repeat each other.
+Noise is not counted.
 """
 
 import math
@@ -11,7 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedlsg.attacks.observation import Guess, Knowledge
+from fedlsg.attacks.observation import Guess, Knowledge, Observation, ThreatModel
+from fedlsg.forms import TANGENT
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,3 +152,64 @@ def surprise(prior: Prior, images: Float[Tensor, "batch *shape"], expected: Tens
         return 0.5 * ((off @ prior.precision.to(off)) * off).sum(1)
     low, high = prior.bounds
     return 6 * (off / (high - low).to(off).flatten()).square().sum(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """Numbers of one observation: received, sent twice among them, and unknown under a threat model.
+
+    examples: B, the expected batch where the threat model does not grant it.
+    """
+
+    received: int
+    twice: int
+    examples: int
+    inputs: int
+    labels: int
+
+    @property
+    def equations(self) -> int:
+        """Numbers of the payload that no other one repeats."""
+        return self.received - self.twice
+
+    @property
+    def unknowns(self) -> int:
+        """Unknown numbers of the batch."""
+        return self.inputs + self.labels
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are as many equations as unknowns: without it no attack can be exact without a prior."""
+        return self.equations >= self.unknowns
+
+
+def count(observation: Observation, prior: Prior, threat: ThreatModel, known: Knowledge) -> Count:
+    """Received numbers against unknowns.
+
+    Raises ValueError where ``known`` holds less than the threat model grants, or ``threat`` is for one client and the
+    observation is of several.
+    """
+    if threat.labels == "known" and known.labels is None:
+        raise ValueError("the threat model grants labels, and none are there: choose labels='unknown', or give them")
+    if threat.examples == "known" and known.examples is None:
+        raise ValueError("the threat model grants the number of examples: choose examples='unknown', or give it")
+    if threat.view == "client" and len(observation.clients) != 1:
+        raise ValueError(f"view='client' is of one payload, this one is the sum of {len(observation.clients)} clients")
+    granted = known.examples if threat.examples == "known" else None
+    examples = granted or observation.expected_examples
+    return Count(
+        received=observation.frame.kept,
+        twice=sum(
+            _sent_twice(observation, c.name, c.L.shape[1])
+            for c in observation.frame.coordinates
+            if c.L is not None and c.form is TANGENT
+        ),
+        examples=examples,
+        inputs=examples * prior.size,
+        labels=0 if threat.labels == "known" else examples,
+    )
+
+
+def _sent_twice(observation: Observation, parameter: str, rank: int) -> int:
+    """r^2 numbers of L^T dW R^T are in dL R^T and in L^T dR; a mask on either leaves the other one alone."""
+    return rank**2 if all(b.kept == b.size for b in observation.frame.blocks if b.parameter == parameter) else 0

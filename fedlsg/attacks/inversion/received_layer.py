@@ -10,12 +10,16 @@ Everything is float64, public or received.
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers import Adapted
 from fedlsg.forms import TANGENT
+
+NOTHING = 1e-12
+"""Below this share of the largest signal there is none: float64's rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,10 +61,10 @@ class ReceivedLayer:
         return g if self.L is None else self.L.mT @ g
 
 
-def first_layer(seen: Observation) -> str:
+def first_layer(observation: Observation) -> str:
     """Path of the layer that sees the model's input. Raises DoesNotApply unless it is a trained linear layer."""
-    path, module = "", seen.model
-    for path, module in seen.model.named_modules():
+    path, module = "", observation.model
+    for path, module in observation.model.named_modules():
         if isinstance(module, Adapted | nn.Linear):
             return str(path)
         if next(module.parameters(recurse=False), None) is not None:
@@ -69,13 +73,13 @@ def first_layer(seen: Observation) -> str:
     raise DoesNotApply(f"the input goes into {path or 'the model'} ({kind}) first: closed forms need a linear layer")
 
 
-def received_layer(seen: Observation, path: str | None = None) -> ReceivedLayer:
+def received_layer(observation: Observation, path: str | None = None) -> ReceivedLayer:
     """The equations of the linear layer at ``path``, of the first layer without one.
 
     Raises DoesNotApply where the module is not linear, or its weight's gradient was sent as a core, or not at all.
     """
-    path = first_layer(seen) if path is None else path
-    module = seen.model.get_submodule(path)
+    path = first_layer(observation) if path is None else path
+    module = observation.model.get_submodule(path)
     prefix = f"{path}." if path else ""
     L: Tensor | None
     R: Tensor | None
@@ -83,12 +87,12 @@ def received_layer(seen: Observation, path: str | None = None) -> ReceivedLayer:
         if module.core is not None:
             raise DoesNotApply(f"{path}.core was sent, B^T G (A X)^T: closed forms need L^T G X^T")
         up, down = (f"{prefix}{name}.weight" for name in ("up", "down"))
-        A, B = seen.model.get_parameter(down), seen.model.get_parameter(up)
+        A, B = observation.model.get_parameter(down), observation.model.get_parameter(up)
         L, R = (module.scale * factor.detach().double() for factor in (B, A))
         keys, bias = ((up, "dense"), (down, "dense")), f"{prefix}base.bias"
     elif isinstance(module, nn.Linear):
         weight = f"{prefix}weight"
-        own = next((c for c in seen.frame.coordinates if c.name == weight), None)
+        own = next((c for c in observation.frame.coordinates if c.name == weight), None)
         if own is not None and own.carried and own.form is not TANGENT:
             raise DoesNotApply(f"{weight} was sent as a core, L^T G (R X)^T: closed forms need L^T G X^T")
         L, R = (None, None) if own is None or own.L is None or own.R is None else (own.L.double(), own.R.double())
@@ -96,20 +100,67 @@ def received_layer(seen: Observation, path: str | None = None) -> ReceivedLayer:
         bias = f"{prefix}bias"
     else:
         raise DoesNotApply(f"{path or 'the model'} is a {type(module).__name__}: closed forms need a linear layer")
-    left, right = (_received(seen, key) for key in keys)
+    left, right = (_received(observation, key) for key in keys)
     if right is None or not bool(right.kept.any()):
         raise DoesNotApply(f"nothing was sent of the gradient of {path or 'the model'}.weight (frozen, or masked away)")
-    alike = not (seen.mechanism.clips and seen.mechanism.clip == "per-block")
+    alike = not (observation.mechanism.clips and observation.mechanism.clip == "per-block")
     return ReceivedLayer(
-        path=path, right=right, left=left, bias=_received(seen, (bias, "dense")), L=L, R=R, scaled_alike=alike
+        path=path, right=right, left=left, bias=_received(observation, (bias, "dense")), L=L, R=R, scaled_alike=alike
     )
 
 
-def _received(seen: Observation, key: tuple[str, str]) -> Received | None:
-    found = [b for b in seen.frame.blocks if (b.parameter, b.part) == key]
+def _received(observation: Observation, key: tuple[str, str]) -> Received | None:
+    found = [b for b in observation.frame.blocks if (b.parameter, b.part) == key]
     if not found:
         return None
-    values, kept = seen.blocks[key].double(), seen.kept[key]
+    values, kept = observation.blocks[key].double(), observation.kept[key]
     if values.ndim == 3:
         values, kept = values.flatten(1), kept.flatten(1)
-    return Received(values=values, kept=kept, noise_std=seen.noise_std / found[0].weight)
+    return Received(values=values, kept=kept, noise_std=observation.noise_std / found[0].weight)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ratio:
+    """Least squares of every column of right = v x^T in x alone, v being known.
+
+    x: NaN where no coordinate with v in it was sent. energy: sum of v^2 over what was sent of a column. residual: norm
+    of right - v x^T over norm of right: 0 for one example without noise, larger for several examples.
+    """
+
+    x: Float[Tensor, " n"]
+    energy: Float[Tensor, " n"]
+    residual: float
+
+
+def ratio(right: Received, v: Float[Tensor, " rows"]) -> Ratio:
+    """x from ``right`` = v x^T, column by column; rows where v is NaN are left out."""
+    known = right.kept & v.isfinite().unsqueeze(1)
+    v = v.nan_to_num(0.0)
+    energy = known.double().mT @ v.square()
+    largest = float(v.square().sum())
+    x = torch.where(energy > NOTHING**2 * largest, right.values.mT @ v / energy, torch.nan)
+    off = torch.where(known, right.values - torch.outer(v, x.nan_to_num(0.0)), 0.0)
+    norm = float(torch.where(known, right.values, 0.0).norm())
+    return Ratio(x=x, energy=energy, residual=float(off.norm()) / norm if norm else torch.nan)
+
+
+def direction(right: Received, sweeps: int = 200) -> tuple[Float[Tensor, " n"], float]:
+    """Unit x of the rank-one matrix that fits what was sent of ``right`` best, NaN in empty columns, and the residual.
+
+    The leading singular vector where whole columns were sent, refined by alternating least squares where single
+    entries were: exact for one example without noise once the sent entries tie all rows and columns together.
+    """
+    columns = right.kept.any(0)
+    v: Tensor = torch.linalg.svd(right.values, full_matrices=False)[0][:, 0]
+    flipped = Received(values=right.values.mT, kept=right.kept.mT, noise_std=right.noise_std)
+    for _ in range(1 if _whole_columns(right.kept) else sweeps):
+        x = ratio(right, v).x
+        v = ratio(flipped, x).x
+        v = v / v.nan_to_num(0.0).norm()
+    found = ratio(right, v)
+    x = torch.where(columns, found.x, torch.nan)
+    return x / x.nan_to_num(0.0).norm(), found.residual
+
+
+def _whole_columns(kept: Bool[Tensor, "rows n"]) -> bool:
+    return bool((kept.all(0) == kept.any(0)).all())

@@ -52,7 +52,7 @@ def search_for(dtype: torch.dtype, draws: int) -> Search:
 
 
 def relu_batch(
-    seen: Observation, prior: Prior, known: Knowledge, generator: torch.Generator, *, draws: int = 100_000
+    observation: Observation, prior: Prior, known: Knowledge, generator: torch.Generator, *, draws: int = 100_000
 ) -> Guess:
     """All inputs of a batch, (B, *prior.shape), in no particular order; frozen columns are NaN.
 
@@ -64,9 +64,9 @@ def relu_batch(
     Raises DoesNotApply, saying why: noise, no bias, per-block clipping, single masked entries, frozen rows
     together with frozen columns, a batch of more than r, no sparse columns (another activation).
     """
-    layer = received_layer(seen)
-    search = search_for(seen.values.dtype, draws)
-    _check(seen, layer, prior)
+    layer = received_layer(observation)
+    search = search_for(observation.values.dtype, draws)
+    _check(observation, layer, prior)
     P, rows = _range_of(layer, search)
     batch = P.shape[1]
     if known.examples not in (None, batch):
@@ -77,7 +77,7 @@ def relu_batch(
     found: list[Guess] = []
 
     def explains(A: Tensor) -> bool:
-        found.append(_guess(seen, layer, prior, P @ A, rows, search))
+        found.append(_guess(observation, layer, prior, P @ A, rows, search))
         objective = found[-1].objective
         return objective is not None and objective < 100 * search.zero
 
@@ -86,7 +86,7 @@ def relu_batch(
 
 
 def _guess(
-    seen: Observation,
+    observation: Observation,
     layer: ReceivedLayer,
     prior: Prior,
     columns: Float[Tensor, "rows batch"],
@@ -99,19 +99,19 @@ def _guess(
     G = columns * torch.linalg.lstsq(columns, layer.bias.values[rows]).solution
     G = torch.where(G.abs() > search.zero * G.abs().amax(0), G, 0.0)
     X, residual = _inputs(layer, G, rows)
-    wrong = _contradictions(seen, layer, X, G != 0, rows)
+    wrong = _contradictions(observation, layer, X, G != 0, rows)
     note = f"{batch} examples from the zeros of their ReLUs"
     if wrong:
         note += f"; {wrong:.1%} of the signs of W x + b contradict them: not all of the columns are those of examples"
     return Guess(inputs=X.mT.reshape(batch, *prior.shape), objective=wrong + residual, note=note)
 
 
-def _check(seen: Observation, layer: ReceivedLayer, prior: Prior) -> None:
+def _check(observation: Observation, layer: ReceivedLayer, prior: Prior) -> None:
     if prior.size != layer.inputs:
         raise DoesNotApply(
             f"the first layer takes {layer.inputs} numbers, an input has {prior.size}: it sees positions"
         )
-    if seen.noise_std > 0:
+    if observation.noise_std > 0:
         raise DoesNotApply("noise fills the zeros that ReLU leaves: no column of G is sparse any more")
     if layer.bias is None or not layer.bias.whole or not layer.scaled_alike:
         raise DoesNotApply("the scale of each example comes from a whole db, clipped by the same factor as dL and dR")
@@ -164,12 +164,16 @@ def _inputs(
 
 
 def _contradictions(
-    seen: Observation, layer: ReceivedLayer, X: Float[Tensor, "n batch"], on: Bool[Tensor, "rows batch"], rows: Tensor
+    observation: Observation,
+    layer: ReceivedLayer,
+    X: Float[Tensor, "n batch"],
+    on: Bool[Tensor, "rows batch"],
+    rows: Tensor,
 ) -> float:
     """Share of neurons with G != 0 where W x + b <= 0; 0 where columns of x are unknown (nothing can be said)."""
     if bool(X.isnan().any()):
         return 0.0
-    module = seen.model.get_submodule(layer.path)
+    module = observation.model.get_submodule(layer.path)
     with torch.no_grad():
         outputs = module(X.mT.to(next(module.parameters()))).mT.double()[rows]
     return float((on & (outputs <= 0)).sum() / max(1, int(on.sum())))

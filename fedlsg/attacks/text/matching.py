@@ -11,12 +11,10 @@ Differs from the sources: no language model ranks the texts; the candidates may 
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -24,49 +22,36 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedlsg.attacks.inversion.matching import Progress
-from fedlsg.attacks.inversion.minimize import Box, adam
-from fedlsg.attacks.inversion.objectives import Compare, Distance, objective, unexplained
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
-from fedlsg.attacks.text.prior import TextPrior
+from fedlsg.attacks.replay import Distance, objective
+from fedlsg.attacks.search import Box, Progress, Search, Watch, adam, search
+from fedlsg.attacks.text.tokens import TextPrior
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextMatching:
+class TextMatching(Search):
     """A matching attack on texts.
 
-    proposals: replacements tried at each gradient, over all positions. rounds: gradients at most, a restart.
     evaluations: steps of Adam on free embeddings before; the first restart, from the given start, has none of them.
-    step_size: of Adam, as a share of the embeddings' deviation. tolerance: an objective that is as good as zero.
+    proposals: replacements tried at each gradient, over all positions. rounds: gradients at most, a restart.
     """
 
     distance: Distance = "cosine"
-    compare: Compare = "adaptive"
     restarts: int = 2
     evaluations: int = 60
     step_size: float = 0.3
+    tolerance: float = 1e-9
     rounds: int = 50
     proposals: int = 24
-    tolerance: float = 1e-9
-    seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name, options in (("distance", Distance), ("compare", Compare)):
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
-        if min(self.restarts, self.evaluations, self.rounds, self.proposals) < 1:
-            raise ValueError(
-                f"expected restarts={self.restarts}, evaluations={self.evaluations}, rounds={self.rounds} and "
-                f"proposals={self.proposals} >= 1"
-            )
-        if not self.step_size > 0 or not self.tolerance >= 0 or not (self.seconds is None or self.seconds > 0):
-            raise ValueError(
-                f"expected step_size={self.step_size} > 0, tolerance={self.tolerance} >= 0, seconds={self.seconds} > 0"
-            )
+        super().__post_init__()
+        if min(self.rounds, self.proposals) < 1:
+            raise ValueError(f"expected rounds={self.rounds} and proposals={self.proposals} >= 1")
 
 
 def match_text(
-    seen: Observation,
+    observation: Observation,
     knowledge: Knowledge,
     prior: TextPrior,
     *,
@@ -76,69 +61,57 @@ def match_text(
 ) -> Guess:
     """The tokens (B, T) and labels of lowest objective over all restarts; padding is outside the attention mask.
 
-    Where the number of examples is not granted, the declared expected batch is used. Guarantee: the same
+    Where the number of examples is not known, the declared expected batch is used. Guarantee: the same
     arguments and generator state give the same guess unless ``seconds`` cuts it off; the model is left as it was.
     Raises DoesNotApply where ``objective`` does, and for a vocabulary that names no word embedding.
     """
     path = prior.vocabulary.words
-    words = seen.model.get_submodule(path) if path else None
+    words = observation.model.get_submodule(path) if path else None
     if not isinstance(words, nn.Embedding):
         raise DoesNotApply(f"words={path!r} is no table of word embeddings: tokens have no gradient")
-    if knowledge.labels is None and not seen.class_targets:
+    if knowledge.labels is None and not observation.class_targets:
         raise DoesNotApply("the targets are no classes, which a search could try: grant them, labels='known'")
-    examples = knowledge.examples or max(1, round(seen.local.expected_batch))
-    prior = prior.to(seen.values.device)
-    search = _Search(seen, prior, attack, words, progress)
-    best: tuple[float, Tensor, Tensor] | None = None
-    restart = 0
-    for restart in range(attack.restarts):
-        tokens, labels = _start(search, knowledge, examples, restart, generator)
-        found = search.improve(tokens, labels, free_labels=knowledge.labels is None)
-        best = found if best is None or found[0] < best[0] else best
-        if best[0] <= attack.tolerance or search.over:
-            break
-    assert best is not None
-    note = f"{attack.compare} {attack.distance}, {restart + 1} restart(s), {search.tried} replays"
-    left = None
-    if attack.compare == "adaptive":
-        left = unexplained(seen, search.inputs(best[1]), best[2], scaled=attack.distance == "cosine")
-    return Guess(inputs=best[1].cpu(), labels=best[2].cpu(), objective=best[0], unexplained=left, note=note)
+    sought = Tokens(observation, knowledge, prior.to(observation.values.device), attack, words)
+    found = search(observation, attack, partial(sought.minimum, generator), sought.split, progress)
+    tokens, labels = found.point
+    note = f"{attack.compare} {attack.distance}, {found.restarts} restart(s), {sought.tried} replays"
+    return Guess(
+        inputs=tokens.cpu(), labels=labels.cpu(), objective=found.objective, unexplained=found.unexplained, note=note
+    )
 
 
-def _start(
-    search: "_Search", knowledge: Knowledge, examples: int, restart: int, generator: torch.Generator
-) -> tuple[Int64[Tensor, "batch positions"], Int64[Tensor, " batch"]]:
-    """The prior's start or blind guess, then a continuous search from tokens that are drawn."""
-    prior, allowed = search.prior, search.allowed
-    labels = knowledge.labels if knowledge.labels is not None else torch.zeros(examples, dtype=torch.int64)
-    labels = labels.to(allowed.device)
-    draw = torch.randint(len(allowed), (examples, prior.vocabulary.length), generator=generator)
-    drawn = allowed[draw.to(allowed.device)]
-    blind = drawn if prior.blind is None else prior.blind.expand(examples, -1)
-    if restart == 0:
-        return (blind if prior.start is None else prior.start).clone(), labels
-    return search.free(torch.where(search.replaceable(blind), drawn, blind), labels), labels
-
-
-class _Search:
-    """One observation, its objective, and the time that is left."""
+class Tokens:
+    """Tokens and labels of one observation, their objective, and how many replays it took."""
 
     def __init__(
-        self, seen: Observation, prior: TextPrior, attack: TextMatching, words: nn.Embedding, progress: Progress
+        self, observation: Observation, known: Knowledge, prior: TextPrior, attack: TextMatching, words: nn.Embedding
     ) -> None:
-        self.seen, self.prior, self.attack, self.words, self.progress = seen, prior, attack, words, progress
-        self.distance = objective(seen, distance=attack.distance, compare=attack.compare)
-        self.deadline = math.inf if attack.seconds is None else time.monotonic() + attack.seconds
+        self.observation, self.known, self.prior, self.attack, self.words = observation, known, prior, attack, words
+        self.examples = known.examples or observation.expected_examples
+        self.distance = objective(observation, distance=attack.distance, compare=attack.compare)
         v = prior.vocabulary
-        common = seen.values.new_zeros(v.size) if prior.log_frequency is None else prior.log_frequency
+        common = observation.values.new_zeros(v.size) if prior.log_frequency is None else prior.log_frequency
         barred = torch.zeros(v.size, dtype=torch.bool, device=common.device)
         barred[[*v.special, v.pad]] = True
         self.allowed = (~barred & (common > -math.inf)).nonzero().squeeze(1)
         self.tried = 0
 
-    @property
-    def over(self) -> bool:
-        return time.monotonic() >= self.deadline
+    def minimum(self, generator: torch.Generator, watch: Watch) -> tuple[tuple[Tensor, Tensor], float]:
+        """The prior's start or blind guess, then a continuous search from tokens that are drawn; both improved."""
+        prior, allowed = self.prior, self.allowed
+        labels = torch.zeros(self.examples, dtype=torch.int64) if self.known.labels is None else self.known.labels
+        labels = labels.to(allowed.device)
+        draw = torch.randint(len(allowed), (self.examples, prior.vocabulary.length), generator=generator)
+        drawn = allowed[draw.to(allowed.device)]
+        blind = drawn if prior.blind is None else prior.blind.expand(self.examples, -1)
+        start = (blind if prior.start is None else prior.start).clone()
+        if watch.restart > 1:
+            start = self.free(torch.where(self.replaceable(blind), drawn, blind), labels, watch)
+        return self.improve(start, labels, watch)
+
+    def split(self, point: tuple[Tensor, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """(inputs, targets) of tokens and labels."""
+        return self.inputs(point[0]), point[1]
 
     def inputs(self, tokens: Int64[Tensor, "batch positions"]) -> dict[str, Tensor]:
         return {"input_ids": tokens, "attention_mask": (tokens != self.prior.vocabulary.pad).long()}
@@ -177,23 +150,18 @@ class _Search:
         with standing_in(self.words, table.flatten(0, 1), pad), sdpa_kernel(SDPBackend.MATH):
             return self.distance(self.inputs(places.masked_fill(padded, pad)), labels)
 
-    def free(self, tokens: Tensor, labels: Tensor) -> Int64[Tensor, "batch positions"]:
+    def free(self, tokens: Tensor, labels: Tensor, watch: Watch) -> Int64[Tensor, "batch positions"]:
         """Adam on free embeddings, then the token of each position that points the same way."""
         table = self.words.weight.detach()
         shape = torch.Size((*tokens.shape, table.shape[1]))
         spread = table[self.allowed].std()
         limit = torch.full((shape.numel(),), math.inf, device=table.device)
         padded = tokens == self.prior.vocabulary.pad
-        total = self.attack.evaluations
         energy = partial(self._flat_energy, shape, labels, padded)
-
-        def go_on(done: int, lowest: float) -> bool:
-            self.progress(done, total, f"free embeddings, objective {lowest:.3g}")
-            return not self.over
-
+        # Free embeddings that explain everything are no text yet: only the time ends this.
         point, _ = adam(
-            energy, table[tokens].flatten(), Box(low=-limit, high=limit), evaluations=total,
-            step_size=self.attack.step_size * spread, signed=False, go_on=go_on,
+            energy, table[tokens].flatten(), Box(low=-limit, high=limit), evaluations=self.attack.evaluations,
+            step_size=self.attack.step_size * spread, signed=False, go_on=lambda done, _: watch.go_on(done, math.inf),
         )  # fmt: skip
         likeness = F.normalize(point.view(shape), dim=-1) @ F.normalize(table, dim=-1).mT
         return torch.where(self.replaceable(tokens), self._only_candidates(likeness).argmax(-1), tokens)
@@ -210,29 +178,29 @@ class _Search:
             keep.scatter_(1, self.prior.candidates.mT, True)
         return scores.masked_fill(~keep, -math.inf)
 
-    def improve(self, tokens: Tensor, labels: Tensor, *, free_labels: bool) -> tuple[float, Tensor, Tensor]:
-        """(objective, tokens, labels): the best replacements one after the other while any lowers the objective."""
+    def improve(self, tokens: Tensor, labels: Tensor, watch: Watch) -> tuple[tuple[Tensor, Tensor], float]:
+        """Tokens, labels and their objective: the best moves one after the other while any lowers it."""
         lowest = self.value(tokens, labels)
         for number in range(self.attack.rounds):
-            self.progress(number, self.attack.rounds, f"objective {lowest:.3g}")
-            if lowest <= self.attack.tolerance or self.over:
+            watch.progress(number, self.attack.rounds, f"objective {lowest:.3g}")
+            if lowest <= self.attack.tolerance or watch.over:
                 break
             before = lowest
-            for new_tokens, new_labels in self.moves(tokens, labels, free_labels):
-                value = self.value(new_tokens, new_labels)
+            for moved in self.moves(tokens, labels):
+                value = self.value(*moved)
                 if value < lowest:
-                    lowest, tokens, labels = value, new_tokens, new_labels
+                    lowest, (tokens, labels) = value, moved
                     break
-                if self.over:
+                if watch.over:
                     break
             if not lowest < before:
                 break
-        return lowest, tokens, labels
+        return (tokens, labels), lowest
 
-    def moves(self, tokens: Tensor, labels: Tensor, free_labels: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Other labels where nobody granted them, exchanges between texts, tokens by first-order change, then pairs of
+    def moves(self, tokens: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Other labels where they are not known, exchanges between texts, tokens by first-order change, then pairs of
         tokens of a text in each other's place, which is where single replacements get stuck."""
-        if free_labels:
+        if self.known.labels is None:
             for row in range(len(labels)):
                 for label in range(self.classes):
                     if label != labels[row]:
@@ -268,7 +236,7 @@ class _Search:
         """Outputs of the model, counted in a run of one text."""
         ids = self.allowed[:1].expand(1, self.prior.vocabulary.length)
         with torch.no_grad():
-            outputs: Tensor = self.seen.model(**self.inputs(ids))
+            outputs: Tensor = self.observation.model(**self.inputs(ids))
         return outputs.shape[1]
 
 

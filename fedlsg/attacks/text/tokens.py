@@ -11,7 +11,7 @@ rows than tokens weaken the test and do not break it; the common direction of al
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -91,21 +91,21 @@ class TokenScores:
         return self.share.topk(min(count, len(self.share)), dim=0).indices
 
 
-def span_test(seen: Observation, vocabulary: Vocabulary) -> TokenScores:
+def span_test(observation: Observation, vocabulary: Vocabulary) -> TokenScores:
     """Score every token at every position; special ones get 0.
 
     Raises DoesNotApply where no received layer reads the embeddings, or where noise hides every direction.
     """
-    span = received_span(seen, readers(seen.model, vocabulary.embeddings, vocabulary.length))
-    n = _width(seen.model, vocabulary)
-    direction = _common(seen.model, vocabulary)[span.columns].double()
+    span = received_span(observation, readers(observation.model, vocabulary.embeddings, vocabulary.length))
+    n = _width(observation.model, vocabulary)
+    direction = _common(observation.model, vocabulary)[span.columns].double()
     direction = direction / direction.norm().clamp_min(torch.finfo(direction.dtype).tiny)
     basis, _ = without(span, direction)
     used = torch.zeros(n, 1).index_fill_(0, span.columns, 1.0)
     into = torch.zeros(n, len(basis) + 1)
     into[span.columns] = torch.cat([direction.unsqueeze(0), basis]).float().mT
     table = torch.zeros(vocabulary.size, vocabulary.length)
-    for tokens, x in embedded(seen.model, vocabulary):
+    for tokens, x in embedded(observation.model, vocabulary):
         x = x.float()
         parts = (x @ into).square()
         whole = (x.square() @ used).squeeze(-1) - parts[..., 0]
@@ -192,14 +192,14 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def received_span(seen: Observation, layers: tuple[str, ...]) -> Span:
+def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
     """The span of what was received of ``layers``: rows of dR, or of the dense gradient.
 
     Directions whose singular value noise alone would reach are left out: sigma (sqrt(rows) + sqrt(columns) + 3), which
     the largest one of noise passes with a probability of exp(-9/2) at most (Davidson and Szarek 2001).
     Raises DoesNotApply where nothing is left.
     """
-    blocks, kept = seen.blocks, seen.kept
+    blocks, kept = observation.blocks, observation.kept
     found = [key for name in layers for key in ((name, "R"), (name, "dense")) if key in blocks]
     if not found:
         raise DoesNotApply(f"nothing was received of {', '.join(layers)}: neither dR nor a dense gradient")
@@ -207,7 +207,7 @@ def received_span(seen: Observation, layers: tuple[str, ...]) -> Span:
     if not len(columns):
         raise DoesNotApply(f"no in unit was kept in all of {', '.join(layers)}")
     rows = torch.cat([blocks[key].flatten(1)[kept[key].flatten(1).any(1)][:, columns] for key in found])
-    noise = seen.noise_std * (math.sqrt(len(rows)) + math.sqrt(len(columns)) + 3)
+    noise = observation.noise_std * (math.sqrt(len(rows)) + math.sqrt(len(columns)) + 3)
     _, values, right = torch.linalg.svd(rows.double(), full_matrices=False)
     least = max(noise, ROUNDING * float(values[0])) if len(values) else noise
     above = values > least
@@ -230,3 +230,35 @@ def _whole_columns(kept: Bool[Tensor, "rows n"]) -> Bool[Tensor, " n"]:
     """Columns that every row with anything kept has: what a span over columns can be taken of."""
     kept = kept.flatten(1)
     return kept[kept.any(1)].all(0) if bool(kept.any()) else torch.zeros(kept.shape[1], dtype=torch.bool)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextPrior:
+    """What is public about the texts.
+
+    log_frequency: (V,) log p of a token in public texts, -inf for one that no text holds; None: all alike.
+    blind: (T,) the guess without a payload, which a likelihood counts changes from; None: drawn at random. Its tokens
+        that no text is made of (begin, end: special, or of frequency 0) stay where they are.
+    start: (B, T) tokens to start from, ``blind`` where None. candidates: (C, T) the only tokens that are tried at each
+        position; None: all that texts are made of.
+    """
+
+    vocabulary: Vocabulary
+    log_frequency: Float[Tensor, " tokens"] | None = None
+    blind: Int64[Tensor, " positions"] | None = None
+    start: Int64[Tensor, "batch positions"] | None = None
+    candidates: Int64[Tensor, "c positions"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.log_frequency is not None and self.log_frequency.shape != (self.vocabulary.size,):
+            raise ValueError(
+                f"expected a log frequency for {self.vocabulary.size} tokens, got {tuple(self.log_frequency.shape)}"
+            )
+        for name, tokens in (("blind", self.blind), ("start", self.start), ("candidates", self.candidates)):
+            if tokens is not None and tokens.shape[-1:] != (self.vocabulary.length,):
+                raise ValueError(f"expected {name} of {self.vocabulary.length} positions, got {tuple(tokens.shape)}")
+
+    def to(self, device: torch.device) -> "TextPrior":
+        """The same on a device."""
+        tensors = {name: getattr(self, name) for name in ("log_frequency", "blind", "start", "candidates")}
+        return replace(self, **{name: t.to(device) for name, t in tensors.items() if t is not None})

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.inversion.counting import Count, count
-from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from
+from fedlsg.attacks.inversion.prior import Count, Prior, blind_guess, count, prior_from
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.images.catalogue import SMALL, attacks_named, strongest
 from simulations.attack.images.classifier import ClassifierLeak, classifier_leak

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlsg.attacks.inversion.head import labels_of
-from fedlsg.attacks.inversion.linear_input import input_of_linear, settle_scale
-from fedlsg.attacks.inversion.matching import ATTACKS, Progress, match
+from fedlsg.attacks.inversion.linear import input_of_linear, labels_of, settle_scale
+from fedlsg.attacks.inversion.matching import ATTACKS, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.search import Progress
 from fedlsg.choices import REMOVED, choose
 from simulations.attack.recorded.target import Attack
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlsg.attacks.inversion.head import features, labels_of
+from fedlsg.attacks.inversion.linear import features, labels_of
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation, ThreatModel
 from fedlsg.carriers import find_output_layer

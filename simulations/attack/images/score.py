@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
 from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import Guess
 from simulations.attack.recorded.best import not_converged
 from simulations.attack.recorded.names import shown_name

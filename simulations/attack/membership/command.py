@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fedlsg.attacks.membership.loss_threshold import LossThreshold, loss_threshold
+from fedlsg.attacks.membership import LossThreshold, loss_threshold
 from fedlsg.randomness import public_generator
 from simulations.attack.membership.findings import Report, facts, granted, tables, verdict
 from simulations.attack.membership.measure import attack, claimed

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlsg.attacks.audit.verdict import Claim
-from fedlsg.attacks.membership.loss_threshold import LossThreshold
-from fedlsg.attacks.membership.roc import LOW_RATES, Rate, Roc
+from fedlsg.attacks.membership import LossThreshold
+from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
 from simulations.attack.membership.measure import Found, Limit, over_the_claim, paired_difference
 from simulations.attack.membership.per_round import PerRound
 from simulations.attack.membership.shadows import Trained

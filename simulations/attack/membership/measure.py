@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from fedlsg.accounting import Event, compose
+from fedlsg.attacks.audit.bounds import subsampled
 from fedlsg.attacks.audit.verdict import Claim, claim_of, training_event
-from fedlsg.attacks.membership import lira
-from fedlsg.attacks.membership.loss_threshold import loss_threshold
-from fedlsg.attacks.membership.roc import LOW_RATES, Rate, Roc, roc
-from fedlsg.attacks.membership.tradeoff import subsampled
+from fedlsg.attacks.membership import lira_offline, lira_online, loss_threshold
+from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc, roc
 from fedlsg.randomness import public_generator
 from simulations.attack.membership.shadows import Trained, pair_of
 from simulations.plan.plan import Plan, count_blocks, events_of
@@ -93,7 +92,7 @@ def scored(name: str, models: Trained, target: int) -> Float[np.ndarray, " candi
     if name == "loss threshold":
         return np.asarray(-np.logaddexp(0.0, -phi))
     others = [m for m in range(1, len(models.inside)) if m not in (target, pair_of(target))]
-    run = lira.online if name == "LiRA online" else lira.offline
+    run = lira_online if name == "LiRA online" else lira_offline
     return run(phi, models.confidence[others], models.inside[others])
 
 

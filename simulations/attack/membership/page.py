@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedlsg.attacks.membership.roc import LOW_RATES, Roc
+from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.owner_only import make_parents
 from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.shipped import output
-from fedlsg.attacks.membership.matched_filter import Membership, closed_form_tpr, play, rates
-from fedlsg.attacks.membership.roc import LOW_RATES
+from fedlsg.attacks.membership import Membership, closed_form_tpr, play, rates
+from fedlsg.attacks.metrics import LOW_RATES
 from fedlsg.gradients import per_example_gradients
 from fedlsg.privacy import clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlsg.attacks.membership.lira import scaled_confidence
+from fedlsg.attacks.membership import scaled_confidence
 from fedlsg.randomness import public_generator
 from fedlsg.row_checks import model_outputs
 from simulations.attack.membership import units

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from fedlsg.attacks.membership.matched_filter import closed_form_tpr
+from fedlsg.attacks.membership import closed_form_tpr
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.randomness import public_generator
 from simulations.attack.recorded.observations import Record

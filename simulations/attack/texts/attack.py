@@ -10,8 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.attacks.text.prior import TextPrior
-from fedlsg.attacks.text.tokens import Vocabulary
+from fedlsg.attacks.text.tokens import TextPrior, Vocabulary
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
 from simulations.attack.texts.catalogue import text_attacks

@@ -6,12 +6,11 @@ from types import MappingProxyType
 
 import torch
 
-from fedlsg.attacks.inversion.matching import Progress
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.search import Progress
 from fedlsg.attacks.text.matching import TextMatching, match_text
-from fedlsg.attacks.text.prior import TextPrior
 from fedlsg.attacks.text.token_reading import read_tokens
-from fedlsg.attacks.text.tokens import span_test
+from fedlsg.attacks.text.tokens import TextPrior, span_test
 from fedlsg.choices import choose
 from simulations.attack.recorded.target import Attack
 
@@ -28,7 +27,7 @@ def _span(
     progress: Progress,
     device: str = "cpu",
 ) -> Guess:
-    texts = known.examples or max(1, round(seen.local.expected_batch))
+    texts = known.examples or seen.expected_examples
     scores = span_test(seen, prior.vocabulary)
     reading = read_tokens(seen.model, scores, prior.vocabulary, texts=texts, generator=generator)
     return Guess(
@@ -55,7 +54,7 @@ def _matching(name: str, *, naive: bool) -> Attack[TextPrior]:
             compare="naive" if naive else "adaptive",
             seconds=seconds,
         )
-        texts = known.examples or max(1, round(seen.local.expected_batch))
+        texts = known.examples or seen.expected_examples
         try:
             scores = span_test(seen, prior.vocabulary)
             start = read_tokens(seen.model, scores, prior.vocabulary, texts=texts, generator=generator).tokens

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedlsg.attacks.inversion.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
+from fedlsg.attacks.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
 from fedlsg.attacks.observation import Guess
 from simulations.attack.recorded.best import not_converged
 from simulations.attack.recorded.names import shown_name

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.inversion.counting import count
-from fedlsg.attacks.inversion.linear_input import input_of_linear
-from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.linear import input_of_linear
+from fedlsg.attacks.inversion.prior import Prior, count
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
 from fedlsg.attacks.replay import dense_gradients, in_frame, lifted, replay
 from fedlsg.gradients.per_example import per_example_gradients

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedlsg.attacks.inversion.linear_input import input_of_linear
-from fedlsg.attacks.inversion.metrics import Interval
+from fedlsg.attacks.inversion.linear import input_of_linear
 from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
 from simulations.attack.curves import caption, curves, sigma_lines, sparsity_lines
 from simulations.attack.images.attack import attack_images, image_prior

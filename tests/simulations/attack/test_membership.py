@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from fedlsg.accounting import Event
 from fedlsg.attacks.audit.plants import PLANTS, planted, scaled_noise
 from fedlsg.attacks.audit.verdict import claim_of
-from fedlsg.attacks.membership.matched_filter import closed_form_tpr
-from fedlsg.attacks.membership.roc import Rate, roc
+from fedlsg.attacks.membership import closed_form_tpr
+from fedlsg.attacks.metrics import Rate, roc
 from simulations.attack.membership.command import as_shadow, membership_command
 from simulations.attack.membership.findings import Report, bounded, facts, tables, verdict
 from simulations.attack.membership.measure import (

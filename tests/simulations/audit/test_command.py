@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.attacks.audit.plants import PLANTS
-from fedlsg.attacks.audit.power import canaries as enough_canaries
+from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.training_mode import payload_checks
 from simulations.audit import training
 from simulations.audit.command import audit_command

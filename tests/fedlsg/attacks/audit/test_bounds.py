@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fedlsg.attacks.audit.bounds import Guesses, f_dp_p_value, f_dp_refuted, guess, one_run_epsilon, one_run_p_value
-from fedlsg.attacks.membership.tradeoff import from_curve, gaussian, gaussian_epsilon
+from fedlsg.attacks.audit.bounds import (
+    Guesses,
+    f_dp_p_value,
+    f_dp_refuted,
+    from_curve,
+    gaussian,
+    gaussian_epsilon,
+    guess,
+    one_run_epsilon,
+    one_run_p_value,
+)
 
 
 def pure(epsilon):

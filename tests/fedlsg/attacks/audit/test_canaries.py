@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 import fedlsg.training.client
 import strategies
-from fedlsg.attacks.audit.canaries import (
+from fedlsg.attacks.audit.setting import step_weights
+from fedlsg.attacks.audit.shipped import (
     along,
     injected,
     log_ratios,
@@ -21,7 +22,6 @@ from fedlsg.attacks.audit.canaries import (
     shares,
     spread,
 )
-from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.method import Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from fedlsg.attacks.audit.power import RATIO, Z, canaries, found_ratio, silent_rounds
-from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.setting import RATIO, Setting, Z, canaries, found_ratio, silent_rounds
 from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
 from tests.fedlsg.support.audit_setting import aggregated, at_client_level, secure, setting
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fedlsg.training.client
+from fedlsg.attacks.audit.bounds import gaussian_epsilon
 from fedlsg.attacks.audit.plants import PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import Claim, as_dict, estimate, judge, stated_claim
-from fedlsg.attacks.membership.tradeoff import gaussian_epsilon
 from tests.fedlsg.support.audit_setting import aggregated, audit, same, setting, verdict
 
 

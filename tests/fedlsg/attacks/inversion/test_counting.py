@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlsg.attacks.inversion.counting import count
-from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.prior import Prior, count
 from fedlsg.attacks.observation import Knowledge, ThreatModel
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 

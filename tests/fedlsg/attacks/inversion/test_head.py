@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.attacks.inversion.head import features, label_counts, label_of_one, labels_of
+from fedlsg.attacks.inversion.linear import features, label_counts, label_of_one, labels_of
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge
 from tests.fedlsg.support.observed import digits, method, mlp, observe

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedlsg.attacks.inversion.head import label_of_one
-from fedlsg.attacks.inversion.linear_input import direction, fit_range, input_of_linear, ratio, settle_scale
+from fedlsg.attacks.inversion.linear import direction, fit_range, input_of_linear, label_of_one, ratio, settle_scale
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import Received, received_layer
 from fedlsg.attacks.observation import DoesNotApply, Guess, Observation

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
-from fedlsg.attacks.inversion.metrics import best_matching, psnr, squared_errors
-from fedlsg.attacks.inversion.objectives import objective
 from fedlsg.attacks.inversion.prior import Prior, prior_from
+from fedlsg.attacks.metrics import best_matching, psnr, squared_errors
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation
+from fedlsg.attacks.replay import objective
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import cross_entropy, digits, method, mlp, observe
 
@@ -197,4 +197,4 @@ def test_what_settings_refuse(wrong):
 
 def test_no_parameter_could_carry_the_truth():
     parameters = inspect.signature(match).parameters
-    assert set(parameters) == {"seen", "knowledge", "prior", "attack", "generator", "progress"}
+    assert set(parameters) == {"observation", "knowledge", "prior", "attack", "generator", "progress"}

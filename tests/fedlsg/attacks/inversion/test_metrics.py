@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.attacks.inversion.metrics import (
+from fedlsg.attacks.metrics import (
     best_matching,
     exact_match,
     mean_interval,

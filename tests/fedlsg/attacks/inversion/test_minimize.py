@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.inversion.minimize import Box, adam, lbfgs
+from fedlsg.attacks.search import Box, adam, lbfgs
 
 START = torch.zeros(2, dtype=torch.float64)
 FREE = Box(low=torch.full((2,), -math.inf), high=torch.full((2,), math.inf))

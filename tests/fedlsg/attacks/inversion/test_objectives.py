@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlsg.attacks.inversion.objectives import cosine, cosine_of_blocks, euclidean, negative_log_likelihood, objective
 from fedlsg.attacks.observation import DoesNotApply
+from fedlsg.attacks.replay import cosine, cosine_of_blocks, euclidean, negative_log_likelihood, objective
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 METHODS = {

@@ -2,8 +2,8 @@ import math
 
 import torch
 
+from fedlsg.attacks.inversion.matching import START_SPREAD, Pixels
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.inversion.unknowns import START_SPREAD, Unknowns
 from fedlsg.attacks.observation import Knowledge
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
@@ -11,9 +11,9 @@ MEANS = torch.arange(10, dtype=torch.float64).div(10).reshape(10, 1, 1, 1).expan
 PRIOR = Prior(shape=(1, 8, 8), low=0.0, high=1.0, mean=MEANS)
 
 
-def unknowns(known: Knowledge, examples: int = 2) -> Unknowns:
+def unknowns(known: Knowledge, examples: int = 2) -> Pixels:
     x, y = digits(2)
-    return Unknowns(observe(method("rgp"), mlp(), x, y), known, PRIOR, examples)
+    return Pixels(observe(method("rgp"), mlp(), x, y), known, PRIOR, examples)
 
 
 def test_granted_labels_are_no_unknowns():

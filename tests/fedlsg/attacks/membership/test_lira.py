@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fedlsg.attacks.membership.lira import offline, online, scaled_confidence
-from fedlsg.attacks.membership.roc import tpr_at_fpr
+from fedlsg.attacks.membership import lira_offline, lira_online, scaled_confidence
+from fedlsg.attacks.metrics import tpr_at_fpr
 
 
 def world(models=200, examples=400, seed=0):
@@ -35,14 +35,14 @@ def test_confidence_is_the_logit_of_softmax():
 def test_online_approaches_the_exact_ratio(fixed):
     target, _, shadows, inside, difficulty = world(models=4000, examples=50)
     exact = norm.logpdf(target, difficulty + 1.5) - norm.logpdf(target, difficulty)
-    assert np.abs(online(target, shadows, inside, fixed_variance=fixed) - exact).max() < 0.5
+    assert np.abs(lira_online(target, shadows, inside, fixed_variance=fixed) - exact).max() < 0.5
 
 
 def test_finds_more_members_at_low_rates_than_one_threshold():
     """The negative control of a global threshold: difficulty hides who was trained on."""
     target, members, shadows, inside, _ = world(examples=4000)
     plain = tpr_at_fpr(target[members], target[~members], 0.01)
-    for scores in (online(target, shadows, inside), offline(target, shadows, inside)):
+    for scores in (lira_online(target, shadows, inside), lira_offline(target, shadows, inside)):
         best = tpr_at_fpr(scores[members], scores[~members], 0.01)
         assert best.low > plain.high
         assert best.value == pytest.approx(norm.sf(norm.isf(0.01) - 1.5), abs=0.06)
@@ -51,23 +51,23 @@ def test_finds_more_members_at_low_rates_than_one_threshold():
 def test_offline_uses_no_shadow_with_the_example():
     target, _, shadows, inside, _ = world()
     changed = np.where(inside, shadows + 100, shadows)
-    np.testing.assert_allclose(offline(target, changed, inside), offline(target, shadows, inside))
-    assert not np.allclose(offline(target, changed), offline(target, shadows))
+    np.testing.assert_allclose(lira_offline(target, changed, inside), lira_offline(target, shadows, inside))
+    assert not np.allclose(lira_offline(target, changed), lira_offline(target, shadows))
 
 
 def test_members_labels_exchanged_are_noticed():
     """Negative control: shadows whose membership is shuffled tell nothing."""
     target, members, shadows, inside, _ = world(examples=4000)
     shuffled = np.random.default_rng(1).permuted(inside, axis=0)
-    scores = online(target, shadows, shuffled)
+    scores = lira_online(target, shadows, shuffled)
     assert tpr_at_fpr(scores[members], scores[~members], 0.01).value < 0.08
 
 
 def test_refuses():
     target, _, shadows, inside, _ = world(models=10, examples=5)
     with pytest.raises(ValueError, match="train more shadows"):
-        online(target, shadows, np.ones_like(inside))
+        lira_online(target, shadows, np.ones_like(inside))
     with pytest.raises(ValueError, match="expected target"):
-        online(target[:-1], shadows, inside)
+        lira_online(target[:-1], shadows, inside)
     with pytest.raises(ValueError, match="finite"):
-        online(np.full_like(target, np.inf), shadows, inside)
+        lira_online(np.full_like(target, np.inf), shadows, inside)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fedlsg.attacks.membership.loss_threshold import best_threshold, loss_threshold
+from fedlsg.attacks.membership import best_threshold, loss_threshold
 
 
 def generator(seed=0):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from benchmarks.attack_closed_forms import measure
-from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload
+from fedlsg.attacks.membership import closed_form_tpr, filter_payload
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import reproducible_stream

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 from sklearn.metrics import roc_auc_score
 
-from fedlsg.attacks.membership.roc import auc, clopper_pearson, roc, tpr_at_fpr
+from fedlsg.attacks.metrics import auc, clopper_pearson, roc, tpr_at_fpr
 
 values = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fedlsg.accounting.bounds import epsilon as epsilon_of
-from fedlsg.attacks.membership.tradeoff import from_curve, gaussian, gaussian_delta, gaussian_epsilon, subsampled
+from fedlsg.attacks.audit.bounds import from_curve, gaussian, gaussian_delta, gaussian_epsilon, subsampled
 
 shares = st.floats(0.0, 1.0)
 

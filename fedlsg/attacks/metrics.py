@@ -1,6 +1,7 @@
-"""How near a guess is to the truth: for the report alone, which is the one place where a batch and a guess meet.
+"""How near a guess is to the truth, and how well scores tell members from others: for reports alone.
 
 Symbols: B examples; the range is the public width of the values (``Prior.span``), never that of the given images.
+A score is higher the more likely its example is a member. All intervals are two-sided at ``confidence``.
 """
 
 import math
@@ -8,9 +9,12 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
+from scipy.special import ndtri
+from scipy.stats import beta, binom, rankdata
 from scipy.stats import t as student_t
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,7 +27,7 @@ def psnr(
     guess: Float[Tensor, "batch *shape"], truth: Float[Tensor, "batch *shape"], *, data_range: float
 ) -> Float[Tensor, " batch"]:
     """10 log10(range^2 / mean squared error) of each example in dB; infinite for equal ones, NaN for unknown values."""
-    _check(guess, truth, data_range)
+    _check_alike(guess, truth, data_range)
     error = (guess.double() - truth.double()).square().flatten(1).mean(1)
     return 10 * torch.log10(data_range**2 / error)
 
@@ -36,7 +40,7 @@ def ssim(
     Agrees with ``skimage.metrics.structural_similarity`` at its defaults: equal weights in a window, sample
     covariances, windows inside the image only. Raises ValueError for an image that is smaller than a window.
     """
-    _check(guess, truth, data_range)
+    _check_alike(guess, truth, data_range)
     if guess.ndim != 4 or min(guess.shape[2:]) < SSIM_WINDOW:
         raise ValueError(
             f"expected images (batch, channels, height, width) of {SSIM_WINDOW} pixels or more a side, got shape "
@@ -58,7 +62,7 @@ def _window_mean(images: Tensor) -> Tensor:
     return F.avg_pool2d(images, SSIM_WINDOW, stride=1)
 
 
-def _check(guess: Tensor, truth: Tensor, data_range: float) -> None:
+def _check_alike(guess: Tensor, truth: Tensor, data_range: float) -> None:
     if guess.shape != truth.shape or guess.ndim < 2:
         raise ValueError(
             f"expected guess and truth of one shape, batch first, got {tuple(guess.shape)} and {tuple(truth.shape)}"
@@ -126,3 +130,100 @@ def mean_interval(values: Float[Tensor, " n"], *, confidence: float = 0.95) -> I
     mean, count = float(values.mean()), len(values)
     reach = float(student_t.ppf((1 + confidence) / 2, count - 1)) * float(values.std()) / math.sqrt(count)
     return Interval(mean=mean, low=mean - reach, high=mean + reach, confidence=confidence, count=count)
+
+
+Scores = Float[np.ndarray, " n"]
+LOW_RATES = (0.01, 0.001)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A share or an area with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roc:
+    """AUC, and the true positive rate by false positive rate."""
+
+    auc: Rate
+    tpr: dict[float, Rate]
+
+
+def roc(members: Scores, others: Scores, *, rates: tuple[float, ...] = LOW_RATES, confidence: float = 0.95) -> Roc:
+    """All figures of one attack."""
+    return Roc(
+        auc=auc(members, others, confidence=confidence),
+        tpr={rate: tpr_at_fpr(members, others, rate, confidence=confidence) for rate in rates},
+    )
+
+
+def auc(members: Scores, others: Scores, *, confidence: float = 0.95) -> Rate:
+    """P[member's score > other's] + P[equal] / 2, with the interval of DeLong et al. 1988.
+
+    Differs from DeLong where the variance is estimated as zero (one example, perfect separation): there the interval
+    reaches as far as that of a share of min(n, m) trials.
+    """
+    n, m = _check_scores(members, others)
+    ranks = rankdata(np.concatenate([members, others]))
+    of_member = (ranks[:n] - rankdata(members)) / m  # share of the others below each member
+    of_other = 1 - (ranks[n:] - rankdata(others)) / n
+    value = float(of_member.mean())
+    variance = (of_member.var(ddof=1) / n if n > 1 else 0.0) + (of_other.var(ddof=1) / m if m > 1 else 0.0)
+    if variance == 0:
+        edge = clopper_pearson(round(value * min(n, m)), min(n, m), confidence)
+        return Rate(value=value, low=min(edge.low, value), high=max(edge.high, value))
+    reach = float(ndtri((1 + confidence) / 2)) * float(np.sqrt(variance))
+    return Rate(value=value, low=max(0.0, value - reach), high=min(1.0, value + reach))
+
+
+def tpr_at_fpr(members: Scores, others: Scores, rate: float, *, confidence: float = 0.95) -> Rate:
+    """Share of members above the threshold that at most ``rate`` of the others pass.
+
+    Guarantee: the interval covers the true rate at the others' true quantile. One half of the error is spent on where
+    that quantile is among the others' order statistics (binomial), the other on the members (Clopper-Pearson).
+    With fewer than 1 / rate others the threshold is their maximum, and the interval is wide to match.
+    """
+    n, m = _check_scores(members, others)
+    if not 0 < rate < 1:
+        raise ValueError(f"expected 0 < {rate=} < 1")
+    error = (1 - confidence) / 4
+    passing = np.sort(others)[::-1]
+    value = _share_above(members, _nth_highest(passing, int(rate * m + 1e-9)))
+    strict = _nth_highest(passing, int(binom.ppf(error, m, rate)) - 1)
+    loose = _nth_highest(passing, int(binom.isf(error, m, rate)) + 1)
+    low = clopper_pearson(round(_share_above(members, strict) * n), n, 1 - 2 * error).low
+    high = clopper_pearson(round(_share_above(members, loose) * n), n, 1 - 2 * error).high
+    return Rate(value=value, low=min(low, value), high=max(high, value))
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Rate:
+    """The exact interval of a binomial share."""
+    if not 0 <= successes <= trials or not trials:
+        raise ValueError(f"expected 0 <= {successes=} <= {trials=}, which is not 0")
+    error = (1 - confidence) / 2
+    low = float(beta.ppf(error, successes, trials - successes + 1)) if successes else 0.0
+    high = float(beta.isf(error, successes + 1, trials - successes)) if successes < trials else 1.0
+    return Rate(value=successes / trials, low=low, high=high)
+
+
+def _nth_highest(descending: Scores, position: int) -> float:
+    """The score that ``position`` others pass; infinite before the first, minus infinite past the last."""
+    if position < 0:
+        return np.inf
+    return float(descending[position]) if position < len(descending) else -np.inf
+
+
+def _share_above(members: Scores, threshold: float) -> float:
+    return float((members > threshold).mean())
+
+
+def _check_scores(members: Scores, others: Scores) -> tuple[int, int]:
+    if members.ndim != 1 or others.ndim != 1 or not len(members) or not len(others):
+        raise ValueError(f"expected scores of both kinds, shape (n,), got {members.shape} and {others.shape}")
+    if bool(np.isnan(members).any() or np.isnan(others).any()):
+        raise ValueError("expected scores without NaN")
+    return len(members), len(others)

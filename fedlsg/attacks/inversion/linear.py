@@ -1,0 +1,289 @@
+"""Closed forms of single linear layers: the input of the first one, labels and inputs of the classifier.
+
+Symbols: g (m,) gradient at the layer's output, x (n,) its input, v = L^T g (r,), s noise deviation.
+    right = v x^T, bias = g    =>    x = right^T v / |v|^2      (Phong et al. 2018 for dense gradients, where v = g)
+A clip factor, a learning rate and several local steps on the same example multiply v and cancel. Masked columns of
+``right`` are not in the equation. Without a bias right = v x^T is the same for (v / t, t x). The other layers are not:
+of all t x, replayed through the client's own step under a label, the one that gives what was received is the input.
+
+The classifier, which methods send dense: c classes, p (B, c) softmax outputs, f (B, h) its inputs ("penultimate
+features"), y labels.
+    db = sum_i w_i (p_i - e_y_i)          dW = sum_i w_i (p_i - e_y_i) f_i^T          w_i clip factors
+Cross-entropy makes the entry of an example's own label negative and all others positive (iDLG, Zhao et al. 2020): other
+losses of classes are tried, and refused where they do not.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import minimize_scalar, nnls
+from torch import Tensor, nn
+
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.received_layer import Ratio, Received, ReceivedLayer, direction, ratio, received_layer
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.replay import replay
+from fedlsg.carriers import find_output_layer
+
+
+def output_gradient(layer: ReceivedLayer) -> Float[Tensor, " m"] | None:
+    """g from the bias, frozen entries filled in from left = g u^T, NaN where neither was sent; None without a bias."""
+    bias, left = layer.bias, layer.left
+    if bias is None or not layer.scaled_alike or not bool((bias.values != 0).any()):
+        return None
+    g = torch.where(bias.kept, bias.values, torch.nan)
+    if left is None or bias.whole:
+        return g
+    u = ratio(left, g).x  # left = g u^T has g in its rows, too
+    other = ratio(Received(values=left.values.mT, kept=left.kept.mT, noise_std=left.noise_std), u).x
+    return torch.where(bias.kept, g, other)
+
+
+def input_of_linear(observation: Observation, prior: Prior, *, path: str | None = None) -> Guess:
+    """The input of the first linear layer (or of the one at ``path``) as (1, *prior.shape), or (1, n) for a later one.
+
+    Guarantee: for one example, no noise, and a bias that was sent, every kept column of x is exact to rounding,
+    whatever the joint clip, the clip's weights or the mask; a frozen column is NaN, unless R (which multiplies all
+    columns into dL) has rank enough to solve for all of them. Without a bias, under per-block clipping, or where too
+    little of the bias was sent, the direction is exact and the prior's range settles sign and scale. For several
+    examples it is a mean of theirs, weighted by v. With noise x is clamped to the prior's range; ``squared_error`` is
+    predicted before the clamp, to second order in noise over v. ``objective``: the residual of right = v x^T.
+    Raises DoesNotApply where no linear layer is first, its inputs are not those of the prior, or nothing was sent.
+    """
+    layer = received_layer(observation, path)
+    shape = prior.shape if path is None else (layer.inputs,)
+    if path is None and prior.size != layer.inputs:
+        raise DoesNotApply(
+            f"the first layer takes {layer.inputs} numbers, an input has {prior.size}: it sees positions"
+        )
+    g = output_gradient(layer)
+    v = None if g is None else layer.outer(g)
+    if g is None or v is None or bool(v.isnan().all()):
+        x, residual = direction(layer.right)
+        x, note = fit_range(x, prior), "direction from the gradient, sign and scale from the prior's range"
+        return Guess(inputs=x.reshape(1, *shape), objective=residual, scale_open=True, note=note)
+    if not bool(v.nan_to_num(0.0).any()):
+        raise DoesNotApply("L^T db is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)")
+    found = ratio(layer.right, v)
+    x = frozen_columns(layer, found.x, g)
+    error = None
+    if layer.right.noise_std > 0:
+        assert layer.bias is not None
+        error = predicted_error(found, layer.right.noise_std, layer.bias.noise_std, int(v.isfinite().sum()))
+        x = clamp(x, prior) if path is None else x
+    unknown = int(x.isnan().sum())
+    note = f"v^T right / |v|^2; {unknown} of {layer.inputs} inputs unknown" if unknown else "v^T right / |v|^2"
+    return Guess(inputs=x.reshape(1, *shape), objective=found.residual, squared_error=error, note=note)
+
+
+def predicted_error(found: Ratio, right_std: float, bias_std: float, rows: int) -> float:
+    """Expected |x - estimate|^2 over the known columns, before any clamp, given the received v of ``rows`` numbers.
+
+    Noise on ``right`` gives s^2 / |v|^2 a column; noise on g turns v by s^2 / |v|^2 and shortens x by rows s^2 / |v|^2.
+    |x|^2 is that of the estimate with both taken off. To second order: too small where noise is most of v.
+    """
+    known = found.x.isfinite()
+    noise, turned = right_std**2 / found.energy[known], bias_std**2 / found.energy[known]
+    shortened = (rows * turned).clamp(max=0.5)
+    size = (found.x[known].square() - noise).sum().clamp(min=0) / (1 - shortened.mean()).square()
+    return float((noise + size / max(1, int(known.sum())) * (turned + shortened.square())).sum())
+
+
+def frozen_columns(layer: ReceivedLayer, x: Float[Tensor, " n"], g: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
+    """x with its unknown entries solved from left = g (R x)^T where that determines them, NaN where it does not."""
+    frozen = x.isnan()
+    if layer.left is None or layer.R is None or not 0 < int(frozen.sum()) <= len(layer.R):
+        return x
+    u = ratio(layer.left, g).x
+    known = u.isfinite()
+    R = layer.R[known]
+    if torch.linalg.matrix_rank(R[:, frozen]) < int(frozen.sum()):
+        return x
+    rest = u[known] - R[:, ~frozen] @ x[~frozen]
+    filled = x.clone()
+    filled[frozen] = torch.linalg.lstsq(R[:, frozen], rest).solution
+    return filled
+
+
+def fit_range(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
+    """x with the sign and the largest scale that keep it in the prior's range; its middle value where it cannot be.
+
+    Of both signs the one that allows the larger scale, which for images in [0, 1] is the positive one. A later layer,
+    for which there is no prior, is left as it is.
+    """
+    if prior.size != len(x):
+        return x
+    low, high = (end.flatten() for end in prior.bounds)
+
+    def largest(y: Tensor) -> float:
+        ends = torch.where(y > 0, high / y, torch.where(y < 0, low / y, torch.inf))
+        return float(ends[y.isfinite() & (y.abs() > 1e-9 * y.nan_to_num(0.0).abs().max())].min())
+
+    scale, sign = max((largest(sign * x), sign) for sign in (1.0, -1.0))
+    return x * sign * scale if 0 < scale < torch.inf else x
+
+
+def clamp(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
+    """x pulled into the prior's range, NaN left alone."""
+    low, high = (end.flatten() for end in prior.bounds)
+    return torch.where(x.isnan(), x, x.clamp(low, high))
+
+
+def settle_scale(
+    observation: Observation, guess: Guess, label: int, *, decades: float = 2.0, points: int = 41
+) -> Guess:
+    """``guess`` of one input, known up to sign and scale, at the sign and scale that explain the payload best.
+
+    Scales within ``decades`` powers of ten around the guess's own are tried on a grid, and the best one of either sign
+    refined. ``objective``: |replay - received| / |received|; without noise it is 0 at the input, to about 1e-8.
+    Raises DoesNotApply for several inputs, or one with unknown entries.
+    """
+    if len(guess.inputs) != 1 or not bool(guess.inputs.isfinite().all()):
+        raise DoesNotApply("the scale is searched for one input whose entries are all known up to it")
+    target, size = torch.tensor([label]), float(observation.values.norm())
+    start = guess.inputs.to(observation.values)
+
+    def off(sign: float, power: float) -> float:
+        sent = replay(observation, _scaled(start, sign, power), target).detach()
+        return float((sent - observation.values).norm()) / size
+
+    step = 2 * decades / (points - 1)
+    grid = [(off(sign, i * step - decades), sign, i * step - decades) for sign in (1.0, -1.0) for i in range(points)]
+    _, sign, power = min(grid)
+    found = minimize_scalar(
+        lambda p: off(sign, p), bounds=(power - step, power + step), method="bounded", options={"xatol": 1e-12}
+    )
+    inputs = _scaled(start, sign, float(found.x)).to(guess.inputs)
+    return Guess(inputs=inputs, labels=target, objective=float(found.fun), note="direction exact, scale from a replay")
+
+
+def _scaled(start: Tensor, sign: float, power: float) -> Tensor:
+    return start * (sign * math.pow(10.0, power))
+
+
+def head_of(observation: Observation) -> ReceivedLayer:
+    """The classifier's equations.
+
+    Raises DoesNotApply for a model that has none, or sent nothing of it, and where the targets are no classes.
+    """
+    if not observation.class_targets:
+        raise DoesNotApply("label rules read the number of a class, and these targets are no classes")
+    path = find_output_layer(observation.model)
+    if not isinstance(observation.model.get_submodule(path), nn.Linear):
+        raise DoesNotApply(f"{path or 'the model'} is no linear layer: label rules read one")
+    layer = received_layer(observation, path)
+    if layer.L is not None:
+        raise DoesNotApply(f"{path} is carried: label rules read the rows of a dense classifier")
+    return layer
+
+
+def label_of_one(observation: Observation) -> int:
+    """The label of one example: the negative entry of db (iDLG), without a whole db the largest row of dW.
+
+    Both are exact for one example without noise, whatever the clip: the entries of p - e_y sum to zero and only that
+    of y is negative, so that it is also the largest. With masked entries of dW its row factors are fitted first.
+    """
+    layer = head_of(observation)
+    _check_signs(observation, layer.right.values.shape[0])
+    if layer.bias is not None and layer.bias.whole:
+        return int(layer.bias.values.argmin())
+    if layer.bias is not None and layer.bias.noise_std == 0 and bool((layer.bias.values < 0).any()):
+        return int(layer.bias.values.argmin())
+    right = layer.right
+    rows, _ = direction(Received(values=right.values.mT, kept=right.kept.mT, noise_std=right.noise_std))
+    return int(rows.nan_to_num(0.0).abs().argmax())
+
+
+def _check_signs(observation: Observation, classes: int) -> None:
+    """Raise DoesNotApply unless the loss pulls the output of the own class up, and more than any other down."""
+    outputs = (
+        torch.randn(classes, classes, generator=torch.Generator().manual_seed(0))
+        .to(observation.values)
+        .requires_grad_()
+    )
+    try:
+        losses = observation.loss_fn(outputs, torch.arange(classes, device=outputs.device))
+        (d,) = torch.autograd.grad(losses.sum(), outputs)
+    except Exception as error:  # a loss of a user's own may raise anything
+        raise DoesNotApply(f"label rules need a loss of (outputs, classes): {type(error).__name__}: {error}") from error
+    own, others = d.diagonal(), d.detach().clone().fill_diagonal_(0)
+    if not bool((own < 0).all() and (others >= 0).all() and (others.amax(1) <= -own * (1 + 1e-5)).all()):
+        raise DoesNotApply("the gradient of this loss does not point to the label: label rules need cross-entropy")
+
+
+def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " c"]:
+    """How often each class is in the batch, from db (after LLG, Wainakh et al. 2022, with W_t known).
+
+    The expected input of the prior is sent through the client's own step once with each class as label: u_c is the db
+    that one example of class c would leave, clipped. db = sum_c n_c u_c is solved for n >= 0, and rounded to sum to B
+    where B is granted, one by one where not. Where entries of db are masked, what was sent of dW is used, too.
+    An estimate: it takes outputs p and clip factors for alike, and features where dW is needed.
+    Raises DoesNotApply where nothing was sent of the bias.
+    """
+    layer = head_of(observation)
+    if layer.bias is None or not bool(layer.bias.kept.any()):
+        raise DoesNotApply("label counts need the gradient of the classifier's bias")
+    classes, whole = len(layer.bias.values), layer.bias.whole
+    U = torch.stack([_sent(one_example(observation, prior, label, layer.path), whole) for label in range(classes)], 1)
+    n = torch.from_numpy(nnls(U.numpy(), _sent(layer, whole).numpy())[0])
+    if known.examples is None:
+        return n.round().long()
+    n = n * known.examples / n.sum() if float(n.sum()) > 0 else torch.full_like(n, known.examples / classes)
+    counts = n.floor().long()
+    rest = (n - counts).argsort(descending=True, stable=True)[: known.examples - int(counts.sum())]
+    counts[rest] += 1
+    return counts
+
+
+def _sent(layer: ReceivedLayer, bias_only: bool) -> Float[Tensor, " numbers"]:
+    """db, or, where classes are missing from it, everything that was sent of the classifier."""
+    assert layer.bias is not None
+    if bias_only:
+        return layer.bias.values
+    return torch.cat([layer.bias.values[layer.bias.kept], layer.right.values[layer.right.kept]])
+
+
+def one_example(observation: Observation, prior: Prior, label: int, path: str) -> ReceivedLayer:
+    """What the prior's expected input would leave of the classifier at ``path`` under a label."""
+    target = torch.tensor([label])
+    inputs = prior.expected(1, target).to(next(observation.model.parameters()))
+    values = replay(observation, inputs, target).detach()
+    return received_layer(replace(observation, values=values.to(observation.values)), path)
+
+
+def labels_of(observation: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " batch"]:
+    """The batch's labels, ascending: iDLG for one example, counts for more. Raises DoesNotApply as those do."""
+    if known.examples == 1:
+        return torch.tensor([label_of_one(observation)])
+    counts = label_counts(observation, prior, known)
+    return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+def features(observation: Observation, prior: Prior, known: Knowledge) -> Guess:
+    """Inputs of the classifier, one a class that is in the batch, (present, h), with that class as label.
+
+    One example: exact with a bias (f = dW^T db / |db|^2), up to sign and scale without. More: the row of a class over
+    its db, a mean of features in which examples of that class weigh most; exact in the limit of confident outputs.
+    Entries of dW that were not sent are left out, a column without any is NaN. ``objective``: residual of one example.
+    """
+    layer = head_of(observation)
+    labels = labels_of(observation, prior, known).unique()
+    if layer.bias is None or not layer.scaled_alike:
+        if known.examples != 1:
+            raise DoesNotApply("features of several examples need the gradient of the classifier's bias")
+        f, residual = direction(layer.right)
+        note = "up to sign and scale"
+        return Guess(inputs=f.unsqueeze(0), labels=labels, objective=residual, scale_open=True, note=note)
+    db = torch.where(layer.bias.kept, layer.bias.values, torch.nan)
+    if known.examples == 1:
+        found = ratio(layer.right, db)
+        return Guess(inputs=found.x.unsqueeze(0), labels=labels, objective=found.residual, note="dW^T db / |db|^2")
+    rows = [_row(layer.right, db, int(label)) for label in labels]
+    return Guess(inputs=torch.stack(rows), labels=labels, note="a class's row of dW over its db: means, not examples")
+
+
+def _row(right: Received, db: Float[Tensor, " c"], label: int) -> Float[Tensor, " h"]:
+    f: Tensor = torch.where(right.kept[label], right.values[label] / db[label], torch.nan)
+    return f

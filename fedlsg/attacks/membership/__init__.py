@@ -1,1 +1,0 @@
-"""Was this example in the data? Likelihood ratios, loss threshold, matched filter."""

@@ -1,0 +1,241 @@
+"""One search for all matching attacks: restarts, the time that is left, minimisers, the choice by the objective.
+
+A matching attack finds the batch whose update is nearest to what was received. Its unknowns are pixels in a range
+(``inversion.matching``), or tokens and their embeddings (``text.matching``). Restarts are chosen by the objective: no
+truth is known here. What the best batch leaves unexplained says whether a search converged.
+
+The minimisers work within a box: L-BFGS-B, and (signed) Adam whose step decays as a cosine. Both count evaluations of
+the energy with its gradient, so that attacks can be compared at an equal budget; both return the lowest point that they
+saw, not the last one.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize
+from torch import Tensor
+
+from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.replay import Compare, Distance, unexplained
+from fedlsg.gradients import Batch
+
+Energy = Callable[[Tensor], Tensor]
+GoOn = Callable[[int, float], bool]
+"""(evaluations so far, lowest value so far) -> whether to go on."""
+Progress = Callable[[int, int, str], None]
+"""(evaluations done, evaluations in all, what is being done)."""
+P = TypeVar("P")
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
+LARGE = 1e30
+"""Stands for an infinite energy in L-BFGS, whose line search computes with it."""
+LATE = 0.05
+"""Share of its time by which a search may lag behind its evaluations and still be the same in every run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What every matching attack has.
+
+    evaluations: of the objective with its gradient, a restart. restarts: starting points; the first is the blind
+        baseline's. step_size: of Adam, as a share of the range, or of the embeddings' deviation.
+    tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time; None: no limit.
+    """
+
+    distance: Distance = "euclidean"
+    compare: Compare = "adaptive"
+    evaluations: int = 400
+    restarts: int = 4
+    step_size: float = 0.1
+    tolerance: float = 0.0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, options in (("distance", Distance), ("compare", Compare)):
+            if getattr(self, name) not in get_args(options):
+                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
+        if self.evaluations < 1 or self.restarts < 1:
+            raise ValueError(f"expected evaluations={self.evaluations} >= 1 and restarts={self.restarts} >= 1")
+        if not 0 < self.step_size < math.inf or not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"expected step_size={self.step_size} > 0 and tolerance={self.tolerance} >= 0")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"expected seconds={self.seconds} > 0, or None for no limit")
+
+
+class Watch:
+    """How far a search is: its restart, the lowest objective so far, and the time that is left."""
+
+    def __init__(self, attack: Search, progress: Progress) -> None:
+        self.attack, self.progress = attack, progress
+        self.restart, self.lowest = 0, math.inf
+        self.deadline = math.inf if attack.seconds is None else time.monotonic() + attack.seconds
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is."""
+        return time.monotonic() >= self.deadline
+
+    def go_on(self, done: int, lowest: float) -> bool:
+        """Reports how far it is; False where the objective is as good as zero, or the time is over."""
+        each, restarts = self.attack.evaluations, self.attack.restarts
+        text = f"restart {self.restart} of {restarts}, objective {min(lowest, self.lowest):.3g}"
+        self.progress(min(each * (self.restart - 1) + done, each * restarts), each * restarts, text)
+        return lowest > self.attack.tolerance and not self.over
+
+    def clock(self) -> Callable[[], float]:
+        """The share that is over of this restart's part of the time that is left."""
+        began = time.monotonic()
+        part = (self.deadline - began) / (self.attack.restarts - self.restart + 1)
+        return lambda: (time.monotonic() - began) / part if part > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found(Generic[P]):
+    """The point of lowest objective over ``restarts`` starts. unexplained: by ``replay.unexplained``; None if naive."""
+
+    point: P
+    objective: float
+    restarts: int
+    unexplained: float | None
+
+
+def search(
+    observation: Observation,
+    attack: Search,
+    minimum: Callable[[Watch], tuple[P, float]],
+    batch: Callable[[P], tuple[Batch, Tensor]],
+    progress: Progress,
+) -> Found[P]:
+    """The lowest of the minima from every start.
+
+    ``minimum``: a local search of the watch's restart: the point, and its objective. ``batch``: inputs and targets of a
+    point. Ends at the first objective within the tolerance, and when the time is over.
+    """
+    watch = Watch(attack, progress)
+    points: list[P] = []
+    for watch.restart in range(1, attack.restarts + 1):
+        point, value = minimum(watch)
+        if not points or value < watch.lowest:
+            points, watch.lowest = [point], value
+        if watch.lowest <= attack.tolerance or watch.over:
+            break
+    total = attack.evaluations * attack.restarts
+    progress(total, total, f"objective {watch.lowest:.3g}")
+    left = None
+    if attack.compare == "adaptive":
+        inputs, targets = batch(points[0])
+        left = unexplained(observation, inputs, targets, scaled=attack.distance in ("cosine", "blocks"))
+    return Found(point=points[0], objective=watch.lowest, restarts=watch.restart, unexplained=left)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Box:
+    """Least and greatest value of every unknown; infinite where it is free."""
+
+    low: Float[Tensor, " n"]
+    high: Float[Tensor, " n"]
+
+
+class _Lowest:
+    """The energy and its gradient, with the lowest point so far."""
+
+    def __init__(self, energy: Energy, go_on: GoOn) -> None:
+        self.energy, self.go_on = energy, go_on
+        self.value, self.evaluations = math.inf, 0
+        self.point: Tensor | None = None
+
+    def __call__(self, at: Tensor) -> tuple[float, Tensor]:
+        at = at.detach().requires_grad_()
+        energy = self.energy(at)
+        (gradient,) = torch.autograd.grad(energy, at)
+        self.evaluations += 1
+        value = energy.item() if math.isfinite(energy.item()) else math.inf
+        if self.point is None or value < self.value:
+            self.value, self.point = value, at.detach().clone()
+        # An example whose gradient is exactly zero has no direction: autograd gives NaN through its norm.
+        return value, gradient.nan_to_num(0.0, 0.0, 0.0)
+
+    @property
+    def stopped(self) -> bool:
+        return not self.go_on(self.evaluations, self.value)
+
+    def result(self) -> tuple[Tensor, float]:
+        assert self.point is not None
+        return self.point, self.value
+
+
+def lbfgs(
+    energy: Energy, start: Tensor, box: Box, *, evaluations: int, settled: float = 0.0, go_on: GoOn
+) -> tuple[Tensor, float]:
+    """The lowest point found by L-BFGS-B (Byrd et al. 1995, SciPy's), and its value.
+
+    Runs until the budget, ``go_on``, float64, or a step that lowers max(1, value) by the share ``settled`` ends it.
+    Differs from DLG, whose L-BFGS knows of no range.
+    """
+    lowest = _Lowest(energy, go_on)
+
+    def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = lowest(torch.from_numpy(point).to(start))
+        return min(value, LARGE), gradient.double().cpu().numpy()
+
+    def check(intermediate_result: object) -> None:
+        if lowest.stopped:
+            raise StopIteration
+
+    low, high = box.low.double().cpu().numpy(), box.high.double().cpu().numpy()
+    options = {"maxfun": evaluations, "maxiter": evaluations, "maxcor": 50, "ftol": settled, "gtol": 0.0}
+    minimize(
+        evaluate,
+        start.double().cpu().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=np.stack([low, high], axis=1),
+        callback=check,
+        options=options,
+    )
+    return lowest.result()
+
+
+def adam(
+    energy: Energy,
+    start: Tensor,
+    box: Box,
+    *,
+    evaluations: int,
+    step_size: Tensor,
+    signed: bool,
+    go_on: GoOn,
+    spent: Callable[[], float] = lambda: 0.0,
+) -> tuple[Tensor, float]:
+    """The lowest point found by Adam within the box, and its value; ``step_size`` of each unknown decays to 0.
+
+    ``spent`` is the share of a budget of time that is over. Where it is shorter than the evaluations, the step size
+    decays with the time: a search that is cut off at its first step size would end as rough as it began.
+    ``signed`` looks at the gradient's signs only, as Inverting Gradients does (Geiping et al. 2020, App. A).
+    Differs from that paper: a cosine instead of three drops of the step size.
+    """
+    lowest = _Lowest(energy, go_on)
+    low, high = box.low.to(start), box.high.to(start)
+    point, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    for step in range(evaluations):
+        _, gradient = lowest(point)
+        if lowest.stopped:
+            break
+        gradient = gradient.sign() if signed else gradient
+        first = BETA1 * first + (1 - BETA1) * gradient
+        second = BETA2 * second + (1 - BETA2) * gradient.square()
+        mean, scale = first / (1 - BETA1 ** (step + 1)), (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON
+        share, late = step / evaluations, spent()
+        if late > share + LATE:
+            share = late
+        if share >= 1:
+            break
+        decay = 0.5 * (1 + math.cos(math.pi * share))
+        point = (point - decay * step_size * mean / scale).clamp(low, high)
+    return lowest.result()
