@@ -1,14 +1,11 @@
 """The parts of a private step in a user's own loop: data, noise, account, optimizer (``strategies.private_step``)."""
 
-from fedlsg.own_loop.account import Account
+from fedlsg.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
 from fedlsg.own_loop.alone import check_batches, same_function
 from fedlsg.own_loop.batches import batches_of, guarded
 from fedlsg.own_loop.examples import check_example, check_families, check_start, check_synthetic, first_rows, synthetic
-from fedlsg.own_loop.noise import Spending, check_spending, terms_of
-from fedlsg.own_loop.optimizer import Optimizers, make_own
-from fedlsg.own_loop.probes import own_source
+from fedlsg.own_loop.optimizer import Optimizers, make_own, own_source
 from fedlsg.own_loop.release import Rehearsals, Release
-from fedlsg.own_loop.trained import check_untrained, note_trained
 
 __all__ = [
     "Account", "Optimizers", "Rehearsals", "Release", "Spending", "batches_of", "check_batches", "check_example",

@@ -1,8 +1,11 @@
 """Public examples, for what reads shapes, and made-up ones, to check that a model treats examples independently."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +19,35 @@ from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
 from fedlsg.own_loop.made_up import IGNORED, Maker, fields_of, of_fields
-from fedlsg.own_loop.native import checked_ctc
 from fedlsg.randomness import public_generator
 from fedlsg.restored import restored
 from fedlsg.written import written
+
+
+@contextmanager
+def checked_ctc() -> Iterator[None]:
+    """Inside, ``torch.ctc_loss`` raises ValueError for class numbers or lengths that end the process on a CPU."""
+    real = torch.ctc_loss
+
+    def checked(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any) -> Tensor:
+        time, classes = log_probs.shape[0], log_probs.shape[-1]
+        most = targets.shape[-1] if targets.ndim > 1 else len(targets)
+        for name, value, top in (
+            ("targets", targets, classes - 1), ("input_lengths", input_lengths, time),
+            ("target_lengths", target_lengths, most),
+        ):  # fmt: skip
+            found = torch.as_tensor(value)
+            if found.numel() and not 0 <= int(found.min()) <= int(found.max()) <= top:
+                raise ValueError(
+                    f"ctc_loss: expected {name} from 0 to {top}, got {int(found.min())}..{int(found.max())}"
+                )
+        if targets.ndim == 1 and int(torch.as_tensor(target_lengths).sum()) > most:
+            raise ValueError(f"ctc_loss: expected target_lengths that add up to {most} at most")
+        return real(log_probs, targets, input_lengths, target_lengths, *rest)
+
+    with patch.object(torch, "ctc_loss", checked):
+        yield
+
 
 ROWS = 7
 """Examples that are made."""
@@ -28,7 +56,7 @@ ROWS = 7
 def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] | None) -> None:
     """Raise ValueError for a model that has adapters already, and for pruning that needs an example."""
     if isinstance(method.carrier, Lora) and any(isinstance(module, Adapted) for module in model.modules()):
-        raise ValueError("the model has LoRA adapters already: build it anew, as before the first PrivateStep")
+        raise ValueError("the model has LoRA adapters already: build it again, as before the first PrivateStep")
     if method.prune.kind == "synflow" and example is None:
         raise ValueError(
             "prune='synflow' reads the shape of the inputs before the first step: give example=(inputs, targets), some "

@@ -1,4 +1,7 @@
-"""A user's own optimizer: it must hold exactly what is trained, so that nothing moves by a gradient without noise."""
+"""What the owner of a loop brings: an optimizer, and a function that draws the public inputs of a probe.
+
+The optimizer must hold exactly what is trained, so that nothing moves by a gradient without noise.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedlsg.gradients import trainable
+from fedlsg.carriers.probe import ProbeSource
+from fedlsg.carriers.probe.source import on_device_of
+from fedlsg.gradients import LossFunction, trainable
+from fedlsg.public import name_of
+from fedlsg.randomness import own_draws, public_generator
 
 Optimizers = Optimizer | Callable[[Any], Optimizer]
 """A torch optimizer over the model's parameters, or a function that makes one from the list of trained parameters."""
@@ -108,3 +115,23 @@ def _tensors(value: Any, depth: int = 4) -> Iterator[Tensor]:
     elif depth and isinstance(value, Mapping | list | tuple):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(part, depth - 1)
+
+
+def own_source(draw: Callable[[int, torch.Generator], Any], model: nn.Module, loss: LossFunction) -> ProbeSource:
+    """The source that draws by a function: inputs alone, of classes as many as the model has outputs, or with targets.
+
+    Raises ValueError where the function does not give two rows of a batch that the model takes.
+    """
+    name, training = name_of(draw), model.training
+    try:
+        drawn = draw(2, public_generator(0, "probe", "sizes"))
+        if isinstance(drawn, tuple):
+            return ProbeSource(name=name, draw=draw, loss=loss)
+        inputs = on_device_of(model, drawn)
+        with torch.no_grad(), own_draws(next(model.parameters()).device.type):
+            outputs: Tensor = model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(inputs)
+        return ProbeSource(name=name, draw=draw, loss=loss, num_classes=outputs.shape[-1])
+    except Exception as error:
+        raise ValueError(f"probe={name}(2, generator) gives nothing that the model takes: {error}") from error
+    finally:
+        model.train(training)

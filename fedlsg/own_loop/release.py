@@ -14,10 +14,9 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
-from fedlsg.own_loop.account import CLIENT, Account
+from fedlsg.own_loop.account import CLIENT, Account, Spending
 from fedlsg.own_loop.batches import guarded
 from fedlsg.own_loop.examples import made_up
-from fedlsg.own_loop.noise import Spending
 from fedlsg.own_loop.rehearsal import check_moved, form_of, in_words, repeated, sizes_of
 from fedlsg.privacy import Entry
 from fedlsg.randomness import (

@@ -100,8 +100,8 @@ def displacement(
     claimed deviation of an output along a canary, over the canary's length; ``weights``: those of the local steps.
     Nothing is estimated: if the claim is true, that difference is a sum of Bernoulli draws and of normal noise whose
     moments are known, and Chernoff's bound on its tail (any t > 0 in it gives one) holds for any number of
-    canaries, rounds, and rate. It is at most some ten times the tail itself, and costs power: 4.8 standard errors where a
-    normal test needs 4.3. Assumes orthogonal canaries, as ``shipped.make_canaries`` gives under a joint clip.
+    canaries, rounds, and rate. It is at most some ten times the tail itself, and costs power: 4.8 standard errors where
+    a normal test needs 4.3. Assumes orthogonal canaries, as ``shipped.make_canaries`` gives under a joint clip.
     """
     members, others = int(included.sum()), int((~included).sum())
     if not members or not others:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from fedlsg.own_loop.native import checked_ctc
+from fedlsg.own_loop.examples import checked_ctc
 
 
 class Speech(nn.Module):

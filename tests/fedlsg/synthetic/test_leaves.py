@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.synthetic import dead_leaves
-from fedlsg.synthetic.leaves import CHROMA, _covered, _paint, smallest, squared_radii
+from fedlsg.synthetic import CHROMA, _covered, _paint, dead_leaves, smallest, squared_radii
 from tests.fedlsg.synthetic.spectra import slope
 
 
