@@ -21,9 +21,8 @@ from rich.console import Console
 
 from fedlsg.attacks.audit.verdict import estimate, judge
 from fedlsg.attacks.metrics import mean_interval
-from simulations.audit.examples import KINDS
 from simulations.audit.subject import Audited, audited_settings
-from simulations.audit.training import find
+from simulations.audit.training import KINDS, find
 
 SETTINGS = {"engine": "local", "clients": 2, "rounds": 10, "sample_rate": 0.5}
 LITTLE_NOISE = (0.05, 0.1)

@@ -5,7 +5,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from simulations.attack.recorded.best import Best
+from simulations.attack.recorded.rows import Best
 from simulations.report.figure import GUESSING, canonical, looks, new_figure, use_style, wrap
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
-from simulations.audit.examples import KINDS
 from simulations.audit.page import page
 from simulations.audit.subject import Audited, audited_run, audited_settings
-from simulations.audit.training import audit_training
+from simulations.audit.training import KINDS, audit_training
 from simulations.inspection.subject import refuse_settings
 from simulations.report.page import Row, Table, json_text
 from simulations.report.progress import count_bar

@@ -24,8 +24,8 @@ import simulations.run
 from fedlsg.choices import choose
 from fedlsg.payload import find_codec
 from simulations import workloads
-from simulations.attack.images.catalogue import IMAGE_ATTACKS
-from simulations.attack.texts.catalogue import TEXT_ATTACKS
+from simulations.attack.images.attack import IMAGE_ATTACKS
+from simulations.attack.texts.attack import TEXT_ATTACKS
 from simulations.cli.app import app
 from simulations.inspection.subject import refuse_settings
 from simulations.settings.published import find, from_run_config, matching, resolve

@@ -1,41 +1,143 @@
-"""Attack the recorded updates of an image workload: pick updates, run every attack, score."""
+"""Attack the recorded updates of an image workload: closed forms first, then matching, of those that fit; score."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedlsg.attacks.inversion.linear import input_of_linear, labels_of, settle_scale
+from fedlsg.attacks.inversion.matching import ATTACKS, match
 from fedlsg.attacks.inversion.prior import Count, Prior, blind_guess, count, prior_from
-from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.images.catalogue import SMALL, attacks_named, strongest
-from simulations.attack.images.classifier import ClassifierLeak, classifier_leak
-from simulations.attack.images.score import Scored, in_order, scored
+from fedlsg.attacks.inversion.relu_batch import relu_batch
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.attacks.search import Progress
+from fedlsg.choices import REMOVED, choose
+from simulations.attack.images.score import ClassifierLeak, Scored, classifier_leak, in_order, scored
 from simulations.attack.recorded.observations import Record
-from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
+from simulations.attack.recorded.rows import NAIVE
+from simulations.attack.recorded.target import Attack, Options, Results, Target, attack_each, pick
 from simulations.report.progress import Tick
 from simulations.workloads.base.workload import LoadedWorkload
+
+SMALL = 1024
+"""Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
+LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
+        "smooth-relu": {"evaluations": 2400, "restarts": 1},
+        "dlg": {"evaluations": 1200, "restarts": 2},
+        "map": {"evaluations": 600, "restarts": 1},
+    }
+)
+"""Presets for larger images: one long search."""
+
+DEEP = 7
+"""Convolutions from which on the exact second derivative of ReLU leads a search nowhere; ``small_cnn`` has 4."""
+
+
+def _linear(seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
+    seen = seen.in_float64()
+    guess = input_of_linear(seen, prior)
+    if not guess.scale_open:
+        return guess
+    labels = with_labels(seen, prior, known).labels
+    try:
+        return guess if labels is None else settle_scale(seen, guess, int(labels[0]))
+    except DoesNotApply:
+        return guess
+
+
+def _relu(seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
+    return relu_batch(seen.in_float64(), prior, known, generator)
+
+
+def _matching(name: str, *, naive: bool) -> Attack[Prior]:
+    def run(
+        seen: Observation,
+        known: Knowledge,
+        prior: Prior,
+        generator: torch.Generator,
+        seconds: float,
+        progress: Progress,
+        device: str = "cpu",
+    ) -> Guess:
+        attack = replace(ATTACKS[name], compare="naive" if naive else "adaptive", seconds=seconds)
+        if prior.size > SMALL:
+            attack = replace(attack, **LARGE.get(name, {}))
+        known = with_labels(seen, prior, known)
+        return match(seen.to(device), known, prior, attack=attack, generator=generator, progress=progress)
+
+    return Attack(name=name + NAIVE if naive else name, run=run)
+
+
+def with_labels(seen: Observation, prior: Prior, known: Knowledge) -> Knowledge:
+    """Labels from the gradient of the classifier if they are not granted (iDLG, also for batches)."""
+    if known.labels is not None or known.examples is None:
+        return known
+    try:
+        return Knowledge(labels=labels_of(seen, prior, known), examples=known.examples)
+    except DoesNotApply:
+        return known
+
+
+IMAGE_ATTACKS: Mapping[str, Attack[Prior]] = MappingProxyType(
+    {
+        "first-layer": Attack(name="first-layer", run=_linear),
+        "relu-batch": Attack(name="relu-batch", run=_relu),
+        **{name: _matching(name, naive=False) for name in ATTACKS},
+        # A likelihood has no naive form: the noise is in the frame.
+        **{name + NAIVE: _matching(name, naive=True) for name in ATTACKS if name != "map"},
+    }
+)
+
+
+def attacks_named(names: str) -> list[Attack[Prior]]:
+    """Attacks from a list with commas. Raises ValueError naming the known ones."""
+    wanted = [name.strip() for name in names.split(",")]
+    if any(name.removesuffix(NAIVE) == "group" for name in wanted):
+        raise ValueError(f"attack 'group' {REMOVED}; choose 'smooth-relu', whose one long search rebuilds more")
+    return [choose("attack", name, IMAGE_ATTACKS) for name in wanted]
+
+
+def strongest(seen: Observation, known: Knowledge, *, naive: bool) -> list[Attack[Prior]]:
+    """The attacks that may work on an observation: closed forms without noise, matching always.
+
+    Without noise a deep convolutional network is attacked through a smooth derivative of its ReLUs.
+
+    ``naive`` adds the naive forms to the adaptive ones, to show the difference.
+    """
+    found = []
+    if seen.noise_std == 0 and _starts_linear(seen.model):
+        found.append("first-layer" if known.examples == 1 else "relu-batch")
+    deep = sum(isinstance(module, nn.Conv2d) for module in seen.model.modules()) >= DEEP
+    found.append("smooth-relu" if deep and seen.noise_std == 0 else "inverting-gradients")
+    found.append("map" if seen.noise_std else "dlg")
+    found += [name + NAIVE for name in found if naive and name + NAIVE in IMAGE_ATTACKS]
+    return [IMAGE_ATTACKS[name] for name in found]
+
+
+def _starts_linear(model: nn.Module) -> bool:
+    first: Sequence[nn.Module] = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    return bool(first) and isinstance(first[0], nn.Linear)
+
 
 PUBLIC_IMAGES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attacked:
-    """Results of one run: by target the true images, the blind guess and what each attack got.
+class Attacked(Results[Scored, Tensor]):
+    """Results of one run of images.
 
-    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for an example that is
-    clipped, by the closed form; None without noise and for several local steps. leak: what the classifier's gradient
-    says without a search; None where its bias was not sent. seconds: of one attack on one update, at most.
+    leak: what the classifier's gradient says without a search; None where its bias was not sent. seconds: of one attack
+    on one update, at most.
     """
 
-    record: Record
     prior: Prior
-    targets: tuple[Target, ...]
-    blind: tuple[Tensor, ...]
-    results: tuple[tuple[Scored, ...], ...]
-    refused: dict[str, str]
     count: Count
-    membership: float | None
     leak: ClassifierLeak | None
     seconds: float
 
@@ -48,34 +150,24 @@ def attack_images(record: Record, threat: ThreatModel, options: Options, tick: T
     named = None if options.attacks is None else attacks_named(options.attacks)
     prior = image_prior(record.base.workload)
     targets = pick(record, threat, options)
-    results, blinds = [], []
-    refused: dict[str, str] = {}
-    grants = [target.truth.grant(threat) for target in targets]
-    fitting = [
-        strongest(target.seen, known, naive=options.naive) if named is None else named
-        for target, known in zip(targets, grants, strict=True)
+    known = [target.truth.grant(threat) for target in targets]
+    chosen = [
+        strongest(target.seen, knowledge, naive=options.naive) if named is None else named
+        for target, knowledge in zip(targets, known, strict=True)
     ]
-    options = options.budget(sum(map(len, fitting)), small=prior.size <= SMALL)
-    for number, (target, known, chosen) in enumerate(zip(targets, grants, fitting, strict=True)):
+    options = options.budget(sum(map(len, chosen)), small=prior.size <= SMALL)
+
+    def prepared(target: Target, knowledge: Knowledge) -> tuple[Prior, Tensor, Callable[[str, Guess, float], Scored]]:
         truth = target.truth.inputs
         assert isinstance(truth, Tensor)
-        blind = in_order(blind_guess(prior, known, examples=len(truth)).inputs, truth.double())
-        tried = attempts(
-            chosen, target, known, prior, options, number=number, of=len(targets), refused=refused, tick=tick
-        )
-        results.append(tuple(scored(name, guess, truth, blind, prior, took) for name, guess, took in tried))
-        blinds.append(blind)
-    tick(1.0, "done")
-    first = targets[0].seen
+        blind = in_order(blind_guess(prior, knowledge, examples=len(truth)).inputs, truth.double())
+        return prior, blind, lambda name, guess, took: scored(name, guess, truth, blind, prior, took)
+
+    found = attack_each(record, targets, known, chosen, options, prepared, tick)
     return Attacked(
-        record=record,
+        **vars(found),
         prior=prior,
-        targets=tuple(targets),
-        blind=tuple(blinds),
-        results=tuple(results),
-        refused=refused,
-        count=count(first, prior, threat, targets[0].truth.grant(threat)),
-        membership=membership_of(first),
+        count=count(targets[0].seen, prior, threat, known[0]),
         leak=classifier_leak(targets, prior, threat),
         seconds=options.seconds or 0.0,
     )

@@ -11,8 +11,6 @@ from torch import Tensor
 from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
 from simulations.attack.images.score import Summary, summarise, verdict
-from simulations.attack.recorded.best import best_of
-from simulations.attack.recorded.names import FORMS, split_name
 from simulations.attack.recorded.report import (
     Findings,
     attacks_in_order,
@@ -20,6 +18,7 @@ from simulations.attack.recorded.report import (
     summaries,
     update_numbers,
 )
+from simulations.attack.recorded.rows import FORMS, best_of, split_name
 from simulations.report.figure import new_figure, photo, use_style
 from simulations.report.page import Row, Table
 

@@ -1,22 +1,34 @@
-"""Guesses compared with the truth and with the blind guess: the only place that sees both."""
+"""Guesses compared with the truth and with the blind guess: the only place that sees both.
+
+What the classifier's gradient gives away, labels and its inputs, is scored as well: methods send it dense, so that no
+search is needed.
+"""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.attacks.inversion.linear import features, labels_of
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
-from fedlsg.attacks.observation import Guess
-from simulations.attack.recorded.best import not_converged
-from simulations.attack.recorded.names import shown_name
+from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.carriers import find_output_layer
+from simulations.attack.recorded.rows import Outcome, common_figures, judge
+from simulations.attack.recorded.target import Target
 
 EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""
+DRAWN = 200
+"""Random guesses of labels; the blind guess is their mean."""
+FINDING_DB = 1.0
+"""A larger gain is a leak."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,66 +100,125 @@ def decibels(images: Tensor, truth: Tensor, prior: Prior) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
-    """One attack over all images of one run and batch size. ``gain`` is None for fewer than two images.
+class Summary(Outcome):
+    """One attack over all images of one run and batch size; figures in decibels, but for ``ssim``."""
 
-    unexplained: the largest share of an update that its guess leaves open; None for attacks that do not search.
-    """
-
-    attack: str
-    batch: int
     images: int
     psnr: float
     ssim: float
-    blind: float
-    gain: Interval | None
-    seconds: float
-    unexplained: float | None = None
-
-    @property
-    def mean_gain(self) -> float:
-        """Decibels over the blind baseline."""
-        return self.psnr - self.blind
 
 
 def summarise(results: Sequence[Scored], batch: int) -> Summary:
     """Means over the images of one attack's results."""
     gains = [gain for one in results for gain in one.gains]
-    unexplained = [one.unexplained for one in results if one.unexplained is not None]
-    return Summary(
-        attack=results[0].attack,
-        batch=batch,
-        images=len(gains),
-        psnr=statistics.fmean(value for one in results for value in one.psnr),
-        ssim=statistics.fmean(value for one in results for value in one.ssim),
-        blind=statistics.fmean(value for one in results for value in one.blind),
-        gain=mean_interval(torch.tensor(gains)) if len(gains) > 1 else None,
-        seconds=statistics.fmean(one.seconds for one in results),
-        unexplained=max(unexplained, default=None),
+    psnr, ssim, blind = (
+        statistics.fmean(value for one in results for value in getattr(one, name)) for name in ("psnr", "ssim", "blind")
     )
-
-
-FINDING_DB = 1.0
+    common = common_figures(results, batch, score=psnr, blind=blind, gains=torch.tensor(gains))
+    return Summary(**common, images=len(gains), psnr=psnr, ssim=ssim)
 
 
 def verdict(rows: Sequence[Summary]) -> str:
-    """Whether the strongest attack gets more than the blind guess, which needs no payload, in words."""
-    if not rows:
-        return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
-    best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
-    best_words = (
-        f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) gains {best.mean_gain:z.1f} dB"
+    """Whether the strongest attack gets more than the blind guess, in words."""
+    return judge(
+        rows,
+        things="images",
+        least=FINDING_DB,
+        result=lambda row: f"gains {row.mean_gain:z.1f} dB over the blind guess",
+        single=" on one image",
+        reach=lambda gain: f", 95 % interval {gain.low:z.1f} to {gain.high:z.1f} dB",
+        nothing="no image recovered better than a blind guess",
     )
-    stuck = not_converged(rows)
-    if stuck and (best.gain is None or best.gain.low <= 0):
-        return f"{stuck}: {best_words} over the blind guess"
-    if best.gain is None:
-        return f"{best_words} over the blind guess on one image: too few for a verdict"
-    reach = f"{best_words} over the blind guess, 95 % interval {best.gain.low:z.1f} to {best.gain.high:z.1f} dB"
-    if best.gain.low > FINDING_DB:
-        return f"THESE UPDATES LEAK IMAGES: {reach}"
-    if best.gain.low > 0:
-        return f"slightly better than a blind guess: {reach}"
-    if any(row.gain is None or row.gain.high > FINDING_DB for row in rows):
-        return f"undecided, too few images: {reach}"
-    return f"no image recovered better than a blind guess: {reach}. Other attacks may do better"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierLeak:
+    """labels: how many of ``examples`` labels were read right, as a multiset, without being granted; by_chance: how
+    many as many labels drawn at random would be.
+
+    features: mean cosine between the recovered and the true inputs of the classifier over ``singles`` updates of one
+    example; None if there is none. cosine_of_expected: the same for the prior's expected input: the blind baseline.
+    """
+
+    labels: int
+    by_chance: float
+    examples: int
+    features: float | None
+    cosine_of_expected: float | None
+    singles: int
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Labels and features in words, by name."""
+        labels = f"{self.labels} of {self.examples} read from the classifier's gradient alone"
+        found = {"labels": f"{labels} (drawn at random: {self.by_chance:.1f})"}
+        if self.features is not None:
+            found["classifier input"] = (
+                f"cosine {self.features:.3f} to the true one, for single examples (blind guess: "
+                f"{self.cosine_of_expected:.3f})"
+            )
+        return found
+
+
+def classifier_leak(targets: Iterable[Target], prior: Prior, threat: ThreatModel) -> ClassifierLeak | None:
+    """Labels and features of all targets, B granted as the threat model has it; None if the method hides them."""
+    right, chance, examples = 0, 0.0, 0
+    cosines, blinds = [], []
+    for target in targets:
+        observation, size = target.seen, len(target.truth.labels)
+        known = Knowledge(examples=target.truth.grant(threat).examples)
+        try:
+            labels = labels_of(observation, prior, known)
+            found = features(observation, prior, known).inputs if known.examples == 1 else None
+        except DoesNotApply:
+            return None
+        right += overlap(labels, target.truth.labels)
+        chance += drawn_right(target, len(labels))
+        examples += size
+        if found is not None:
+            assert isinstance(target.truth.inputs, Tensor)
+            true = classifier_input(observation, target.truth.inputs)
+            cosines.append(cosine(found, true))
+            blinds.append(cosine(classifier_input(observation, prior.expected(1, labels)), true))
+    if not examples:
+        return None
+    singles = len(cosines)
+    return ClassifierLeak(
+        labels=right,
+        by_chance=chance,
+        examples=examples,
+        features=sum(cosines) / singles if singles else None,
+        cosine_of_expected=sum(blinds) / singles if singles else None,
+        singles=singles,
+    )
+
+
+def overlap(labels: Tensor, others: Tensor) -> int:
+    """How many labels the two have in common, with repeats."""
+    return (Counter(labels.tolist()) & Counter(others.tolist())).total()
+
+
+def drawn_right(target: Target, count: int) -> float:
+    """How many of ``count`` labels drawn from all classes alike are right, on average."""
+    classes = int(target.seen.model.get_submodule(find_output_layer(target.seen.model)).out_features)  # type: ignore[arg-type]
+    drawn = torch.randint(classes, (DRAWN, count), generator=torch.Generator().manual_seed(0))
+    return sum(overlap(labels, target.truth.labels) for labels in drawn) / DRAWN
+
+
+def classifier_input(observation: Observation, inputs: Tensor) -> Tensor:
+    """The inputs of the classifier at W_t for these examples, (B, h)."""
+    got: list[Tensor] = []
+    module = observation.model.get_submodule(find_output_layer(observation.model))
+    handle = module.register_forward_pre_hook(lambda _, args: got.append(args[0].detach()))
+    try:
+        with torch.no_grad():
+            observation.model(inputs.to(next(observation.model.parameters())))
+    finally:
+        handle.remove()
+    return got[0]
+
+
+def cosine(found: Tensor, true: Tensor) -> float:
+    """Cosine over the entries that were found; its absolute value, because without a bias the sign is open."""
+    known = found.isfinite()
+    return float(F.cosine_similarity(found[known].double(), true[known].double(), dim=0).abs())

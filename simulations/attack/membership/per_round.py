@@ -17,10 +17,11 @@ from fedlsg.attacks.audit.shipped import output
 from fedlsg.attacks.membership import Membership, closed_form_tpr, play, rates
 from fedlsg.attacks.metrics import LOW_RATES
 from fedlsg.gradients import per_example_gradients
+from fedlsg.method import client_step
 from fedlsg.privacy import clipped_sum
-from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.randomness import SecretStream, own_draws, reproducible_stream
 from fedlsg.training import per_unit
-from simulations.attack.membership.units import first_updates
+from simulations.client.train import batches, groups
 from simulations.plan.plan import Plan
 from simulations.plan.threat import stated_of
 from simulations.workloads import to_device
@@ -140,3 +141,31 @@ def _units(plan: Plan, seed: int) -> list[Tensor]:
     squares = torch.stack([unit.double().square().sum(1) for unit in units]).sum(0)
     order = squares.argsort(descending=True)
     return [unit[order] for unit in units]
+
+
+def first_updates(plan: Plan, clients: int, seed: int) -> tuple[list[Tensor], int]:
+    """The updates of some clients in the first round, a row each, by blocks; and the number of blocks.
+
+    In the units of the clip: divided by the expected batch. The largest is first.
+    """
+    state = plan.server_state()
+    frame, rows = state.frame(), []
+    with own_draws(plan.device):
+        for client in range(min(clients, len(plan.parts))):
+            values = client_step(
+                state.model,
+                batches(plan, client, 1, []),
+                plan.workload.loss,
+                frame=frame,
+                mechanism=replace(plan.method.mechanism, kind="none"),
+                local=plan.local.at_rate(plan.terms[client].sample_rate),
+                num_examples=len(plan.parts[client]),
+                sampler=reproducible_stream(seed, "membership", "first round", client),
+                noise=reproducible_stream(seed, "membership", "no noise"),
+                charge=lambda: None,
+                groups=groups(plan, client),
+            )
+            rows.append(values.detach().cpu() / plan.local.expected_batch)
+    updates = torch.stack(rows)
+    updates = updates[updates.double().norm(dim=1).argsort(descending=True)]
+    return list(updates.split([block.kept for block in frame.blocks], dim=1)), len(frame.blocks)

@@ -19,7 +19,6 @@ from torch.nn import functional
 from fedlsg.attacks.membership import scaled_confidence
 from fedlsg.randomness import public_generator
 from fedlsg.row_checks import model_outputs
-from simulations.attack.membership import units
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Plan
@@ -59,8 +58,8 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
     ``plan``: they come from its public seed, which the attacker knows.
     Raises ValueError for too few shadows, a client that is left without an example, or a model that diverged.
     """
-    units.check(plan)
-    total = units.count(plan)
+    check_clients(plan)
+    total = count_units(plan)
     inside = halves(shadows, total, seed)
     draw = torch.randperm(total, generator=public_generator(seed, "membership", "candidates"))
     rows = draw[:CANDIDATES].sort().values
@@ -116,7 +115,7 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
     At client level on half of the clients.
     """
     if plan.client_unit is not None:
-        return units.without_clients(plan, members)
+        return without_clients(plan, members)
     parts = [part[members[part]] for part in plan.parts]
     if any(not len(part) for part in parts):
         raise ValueError("a client has no example in its half of the training set: take fewer clients")
@@ -190,3 +189,25 @@ def is_cross_entropy(workload: LoadedWorkload) -> bool:
         return bool((ratio > 0).all()) and torch.allclose(ratio, ratio[0].expand(TRIED), rtol=1e-5)
     except Exception:  # of other outputs: a loss of a user's own may raise anything
         return False
+
+
+def count_units(plan: Plan) -> int:
+    """How many units there are: training examples, or clients."""
+    return len(plan.workload.train) if plan.client_unit is None else len(plan.parts)
+
+
+def check_clients(plan: Plan) -> None:
+    """Raise ValueError for client-level settings whose shadows cannot leave clients out."""
+    if plan.client_unit is not None and not plan.client_unit.at_server:
+        raise ValueError(
+            f"--membership at client level leaves out half of the clients, and trust={plan.settings.trust} fixes who "
+            "takes part: attack a run with trust=server"
+        )
+
+
+def without_clients(plan: Plan, members: Bool[Tensor, " clients"]) -> Plan:
+    """The plan without the other clients: the same rate, noise and divisor, which are public constants."""
+    kept = members.nonzero().squeeze(1).tolist()
+    return replace(
+        plan, parts=[plan.parts[client] for client in kept], terms=tuple(plan.terms[client] for client in kept)
+    )

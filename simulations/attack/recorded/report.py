@@ -9,9 +9,8 @@ from typing import Any
 
 from fedlsg.attacks.observation import Observation, ThreatModel
 from fedlsg.owner_only import make_parents
-from simulations.attack.recorded.best import Best, sigma_of
-from simulations.attack.recorded.names import shown_name, split_name
 from simulations.attack.recorded.observations import Record
+from simulations.attack.recorded.rows import Best, shown_name, sigma_of, split_name
 from simulations.attack.recorded.target import FPR, Target
 from simulations.report.page import (
     Drawing,

@@ -29,6 +29,9 @@ SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
 LARGE_BATCH = 8
 """More examples than this in one update hide each other, also where it has no noise."""
 P = TypeVar("P")
+S = TypeVar("S")
+B = TypeVar("B")
+"""What is public, the score of one attack on one update, and the blind guess, of images or of texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +69,10 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Generic[P]):
-    """An attack of ``fedlsg attack``: ``run(seen, knowledge, prior, generator, seconds, progress, device)`` gives a
-    guess, on the CPU.
+    """An attack of ``fedlsg attack``.
 
-    Raises DoesNotApply where there is nothing for it to work on.
+    ``run(observation, knowledge, prior, generator, seconds, progress, device)`` gives a guess, on the CPU. Raises
+    DoesNotApply where there is nothing for it to work on.
     """
 
     name: str
@@ -101,11 +104,13 @@ class Target:
     truth: Truth
 
 
-def membership_of(seen: Observation) -> float | None:
+def membership_of(observation: Observation) -> float | None:
     """The matched filter's TPR at 1 % FPR on this payload, from sigma alone; None without noise."""
-    if not seen.mechanism.private or seen.local.steps > 1:
+    if not observation.mechanism.private or observation.local.steps > 1:
         return None
-    return closed_form_tpr(FPR, seen.noise_std / seen.mechanism.sensitivity(len(seen.frame.blocks)))
+    return closed_form_tpr(
+        FPR, observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks))
+    )
 
 
 def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
@@ -121,8 +126,8 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
         sizes = {(number, -1): sum(n for (of, _), n in sizes.items() if of == number) for number in rounds}
     found: list[Target] = []
     for number, client in chosen_places(sizes, options):
-        seen = record.pick(number, threat)[0] if whole else record.observation(number, client)
-        found.append(Target(seen=seen, truth=truth_of(record, seen)))
+        observation = record.pick(number, threat)[0] if whole else record.observation(number, client)
+        found.append(Target(seen=observation, truth=truth_of(record, observation)))
     if not found and options.batches is None:
         raise ValueError("every recorded update is of an empty batch: record a run with more rounds, or with --record")
     if not found:
@@ -149,12 +154,12 @@ def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> lis
     ]
 
 
-def truth_of(record: Record, seen: Observation) -> Truth:
+def truth_of(record: Record, observation: Observation) -> Truth:
     """The batches of an observation's clients, one after the other.
 
     Raises ValueError if the run kept none: then nothing can be scored.
     """
-    rows = torch.cat([_rows(record, seen.round, client) for client in seen.clients])
+    rows = torch.cat([_rows(record, observation.round, client) for client in observation.clients])
     inputs, labels = record.base.workload.train.batch(rows)
     return Truth(rows=rows, inputs=inputs, labels=labels)
 
@@ -178,6 +183,51 @@ def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
     if rows.is_floating_point() or rows.ndim != 1 or not bool(torch.isin(rows, record.base.parts[client]).all()):
         raise ValueError(f"{path} names rows that client {client} does not hold: it belongs to other data or settings")
     return rows.long()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Results(Generic[S, B]):
+    """Results of one run: by target the blind guess, and the score of each attack.
+
+    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for an example that is
+    clipped, by the closed form; None without noise and for several local steps.
+    """
+
+    record: Record
+    targets: tuple[Target, ...]
+    blind: tuple[B, ...]
+    results: tuple[tuple[S, ...], ...]
+    refused: dict[str, str]
+    membership: float | None
+
+
+def attack_each(
+    record: Record,
+    targets: Sequence[Target],
+    known: Sequence[Knowledge],
+    chosen: Sequence[Sequence[Attack[P]]],
+    options: Options,
+    prepared: Callable[[Target, Knowledge], tuple[P, B, Callable[[str, Guess, float], S]]],
+    tick: Tick,
+) -> Results[S, B]:
+    """Run the chosen attacks on each target.
+
+    ``known``: what the adversary knows of each target. ``prepared``: the prior, the blind guess and the scoring of one.
+    """
+    results, blinds = list[tuple[S, ...]](), list[B]()
+    refused: dict[str, str] = {}
+    for number, (target, knowledge, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
+        prior, blind, score = prepared(target, knowledge)
+        tried = attempts(
+            attacks, target, knowledge, prior, options, number=number, of=len(targets), refused=refused, tick=tick
+        )
+        results.append(tuple(score(name, guess, took) for name, guess, took in tried))
+        blinds.append(blind)
+    tick(1.0, "done")
+    return Results(
+        record=record, targets=tuple(targets), blind=tuple(blinds), results=tuple(results), refused=refused,
+        membership=membership_of(targets[0].seen),
+    )  # fmt: skip
 
 
 def attempts(

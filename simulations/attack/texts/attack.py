@@ -1,23 +1,88 @@
-"""Attack the recorded updates of a text workload: which tokens an attack recovers, next to a blind guess."""
+"""Attack the recorded updates of a text workload: which tokens the span test and matching recover."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedlsg.attacks.observation import ThreatModel
-from fedlsg.attacks.text.tokens import TextPrior, Vocabulary
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.attacks.search import Progress
+from fedlsg.attacks.text.matching import TextMatching, match_text
+from fedlsg.attacks.text.token_reading import read_tokens
+from fedlsg.attacks.text.tokens import TextPrior, Vocabulary, span_test
+from fedlsg.choices import choose
 from simulations.attack.recorded.observations import Record
-from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
-from simulations.attack.texts.catalogue import text_attacks
+from simulations.attack.recorded.target import Attack, Options, Results, Target, attack_each, pick
 from simulations.attack.texts.score import ScoredText, scored
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.report.progress import Tick
 from simulations.workloads.base.mirror import data_root
+
+CANDIDATES = 32
+"""Tokens a position that matching tries where the span test ranks them."""
+
+
+def _span(seen: Observation, known: Knowledge, prior: TextPrior, generator: torch.Generator, *_: object) -> Guess:
+    texts = known.examples or seen.expected_examples
+    scores = span_test(seen, prior.vocabulary)
+    reading = read_tokens(seen.model, scores, prior.vocabulary, texts=texts, generator=generator)
+    return Guess(
+        inputs=reading.tokens,
+        objective=reading.unexplained,
+        note=f"{len(scores.span.basis)} directions in {scores.span.rows} rows of {len(scores.span.columns)} units; "
+        f"share of the received energy that is left over {reading.unexplained:.2g}"
+        + ("" if reading.unique else ", which says nothing with so few in units"),
+    )
+
+
+def _matching(name: str, *, naive: bool) -> Attack[TextPrior]:
+    def run(
+        seen: Observation,
+        known: Knowledge,
+        prior: TextPrior,
+        generator: torch.Generator,
+        seconds: float,
+        progress: Progress,
+        device: str = "cpu",
+    ) -> Guess:
+        attack = TextMatching(
+            distance="likelihood" if seen.noise_std and not naive else "cosine",
+            compare="naive" if naive else "adaptive",
+            seconds=seconds,
+        )
+        texts = known.examples or seen.expected_examples
+        try:
+            scores = span_test(seen, prior.vocabulary)
+            start = read_tokens(seen.model, scores, prior.vocabulary, texts=texts, generator=generator).tokens
+            prior = replace(prior, start=start, candidates=scores.candidates(CANDIDATES))
+        except DoesNotApply:
+            pass  # matching starts from the blind guess
+        return match_text(seen.to(device), known, prior, attack=attack, generator=generator, progress=progress)
+
+    return Attack(name=name, run=run)
+
+
+TEXT_ATTACKS: Mapping[str, Attack[TextPrior]] = MappingProxyType(
+    {
+        "span": Attack(name="span", run=_span),
+        "matching": _matching("matching", naive=False),
+        "matching-naive": _matching("matching-naive", naive=True),
+    }
+)
+
+
+def text_attacks(names: str | None, *, naive: bool) -> list[Attack[TextPrior]]:
+    """Attacks from a list with commas; None: all of them. Raises ValueError naming the known."""
+    if names is not None:
+        return [choose("attack", name.strip(), TEXT_ATTACKS) for name in names.split(",")]
+    return [attack for name, attack in TEXT_ATTACKS.items() if naive or name != "matching-naive"]
+
 
 PUBLIC_TEXTS = 5000
 UNSEEN = 0.1
@@ -76,16 +141,10 @@ class TextPublic:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttackedTexts:
-    """Results of one run; as ``images.Attacked``. blind: the blind guess's tokens by target."""
+class AttackedTexts(Results[ScoredText, tuple[int, ...]]):
+    """Results of one run of texts. blind: the blind guess's tokens by target."""
 
-    record: Record
     public: TextPublic
-    targets: tuple[Target, ...]
-    blind: tuple[tuple[int, ...], ...]
-    results: tuple[tuple[ScoredText, ...], ...]
-    refused: dict[str, str]
-    membership: float | None
 
 
 def attack_texts(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> AttackedTexts:
@@ -97,29 +156,19 @@ def attack_texts(record: Record, threat: ThreatModel, options: Options, tick: Ti
     targets = pick(record, threat, options)
     options = options.budget(len(targets) * len(attacks), small=False)
     public = text_public(record)
-    results, blinds = [], []
-    refused: dict[str, str] = {}
-    for number, target in enumerate(targets):
-        known, truth = target.truth.grant(threat), tokens_of(target)
-        prior = public.prior(truth.shape[1])
+
+    def prepared(target: Target, _: Knowledge) -> tuple[TextPrior, tuple[int, ...], Callable[..., ScoredText]]:
+        truth = tokens_of(target)
         blind = public.blind(sum(int(token) not in public.ignored for token in truth.flatten()))
-        tried = attempts(
-            attacks, target, known, prior, options, number=number, of=len(targets), refused=refused, tick=tick
+        return (
+            public.prior(truth.shape[1]),
+            tuple(blind),
+            lambda name, guess, took: scored(name, guess, truth, public.blind, public.ignored, took),
         )
-        results.append(
-            tuple(scored(name, guess, truth, public.blind, public.ignored, took) for name, guess, took in tried)
-        )
-        blinds.append(tuple(blind))
-    tick(1.0, "done")
-    return AttackedTexts(
-        record=record,
-        public=public,
-        targets=tuple(targets),
-        blind=tuple(blinds),
-        results=tuple(results),
-        refused=refused,
-        membership=membership_of(targets[0].seen),
-    )
+
+    known = [target.truth.grant(threat) for target in targets]
+    found = attack_each(record, targets, known, [attacks] * len(targets), options, prepared, tick)
+    return AttackedTexts(**vars(found), public=public)
 
 
 def tokens_of(target: Target) -> Int64[Tensor, "batch positions"]:

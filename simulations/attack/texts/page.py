@@ -5,8 +5,6 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from simulations.attack.recorded.best import best_of, sigma_of
-from simulations.attack.recorded.names import FORMS, shown_name, split_name
 from simulations.attack.recorded.report import (
     Findings,
     attacks_in_order,
@@ -14,6 +12,7 @@ from simulations.attack.recorded.report import (
     summaries,
     update_numbers,
 )
+from simulations.attack.recorded.rows import FORMS, best_of, shown_name, sigma_of, split_name
 from simulations.attack.texts.attack import AttackedTexts, tokens_of
 from simulations.attack.texts.score import ScoredText, TextSummary, summarise, verdict
 from simulations.report.page import Mark, Row, Table, TokenLine, TokenLines

@@ -1,18 +1,16 @@
 """Recovered texts compared with the truth and with the blind guess: the only place that sees both."""
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from fedlsg.attacks.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
+from fedlsg.attacks.metrics import best_matching, exact_match, token_recall
 from fedlsg.attacks.observation import Guess
-from simulations.attack.recorded.best import not_converged
-from simulations.attack.recorded.names import shown_name
+from simulations.attack.recorded.rows import Outcome, common_figures, judge
 
 Blind = Callable[[int], list[int]]
 """The blind guess of so many tokens."""
@@ -74,60 +72,33 @@ def _missed(guess: Sequence[int], truth: Sequence[int], ignored: frozenset[int])
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSummary:
-    """One attack over all updates of one batch size. gain: of the recall over the blind guess; None for one update."""
+class TextSummary(Outcome):
+    """One attack over all updates of one batch size; figures are shares of the tokens."""
 
-    attack: str
-    batch: int
     texts: int
     recall: float
-    blind: float
     exact: int
-    gain: Interval | None
-    seconds: float
-    unexplained: float | None = None
-
-    @property
-    def mean_gain(self) -> float:
-        """Share of the tokens over the blind guess."""
-        return self.recall - self.blind
 
 
 def summarise(results: Sequence[ScoredText], batch: int) -> TextSummary:
     """Means over the updates of one attack's results."""
-    gains: Float[Tensor, " n"] = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
-    return TextSummary(
-        attack=results[0].attack,
-        batch=batch,
-        texts=batch * len(results),
-        recall=statistics.fmean(r.recall for r in results),
-        blind=statistics.fmean(r.blind for r in results),
-        exact=sum(r.exact for r in results),
-        gain=mean_interval(gains) if len(gains) > 1 else None,
-        seconds=statistics.fmean(r.seconds for r in results),
-        unexplained=max((r.unexplained for r in results if r.unexplained is not None), default=None),
-    )
+    gains = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
+    recall, blind = (statistics.fmean(getattr(r, name) for r in results) for name in ("recall", "blind"))
+    common = common_figures(results, batch, score=recall, blind=blind, gains=gains)
+    return TextSummary(**common, texts=batch * len(results), recall=recall, exact=sum(r.exact for r in results))
 
 
 def verdict(rows: Sequence[TextSummary]) -> str:
-    """Whether the strongest attack gets more tokens than the blind guess, which needs no payload, in words."""
-    if not rows:
-        return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
-    best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
-    best_words = (
-        f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) recovers {100 * best.recall:.0f} % "
-        f"of the tokens, a blind guess {100 * best.blind:.0f} %; {best.exact} of {best.texts} texts word by word"
+    """Whether the strongest attack gets more tokens than the blind guess, in words."""
+    return judge(
+        rows,
+        things="texts",
+        least=LEAK,
+        result=lambda row: (
+            f"recovers {100 * row.recall:.0f} % of the tokens, a blind guess {100 * row.blind:.0f} %; "
+            f"{row.exact} of {row.texts} texts word by word"
+        ),
+        single="; one update",
+        reach=lambda gain: f"; 95 % interval of the gain {100 * gain.low:+.0f} to {100 * gain.high:+.0f} points",
+        nothing="no tokens recovered beyond a blind guess",
     )
-    stuck = not_converged(rows)
-    if stuck and (best.gain is None or best.gain.low <= 0):
-        return f"{stuck}: {best_words}"
-    if best.gain is None:
-        return f"{best_words}; one update: too few for a verdict"
-    reach = f"{best_words}; 95 % interval of the gain {100 * best.gain.low:+.0f} to {100 * best.gain.high:+.0f} points"
-    if best.gain.low > LEAK:
-        return f"THESE UPDATES LEAK TEXTS: {reach}"
-    if best.gain.low > 0:
-        return f"slightly better than a blind guess: {reach}"
-    if any(row.gain is None or row.gain.high > LEAK for row in rows):
-        return f"undecided, too few texts: {reach}"
-    return f"no tokens recovered beyond a blind guess: {reach}. Other attacks may do better"

@@ -15,14 +15,12 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
 from simulations.attack.curves import caption, curves, sigma_lines, sparsity_lines
-from simulations.attack.images.attack import attack_images, image_prior
-from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, strongest
+from simulations.attack.images.attack import IMAGE_ATTACKS, attack_images, attacks_named, image_prior, strongest
 from simulations.attack.images.page import table_row
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
-from simulations.attack.recorded.best import Best
-from simulations.attack.recorded.names import shown_name
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import attacks_in_order, privacy_facts, summaries
+from simulations.attack.recorded.rows import Best, shown_name
 from simulations.attack.recorded.target import Options, batch_sizes, chosen_places, membership_of, truth_of
 from simulations.attack.recording import variants
 from simulations.rundir.files import sealed

@@ -15,8 +15,7 @@ from simulations.attack.command import is_text
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries
 from simulations.attack.recorded.target import Options
-from simulations.attack.texts.attack import TextPublic, attack_texts, embedding_paths, text_public
-from simulations.attack.texts.catalogue import TEXT_ATTACKS
+from simulations.attack.texts.attack import TEXT_ATTACKS, TextPublic, attack_texts, embedding_paths, text_public
 from simulations.attack.texts.page import text_findings
 from simulations.attack.texts.score import scored, summarise, verdict
 from tests.simulations.support.made_texts import VOCABULARY, make_bert, write_sst2

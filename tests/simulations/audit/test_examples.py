@@ -7,9 +7,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from simulations.audit.examples import DRAWN, KINDS, checkerboard, choose_canaries, replaced, strongest, with_canaries
 from simulations.audit.subject import audited_settings
-from simulations.audit.training import settings_of
+from simulations.audit.training import (
+    DRAWN,
+    KINDS,
+    checkerboard,
+    choose_canaries,
+    replaced,
+    settings_of,
+    strongest,
+    with_canaries,
+)
 from simulations.plan.plan import Plan, make_plan
 from simulations.workloads.base.workload import Split
 from tests.simulations.support.runs import SMALL

@@ -105,4 +105,4 @@ def test_what_an_objective_refuses():
 
 
 def test_no_parameter_could_carry_the_truth():
-    assert set(inspect.signature(objective).parameters) == {"seen", "distance", "compare"}
+    assert set(inspect.signature(objective).parameters) == {"observation", "distance", "compare"}
