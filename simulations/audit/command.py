@@ -175,9 +175,9 @@ def audit_unit(
         count_bar(console, "rounds", ticks(setting, count)) as tick,
         planted(plant, clients=setting.stated.members),
     ):
-        seen = record(setting, count, seed=seed, tick=tick)
+        recording = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
-        verdict = judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting))
+        verdict = judge(recording.scores, recording.included, audited.claim, unit_checks(recording, setting))
     return verdict, count, "updates" if setting.stated.unit == "client" else "gradients"
 
 

@@ -231,10 +231,10 @@ def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -
     total = sum(len(clients) for clients in record.payloads.values())
     with count_bar(console, "scoring, payload", total) as tick:
         for client in range(len(record.base.parts)):
-            seen, std = payloads_of(record, client, inserted, tick)
-            rounds += seen
-            if seen:
-                scores.append(scored(seen, std, record.base.local.sample_rate))
+            payloads, std = payloads_of(record, client, inserted, tick)
+            rounds += payloads
+            if payloads:
+                scores.append(scored(payloads, std, record.base.local.sample_rate))
                 included.append(inserted.included[inserted.clients == client])
     return Found(
         scores=torch.cat(scores).numpy(),
@@ -253,11 +253,11 @@ def payloads_of(
     canaries, included = inserted.rows[mine], inserted.included[mine]
     train, part = record.base.workload.train, record.base.parts[client]
     rest = train.batch(part[~torch.isin(part, canaries)])
-    seen, std = [], 0.0
+    payloads, std = [], 0.0
     for round in sorted(record.payloads):
         if client in record.payloads[round]:
             observation = record.observation(round, client).to(record.base.device)
-            seen.append(look(observation, train.batch(canaries), rest, included))
+            payloads.append(look(observation, train.batch(canaries), rest, included))
             std = observation.noise_std
             tick()
-    return seen, std
+    return payloads, std

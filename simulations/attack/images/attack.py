@@ -39,25 +39,25 @@ DEEP = 7
 """Convolutions from which on the exact second derivative of ReLU leads a search nowhere; ``small_cnn`` has 4."""
 
 
-def _linear(seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
-    seen = seen.in_float64()
-    guess = input_of_linear(seen, prior)
+def _linear(observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
+    observation = observation.in_float64()
+    guess = input_of_linear(observation, prior)
     if not guess.scale_open:
         return guess
-    labels = with_labels(seen, prior, known).labels
+    labels = with_labels(observation, prior, known).labels
     try:
-        return guess if labels is None else settle_scale(seen, guess, int(labels[0]))
+        return guess if labels is None else settle_scale(observation, guess, int(labels[0]))
     except DoesNotApply:
         return guess
 
 
-def _relu(seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
-    return relu_batch(seen.in_float64(), prior, known, generator)
+def _relu(observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
+    return relu_batch(observation.in_float64(), prior, known, generator)
 
 
 def _matching(name: str, *, naive: bool) -> Attack[Prior]:
     def run(
-        seen: Observation,
+        observation: Observation,
         known: Knowledge,
         prior: Prior,
         generator: torch.Generator,
@@ -68,18 +68,18 @@ def _matching(name: str, *, naive: bool) -> Attack[Prior]:
         attack = replace(ATTACKS[name], compare="naive" if naive else "adaptive", seconds=seconds)
         if prior.size > SMALL:
             attack = replace(attack, **LARGE.get(name, {}))
-        known = with_labels(seen, prior, known)
-        return match(seen.to(device), known, prior, attack=attack, generator=generator, progress=progress)
+        known = with_labels(observation, prior, known)
+        return match(observation.to(device), known, prior, attack=attack, generator=generator, progress=progress)
 
     return Attack(name=name + NAIVE if naive else name, run=run)
 
 
-def with_labels(seen: Observation, prior: Prior, known: Knowledge) -> Knowledge:
+def with_labels(observation: Observation, prior: Prior, known: Knowledge) -> Knowledge:
     """Labels from the gradient of the classifier if they are not granted (iDLG, also for batches)."""
     if known.labels is not None or known.examples is None:
         return known
     try:
-        return Knowledge(labels=labels_of(seen, prior, known), examples=known.examples)
+        return Knowledge(labels=labels_of(observation, prior, known), examples=known.examples)
     except DoesNotApply:
         return known
 
@@ -103,7 +103,7 @@ def attacks_named(names: str) -> list[Attack[Prior]]:
     return [choose("attack", name, IMAGE_ATTACKS) for name in wanted]
 
 
-def strongest(seen: Observation, known: Knowledge, *, naive: bool) -> list[Attack[Prior]]:
+def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> list[Attack[Prior]]:
     """The attacks that may work on an observation: closed forms without noise, matching always.
 
     Without noise a deep convolutional network is attacked through a smooth derivative of its ReLUs.
@@ -111,11 +111,11 @@ def strongest(seen: Observation, known: Knowledge, *, naive: bool) -> list[Attac
     ``naive`` adds the naive forms to the adaptive ones, to show the difference.
     """
     found = []
-    if seen.noise_std == 0 and _starts_linear(seen.model):
+    if observation.noise_std == 0 and _starts_linear(observation.model):
         found.append("first-layer" if known.examples == 1 else "relu-batch")
-    deep = sum(isinstance(module, nn.Conv2d) for module in seen.model.modules()) >= DEEP
-    found.append("smooth-relu" if deep and seen.noise_std == 0 else "inverting-gradients")
-    found.append("map" if seen.noise_std else "dlg")
+    deep = sum(isinstance(module, nn.Conv2d) for module in observation.model.modules()) >= DEEP
+    found.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
+    found.append("map" if observation.noise_std else "dlg")
     found += [name + NAIVE for name in found if naive and name + NAIVE in IMAGE_ATTACKS]
     return [IMAGE_ATTACKS[name] for name in found]
 

@@ -156,10 +156,10 @@ def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
     first = rounds[0]
     trust, unit = settings.trust, settings.unit
     payload = "One payload" if trust == "client" else "The sum of the payloads"
-    seen = payload if unit == "client" or (settings.local_steps or 1) == 1 else f"One local step of {payload.lower()}"
+    what = payload if unit == "client" or (settings.local_steps or 1) == 1 else f"One local step of {payload.lower()}"
     unlike = "" if first.clipped else f" The {unit} of this game is shorter than the clip, so it is found less often."
     return Table(
-        title=f"{seen} of one round, matched filter, sigma_eff {first.sigma:.4g}",
+        title=f"{what} of one round, matched filter, sigma_eff {first.sigma:.4g}",
         columns=("guessing (FPR)", "TPR, closed form", "FPR, measured", "TPR, measured"),
         rows=tuple(
             Row(

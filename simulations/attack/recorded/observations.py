@@ -181,14 +181,14 @@ def _positions(path: Path) -> Tensor:
         raise ValueError(f"{path}: cannot read the kept positions of a round: {error}") from None
 
 
-def summed(seen: list[Observation]) -> Observation:
+def summed(observations: list[Observation]) -> Observation:
     """What a secure sum shows: the sum of the values of all clients, with the sum of their noise."""
-    first = seen[0]
+    first = observations[0]
     return replace(
         first,
-        values=aggregate([one.values for one in seen]).to(first.values),
-        noise_std=math.hypot(*(one.noise_std for one in seen)),
-        clients=tuple(client for one in seen for client in one.clients),
+        values=aggregate([one.values for one in observations]).to(first.values),
+        noise_std=math.hypot(*(one.noise_std for one in observations)),
+        clients=tuple(client for one in observations for client in one.clients),
     )
 
 
@@ -196,7 +196,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     """The record of a run directory.
 
     Raises ValueError for a directory without recorded updates, one that the attacks cannot replay (augmentation,
-    error feedback), and for a threat model that sees more than the run shows.
+    error feedback), and for a threat model that knows more than the run gives.
     """
     run = RunDir.open(path)
     settings = run.read_config()

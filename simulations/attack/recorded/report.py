@@ -212,19 +212,19 @@ def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
     return common
 
 
-def privacy_facts(record: Record, seen: Observation, membership: float | None) -> dict[str, str]:
+def privacy_facts(record: Record, observation: Observation, membership: float | None) -> dict[str, str]:
     """The run, its model, sigma, epsilon and the membership bound, by name."""
-    s, steps = record.base.settings, seen.local.steps
+    s, steps = record.base.settings, observation.local.steps
     facts = {
         "run": record.run.path.name,
         "trains": f"{s.model} on {s.workload}, {steps} local step{'' if steps == 1 else 's'}",
     }
-    if seen.mechanism.private:
-        of = "per payload" if len(seen.clients) == 1 else f"of the sum of {len(seen.clients)} payloads"
-        facts["sigma"] = f"{sigma_of(seen):.3g} {of}"
+    if observation.mechanism.private:
+        of = "per payload" if len(observation.clients) == 1 else f"of the sum of {len(observation.clients)} payloads"
+        facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
         facts["epsilon"] = f"{epsilon_of(record)} at delta {s.delta:g}, of the whole run"
     else:
-        facts["epsilon"] = f"none: mechanism {seen.mechanism.kind!r}"
+        facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
     if s.reproducible:
         facts["privacy"] = REPRODUCIBLE
     if membership is not None:

@@ -28,10 +28,12 @@ CANDIDATES = 32
 """Tokens a position that matching tries where the span test ranks them."""
 
 
-def _span(seen: Observation, known: Knowledge, prior: TextPrior, generator: torch.Generator, *_: object) -> Guess:
-    texts = known.examples or seen.expected_examples
-    scores = span_test(seen, prior.vocabulary)
-    reading = read_tokens(seen.model, scores, prior.vocabulary, texts=texts, generator=generator)
+def _span(
+    observation: Observation, known: Knowledge, prior: TextPrior, generator: torch.Generator, *_: object
+) -> Guess:
+    texts = known.examples or observation.expected_examples
+    scores = span_test(observation, prior.vocabulary)
+    reading = read_tokens(observation.model, scores, prior.vocabulary, texts=texts, generator=generator)
     return Guess(
         inputs=reading.tokens,
         objective=reading.unexplained,
@@ -43,7 +45,7 @@ def _span(seen: Observation, known: Knowledge, prior: TextPrior, generator: torc
 
 def _matching(name: str, *, naive: bool) -> Attack[TextPrior]:
     def run(
-        seen: Observation,
+        observation: Observation,
         known: Knowledge,
         prior: TextPrior,
         generator: torch.Generator,
@@ -52,18 +54,18 @@ def _matching(name: str, *, naive: bool) -> Attack[TextPrior]:
         device: str = "cpu",
     ) -> Guess:
         attack = TextMatching(
-            distance="likelihood" if seen.noise_std and not naive else "cosine",
+            distance="likelihood" if observation.noise_std and not naive else "cosine",
             compare="naive" if naive else "adaptive",
             seconds=seconds,
         )
-        texts = known.examples or seen.expected_examples
+        texts = known.examples or observation.expected_examples
         try:
-            scores = span_test(seen, prior.vocabulary)
-            start = read_tokens(seen.model, scores, prior.vocabulary, texts=texts, generator=generator).tokens
+            scores = span_test(observation, prior.vocabulary)
+            start = read_tokens(observation.model, scores, prior.vocabulary, texts=texts, generator=generator).tokens
             prior = replace(prior, start=start, candidates=scores.candidates(CANDIDATES))
         except DoesNotApply:
             pass  # matching starts from the blind guess
-        return match_text(seen.to(device), known, prior, attack=attack, generator=generator, progress=progress)
+        return match_text(observation.to(device), known, prior, attack=attack, generator=generator, progress=progress)
 
     return Attack(name=name, run=run)
 
