@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from fedlsg.frame import Frame
+from fedlsg.frame import Coordinates, Frame
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.privacy import Mechanism
 from fedlsg.training import LocalTraining
@@ -120,16 +120,8 @@ class Observation:
 
     def in_float64(self) -> "Observation":
         """The same with a float64 copy of model, carriers and values: closed forms lose nothing to rounding."""
-        frame = self.frame
-        coordinates = tuple(
-            c if c.L is None or c.R is None else replace(c, L=c.L.double(), R=c.R.double()) for c in frame.coordinates
-        )
-        return replace(
-            self,
-            model=deepcopy(self.model).double(),
-            values=self.values.double(),
-            frame=replace(frame, coordinates=coordinates),
-        )
+        frame = replace(self.frame, coordinates=_as(self.frame, torch.float64))
+        return replace(self, model=deepcopy(self.model).double(), values=self.values.double(), frame=frame)
 
     def to(self, device: str) -> "Observation":
         """The same with model, frame and values on a device; a model that is elsewhere is copied."""
@@ -141,15 +133,19 @@ class Observation:
 
 
 def _moved(frame: Frame, device: str) -> Frame:
-    coordinates = tuple(
-        c if c.L is None or c.R is None else replace(c, L=c.L.to(device), R=c.R.to(device)) for c in frame.coordinates
-    )
     blocks = tuple(
         b if b.keep.index is None else replace(b, keep=replace(b.keep, index=b.keep.index.to(device)))
         for b in frame.blocks
     )
     sent = None if frame.sent is None else _moved(frame.sent, device)
-    return replace(frame, coordinates=coordinates, blocks=blocks, sent=sent)
+    return replace(frame, coordinates=_as(frame, device), blocks=blocks, sent=sent)
+
+
+def _as(frame: Frame, kind: str | torch.dtype) -> tuple[Coordinates, ...]:
+    """The coordinates with carriers on a device, or in a precision."""
+    return tuple(
+        c if c.L is None or c.R is None else replace(c, L=c.L.to(kind), R=c.R.to(kind)) for c in frame.coordinates
+    )
 
 
 class DoesNotApply(ValueError):  # noqa: N818 - reads as the sentence that its text completes

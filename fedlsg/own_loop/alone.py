@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.independence.rows import row_differs
-from fedlsg.own_loop.batches import Items, Stored, guarded
+from fedlsg.own_loop.batches import Items, Stored, guarded, named
 from fedlsg.randomness import own_draws, seed_draws
 from fedlsg.training import Batch
 
@@ -175,7 +175,7 @@ class Calls:
             before = states(self.device)
             inputs, targets = self.guard(torch.tensor(chosen))
             parts = {name: value for part, given in (("inputs", inputs), ("targets", targets))
-                     for name, value in _named(part, given)}  # fmt: skip
+                     for name, value in named(part, given)}  # fmt: skip
             return Rows(tuple(chosen), parts, before, states(self.device))
 
     def compare(self, alone: Sequence[Rows], together: Rows, why: str, only: int | None = None) -> None:
@@ -255,9 +255,3 @@ def _other_company(spread: Sequence[int], position: int) -> tuple[list[int], lis
     sides = [side[: len(side) // 2 * 2] for side in (before, after)]
     first, second = ([*sides[0][start::2], position, *sides[1][start::2]] for start in (0, 1))
     return first, second
-
-
-def _named(part: str, value: Any) -> list[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        return [(part, value)]
-    return [(f"{part} {name}", tensor) for name, tensor in value.items()]

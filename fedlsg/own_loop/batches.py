@@ -63,7 +63,7 @@ class Stored:
 
     def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
         """Inputs and targets of the positions."""
-        return _on((_rows(self.inputs, rows), _rows(self.targets, rows)), self.device)
+        return _on((rows_of(self.inputs, rows), rows_of(self.targets, rows)), self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +103,16 @@ def _classes(targets: Inputs) -> Inputs:
     return targets.long() if targets.dtype in SMALL else targets
 
 
-def _rows(part: Inputs, rows: Positions) -> Inputs:
+def rows_of(part: Inputs, rows: Positions) -> Any:
+    """Some rows, on the part's device."""
     if isinstance(part, Tensor):
         return part[rows.to(part.device)]
     return {name: value[rows.to(value.device)] for name, value in part.items()}
+
+
+def named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:
+    """The tensors of a part by their names in messages."""
+    return [(what, part)] if isinstance(part, Tensor) else [(f"{what} {name}", value) for name, value in part.items()]
 
 
 def _length(data: Any) -> int:

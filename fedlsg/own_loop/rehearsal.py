@@ -4,7 +4,6 @@ import math
 import os
 import sysconfig
 import traceback
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions
+from fedlsg.own_loop.batches import named, rows_of
 from fedlsg.own_loop.examples import made_up
 from fedlsg.privacy import BudgetError, LedgerError
 from fedlsg.randomness import own_draws
@@ -49,13 +49,8 @@ def repeated(inputs: Inputs, targets: Inputs) -> Batch:
     """A batch function that gives some rows over and over."""
     count = batch_size(inputs, targets)
 
-    def rows(part: Any, places: Tensor) -> Any:
-        if isinstance(part, Mapping):
-            return {name: value[places.to(value.device)] for name, value in part.items()}
-        return part[places.to(part.device)]
-
     def batch(positions: Positions) -> tuple[Any, Any]:
-        return rows(inputs, positions % count), rows(targets, positions % count)
+        return rows_of(inputs, positions % count), rows_of(targets, positions % count)
 
     return batch
 
@@ -104,12 +99,12 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
     """
     if isinstance(error, UnsupportedLayerError | BudgetError | LedgerError):
         return error
-    given = [*_named("inputs", inputs), *_named("targets", targets)]
+    given = [*named("inputs", inputs), *named("targets", targets)]
     forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in given)
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     cause = f"{kind}{str(error).partition(chr(10))[0]}{place_of(error)}"
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    other = [(n, v.dtype) for n, v in _named("inputs", inputs) if v.is_floating_point() and v.dtype not in types]
+    other = [(n, v.dtype) for n, v in named("inputs", inputs) if v.is_floating_point() and v.dtype not in types]
     if other and types:
         name, dtype = other[0]
         own = ", ".join(sorted(map(str, types)))
@@ -126,7 +121,3 @@ def place_of(error: BaseException) -> str:
     """ ", in FILE, line N" of the last line of the user's own code that an error passed; empty without one."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(lib in f.filename for lib in LIBRARIES)]
     return f", in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-
-
-def _named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:
-    return [(what, part)] if isinstance(part, Tensor) else [(f"{what} {name}", value) for name, value in part.items()]

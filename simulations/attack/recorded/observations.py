@@ -5,9 +5,9 @@ has a checksum and names the digest of its frame; the files of weights and kept 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -64,35 +64,27 @@ class Record:
                 f"{path}: {error}; the record is damaged, or other weights, settings or "
                 f"another device than {self.base.device} made it"
             ) from None
-        return Observation(
-            model=model,
-            loss_fn=self.base.workload.loss,
-            frame=frame,
-            values=values,
-            mechanism=plan.mechanism,
-            local=plan.local,
-            noise_std=self.base.codec.received_noise(plan.noise_std),
-            round=round,
-            clients=(client,),
-            class_targets=self.base.workload.num_classes is not None,
-        ).to("cpu")
+        noise_std = self.base.codec.received_noise(plan.noise_std)
+        return self._observed(plan, model, values, noise_std=noise_std, clients=(client,))
 
     def observed_sum(self, round: int) -> Observation:
         """What a secure sum revealed of a round: all that the server can read. Raises ValueError if it was given up."""
         clients = self._answered(round)
         if not clients:
             raise ValueError(f"round {round} of {self.run.path} revealed no sum: it was given up")
-        model, path = self.model_of(round), sum_file(self.run.path, round)
+        model = self.model_of(round)
         plan = self.plan(round, clients[0], model)
         assert plan.release is not None
-        try:
-            values = torch.from_numpy(sealed.load_array(path))
-        except (OSError, ValueError, EOFError, TypeError) as error:
-            raise ValueError(f"{path}: cannot read the sum of round {round}: {error}") from None
+        values = read_array(sum_file(self.run.path, round), f"the sum of round {round}").float()
+        return self._observed(plan, model, values, noise_std=plan.release.noise_std(len(clients)), clients=clients)
+
+    def _observed(
+        self, plan: RoundPlan, model: nn.Module, values: Tensor, *, noise_std: float, clients: tuple[int, ...]
+    ) -> Observation:
         return Observation(
-            model=model, loss_fn=self.base.workload.loss, frame=plan.frame, values=values.float(),
-            mechanism=plan.mechanism, local=plan.local, noise_std=plan.release.noise_std(len(clients)), round=round,
-            clients=clients, class_targets=self.base.workload.num_classes is not None,
+            model=model, loss_fn=self.base.workload.loss, frame=plan.frame, values=values, mechanism=plan.mechanism,
+            local=plan.local, noise_std=noise_std, round=plan.round, clients=clients,
+            class_targets=self.base.workload.num_classes is not None,
         ).to("cpu")  # fmt: skip
 
     def _answered(self, round: int) -> tuple[int, ...]:
@@ -128,12 +120,8 @@ class Record:
 
     def model_of(self, round: int) -> nn.Module:
         """The public model that the clients of ``round`` started from. Raises ValueError for a damaged file."""
-        path = round_folder(self.run.path, round) / "weights.npy"
-        model = self.base.build_model()
-        try:
-            load_weights(model, torch.from_numpy(sealed.load_array(path)))
-        except (OSError, ValueError, EOFError, TypeError) as error:
-            raise ValueError(f"{path}: cannot read the weights of round {round}: {error}") from None
+        path, model = round_folder(self.run.path, round) / "weights.npy", self.base.build_model()
+        read_array(path, f"the weights of round {round}", partial(load_weights, model))
         return model
 
     @cached_property
@@ -145,7 +133,7 @@ class Record:
         if state.source is not None:  # probed in another round, whose weights this one does not have
             return read_frame(folder)[0]
         path = folder / "kept.npy"
-        kept = _positions(path) if path.exists() else None
+        kept = read_array(path, "the kept positions of a round") if path.exists() else None
         return state.frame(round, updates=self._updates_before(round), kept=kept)
 
     def _updates_before(self, round: int) -> int:
@@ -173,12 +161,13 @@ class Record:
         return ClientTerms(num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal)
 
 
-def _positions(path: Path) -> Tensor:
-    """Kept positions that the server chose. Raises ValueError for a damaged file."""
+def read_array(path: Path, what: str, use: Callable[[Tensor], object] = lambda found: None) -> Tensor:
+    """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a damaged one."""
     try:
-        return torch.from_numpy(sealed.load_array(path))
+        use(found := torch.from_numpy(sealed.load_array(path)))
     except (OSError, ValueError, EOFError, TypeError) as error:
-        raise ValueError(f"{path}: cannot read the kept positions of a round: {error}") from None
+        raise ValueError(f"{path}: cannot read {what}: {error}") from None
+    return found
 
 
 def summed(observations: list[Observation]) -> Observation:

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlsg.attacks.inversion.matching import ATTACKS, match
+from fedlsg.attacks.inversion.matching import ATTACKS, SmoothRelus, match, smooth_relu
 from fedlsg.attacks.inversion.prior import Prior, blind_guess
-from fedlsg.attacks.inversion.smooth_relu import SmoothRelus, smooth_relu
 from fedlsg.attacks.metrics import psnr
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.attacks.replay import objective
