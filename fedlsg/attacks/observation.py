@@ -160,7 +160,6 @@ class Guess:
     labels: (B, ...) in the order of ``inputs``, None if they were not requested, or cannot be inferred.
     objective: what restarts are chosen by, lower is better; comparable between guesses of one attack only.
     unexplained: what of the received values the guess leaves open beyond noise, in 0..1 or more; None: not a search.
-    squared_error: expected squared error over all known coordinates, where theory predicts one from public values.
     scale_open: whether the inputs are known up to sign and scale only.
     note: in words, what the estimate rests on and where it failed.
     """
@@ -169,7 +168,6 @@ class Guess:
     labels: Tensor | None = None
     objective: float | None = None
     unexplained: float | None = None
-    squared_error: float | None = None
     scale_open: bool = False
     note: str = ""
 

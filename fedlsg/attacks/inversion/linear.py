@@ -22,7 +22,14 @@ from scipy.optimize import minimize_scalar, nnls
 from torch import Tensor, nn
 
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.inversion.received_layer import Ratio, Received, ReceivedLayer, direction, ratio, received_layer
+from fedlsg.attacks.inversion.received_layer import (
+    Received,
+    ReceivedLayer,
+    direction,
+    ratio,
+    received_first_layer,
+    received_layer,
+)
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import replay
 from fedlsg.carriers import find_output_layer
@@ -41,54 +48,33 @@ def output_gradient(layer: ReceivedLayer) -> Float[Tensor, " m"] | None:
     return torch.where(bias.kept, g, other)
 
 
-def input_of_linear(observation: Observation, prior: Prior, *, path: str | None = None) -> Guess:
-    """The input of the first linear layer (or of the one at ``path``) as (1, *prior.shape), or (1, n) for a later one.
+def input_of_linear(observation: Observation, prior: Prior) -> Guess:
+    """The input of the first linear layer as (1, *prior.shape).
 
     Guarantee: for one example, no noise, and a bias that was sent, every kept column of x is exact to rounding,
     whatever the joint clip, the clip's weights or the mask; a frozen column is NaN, unless R (which multiplies all
     columns into dL) has rank enough to solve for all of them. Without a bias, under per-block clipping, or where too
     little of the bias was sent, the direction is exact and the prior's range settles sign and scale. For several
-    examples it is a mean of theirs, weighted by v. With noise x is clamped to the prior's range; ``squared_error`` is
-    predicted before the clamp, to second order in noise over v. ``objective``: the residual of right = v x^T.
+    examples it is a mean of theirs, weighted by v. With noise x is clamped to the prior's range.
+    ``objective``: the residual of right = v x^T.
     Raises DoesNotApply where no linear layer is first, its inputs are not those of the prior, or nothing was sent.
     """
-    layer = received_layer(observation, path)
-    shape = prior.shape if path is None else (layer.inputs,)
-    if path is None and prior.size != layer.inputs:
-        raise DoesNotApply(
-            f"the first layer takes {layer.inputs} numbers, an input has {prior.size}: it sees positions"
-        )
+    layer = received_first_layer(observation, prior.size)
     g = output_gradient(layer)
     v = None if g is None else layer.outer(g)
     if g is None or v is None or bool(v.isnan().all()):
         x, residual = direction(layer.right)
         x, note = fit_range(x, prior), "direction from the gradient, sign and scale from the prior's range"
-        return Guess(inputs=x.reshape(1, *shape), objective=residual, scale_open=True, note=note)
+        return Guess(inputs=x.reshape(1, *prior.shape), objective=residual, scale_open=True, note=note)
     if not bool(v.nan_to_num(0.0).any()):
         raise DoesNotApply("L^T db is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)")
     found = ratio(layer.right, v)
     x = frozen_columns(layer, found.x, g)
-    error = None
     if layer.right.noise_std > 0:
-        assert layer.bias is not None
-        error = predicted_error(found, layer.right.noise_std, layer.bias.noise_std, int(v.isfinite().sum()))
-        x = clamp(x, prior) if path is None else x
+        x = clamp(x, prior)
     unknown = int(x.isnan().sum())
     note = f"v^T right / |v|^2; {unknown} of {layer.inputs} inputs unknown" if unknown else "v^T right / |v|^2"
-    return Guess(inputs=x.reshape(1, *shape), objective=found.residual, squared_error=error, note=note)
-
-
-def predicted_error(found: Ratio, right_std: float, bias_std: float, rows: int) -> float:
-    """Expected |x - estimate|^2 over the known columns, before any clamp, given the received v of ``rows`` numbers.
-
-    Noise on ``right`` gives s^2 / |v|^2 a column; noise on g turns v by s^2 / |v|^2 and shortens x by rows s^2 / |v|^2.
-    |x|^2 is that of the estimate with both taken off. To second order: too small where noise is most of v.
-    """
-    known = found.x.isfinite()
-    noise, turned = right_std**2 / found.energy[known], bias_std**2 / found.energy[known]
-    shortened = (rows * turned).clamp(max=0.5)
-    size = (found.x[known].square() - noise).sum().clamp(min=0) / (1 - shortened.mean()).square()
-    return float((noise + size / max(1, int(known.sum())) * (turned + shortened.square())).sum())
+    return Guess(inputs=x.reshape(1, *prior.shape), objective=found.residual, note=note)
 
 
 def frozen_columns(layer: ReceivedLayer, x: Float[Tensor, " n"], g: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
@@ -110,11 +96,8 @@ def frozen_columns(layer: ReceivedLayer, x: Float[Tensor, " n"], g: Float[Tensor
 def fit_range(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
     """x with the sign and the largest scale that keep it in the prior's range; its middle value where it cannot be.
 
-    Of both signs the one that allows the larger scale, which for images in [0, 1] is the positive one. A later layer,
-    for which there is no prior, is left as it is.
+    Of both signs the one that allows the larger scale, which for images in [0, 1] is the positive one.
     """
-    if prior.size != len(x):
-        return x
     low, high = (end.flatten() for end in prior.bounds)
 
     def largest(y: Tensor) -> float:

@@ -109,6 +109,14 @@ def received_layer(observation: Observation, path: str | None = None) -> Receive
     )
 
 
+def received_first_layer(observation: Observation, size: int) -> ReceivedLayer:
+    """The equations of the first layer. Raises DoesNotApply as above, and where it does not take ``size`` numbers."""
+    layer = received_layer(observation)
+    if size != layer.inputs:
+        raise DoesNotApply(f"the first layer takes {layer.inputs} numbers, an input has {size}: it sees positions")
+    return layer
+
+
 def _received(observation: Observation, key: tuple[str, str]) -> Received | None:
     found = [b for b in observation.frame.blocks if (b.parameter, b.part) == key]
     if not found:
@@ -123,12 +131,11 @@ def _received(observation: Observation, key: tuple[str, str]) -> Received | None
 class Ratio:
     """Least squares of every column of right = v x^T in x alone, v being known.
 
-    x: NaN where no coordinate with v in it was sent. energy: sum of v^2 over what was sent of a column. residual: norm
-    of right - v x^T over norm of right: 0 for one example without noise, larger for several examples.
+    x: NaN where no coordinate with v in it was sent. residual: norm of right - v x^T over norm of right: 0 for one
+    example without noise, larger for several examples.
     """
 
     x: Float[Tensor, " n"]
-    energy: Float[Tensor, " n"]
     residual: float
 
 
@@ -141,7 +148,7 @@ def ratio(right: Received, v: Float[Tensor, " rows"]) -> Ratio:
     x = torch.where(energy > NOTHING**2 * largest, right.values.mT @ v / energy, torch.nan)
     off = torch.where(known, right.values - torch.outer(v, x.nan_to_num(0.0)), 0.0)
     norm = float(torch.where(known, right.values, 0.0).norm())
-    return Ratio(x=x, energy=energy, residual=float(off.norm()) / norm if norm else torch.nan)
+    return Ratio(x=x, residual=float(off.norm()) / norm if norm else torch.nan)
 
 
 def direction(right: Received, sweeps: int = 200) -> tuple[Float[Tensor, " n"], float]:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.inversion.received_layer import ReceivedLayer, received_layer
+from fedlsg.attacks.inversion.received_layer import ReceivedLayer, received_first_layer
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 
 DRAWS = 2048
@@ -64,9 +64,9 @@ def relu_batch(
     Raises DoesNotApply, saying why: noise, no bias, per-block clipping, single masked entries, frozen rows
     together with frozen columns, a batch of more than r, no sparse columns (another activation).
     """
-    layer = received_layer(observation)
+    layer = received_first_layer(observation, prior.size)
     search = search_for(observation.values.dtype, draws)
-    _check(observation, layer, prior)
+    _check(observation, layer)
     P, rows = _range_of(layer, search)
     batch = P.shape[1]
     if known.examples not in (None, batch):
@@ -106,11 +106,7 @@ def _guess(
     return Guess(inputs=X.mT.reshape(batch, *prior.shape), objective=wrong + residual, note=note)
 
 
-def _check(observation: Observation, layer: ReceivedLayer, prior: Prior) -> None:
-    if prior.size != layer.inputs:
-        raise DoesNotApply(
-            f"the first layer takes {layer.inputs} numbers, an input has {prior.size}: it sees positions"
-        )
+def _check(observation: Observation, layer: ReceivedLayer) -> None:
     if observation.noise_std > 0:
         raise DoesNotApply("noise fills the zeros that ReLU leaves: no column of G is sparse any more")
     if layer.bias is None or not layer.bias.whole or not layer.scaled_alike:
