@@ -12,16 +12,9 @@ from torch.testing import assert_close
 
 import fedlsg.training.client
 import strategies
-from fedlsg.attacks.audit.setting import step_weights
-from fedlsg.attacks.audit.shipped import (
-    along,
-    injected,
-    log_ratios,
-    make_canaries,
-    release,
-    shares,
-    spread,
-)
+from fedlsg.attacks.audit.setting import spread, step_weights
+from fedlsg.attacks.audit.shipped import injected, make_canaries, release, shares
+from fedlsg.attacks.audit.unit_mode import along, log_ratios
 from fedlsg.method import Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
