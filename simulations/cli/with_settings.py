@@ -104,7 +104,7 @@ def _written(args: Sequence[str], known: Mapping[str, Any], *, resilient: bool) 
         else:
             setting = _setting(name, args, known)  # first: an unknown one says what was meant
             said[setting] = value if sign else _value(name, rest)
-    return [*kept, *(word for name, value in said.items() for word in ("-c", f"{name}={value}")), *rest]
+    return [*(word for name, value in said.items() for word in ("-c", f"{name}={value}")), *kept, *rest]
 
 
 def _setting(option: str, args: Sequence[str], known: Mapping[str, Any]) -> str:
