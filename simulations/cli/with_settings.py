@@ -102,8 +102,9 @@ def _written(args: Sequence[str], known: Mapping[str, Any], *, resilient: bool) 
             if name in known and not sign and not getattr(known[name], "is_flag", False) and rest:
                 kept.append(rest.pop(0))
         else:
-            said[_setting(name, args, known)] = value if sign else _value(name, rest)
-    return [*kept, *(word for name, value in said.items() for word in ("-c", f"{name}={value}")), *rest]
+            setting = _setting(name, args, known)  # first: an unknown one says what was meant
+            said[setting] = value if sign else _value(name, rest)
+    return [*(word for name, value in said.items() for word in ("-c", f"{name}={value}")), *kept, *rest]
 
 
 def _setting(option: str, args: Sequence[str], known: Mapping[str, Any]) -> str:
@@ -123,7 +124,7 @@ def _value(option: str, rest: list[str]) -> str:
         return "true"
     if rest and (not rest[0].startswith("-") or _is_number(rest[0])):
         return rest.pop(0)
-    if name not in RUN and all_settings()[name].kind is bool:
+    if name not in RUN and name in (known := all_settings()) and known[name].kind is bool:
         return "true"
     raise click.BadOptionUsage(option, f"{option} needs a value")
 

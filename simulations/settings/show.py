@@ -28,10 +28,10 @@ from simulations.settings.settings import (
 
 HEAD = """# Settings
 
-Made by `fedlsg settings --markdown`; do not edit. `-c name=value` sets one, `fedlsg settings NAME` shows it. Under
-"range", x is the value. A default of `-` means that the setting is not used unless it is given, or that it follows from
-others. A setting that is in no list of methods is taken by every run. The value in a workload's preset goes before the
-default; `fedlsg list presets` has those of the papers."""
+Made by `fedlsg settings --markdown`; do not edit. `--name value` or `-c name=value` sets one, `fedlsg settings NAME`
+shows it. Under "range", x is the value. A default of `-` means that the setting is not used unless it is given, or that
+it follows from others. A setting that is in no list of methods is taken by every run. The value in a workload's preset
+goes before the default; `fedlsg list presets` has those of the papers."""
 
 
 def settings_command(name: str | None, markdown: bool, console: Console) -> None:

@@ -395,7 +395,7 @@ def test_a_word_is_found_by_what_it_means(arguments, fedlsg, tmp_path):
 def test_settings_are_options_and_lists_take_spaces():
     known = dict.fromkeys(("-c", "--methods", "--epsilons", "--out"))
     said = "--methods lsg dpsgd digits --epsilons 1 3 --batch-size=8 --momentum -1 --out x --reproducible a"
-    found = "--methods lsg,dpsgd digits --epsilons 1,3 --out x a -c batch_size=8 -c momentum=-1 -c reproducible=true"
+    found = "-c batch_size=8 -c momentum=-1 -c reproducible=true --methods lsg,dpsgd digits --epsilons 1,3 --out x a"
     assert _written(said.split(), known, resilient=False) == found.split()
     assert _written(["--rank", "4", "--rank", "8", "--", "--x"], known, resilient=False) == [
         "-c",
