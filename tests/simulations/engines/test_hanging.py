@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, Message
 
 from fedlsg.participation import limit
-from fedlsg.privacy import SERVER
+from fedlsg.privacy import SERVER, RunLedger
 from simulations.client.app import app
 from simulations.grids.virtual import ClientFunction
 from strategies.federation.server_noise import ServerNoiseExchange
