@@ -5,9 +5,8 @@ from flwr.app import Context, Message
 
 from fedlsg.secure_sum import Terms
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import SEALED_BYTES
+from fedlsg.secure_sum.keys import SEALED_BYTES, SHARE_BYTES
 from fedlsg.secure_sum.server import WRONG
-from fedlsg.secure_sum.keys import SHARE_BYTES
 from simulations.client.app import app as honest
 from simulations.grids.refusals import FrameDiffersError
 from strategies.federation.nodes import Roster
