@@ -201,6 +201,14 @@ def test_one_entry_without_privacy_makes_epsilon_infinite(path, mechanism):
     assert ledger.would_exceed(entry(8), 100.0, 1e-5)
 
 
+def test_what_is_not_private_exceeds_every_budget(path):
+    """It has no event, so that the others alone would be compared with the budget."""
+    clipped = entry(9, mechanism="clip-only", noise_multiplier=0.0)
+    assert Ledger(path, client=3).would_exceed(clipped, 1e6, 1e-5)
+    assert filled(path, rounds=2).would_exceed(clipped, 1e6, 1e-5)
+    assert not Ledger(path, client=3).would_exceed(entry(9), 1e6, 1e-5)
+
+
 def test_would_exceed_says_no_exactly_at_the_last_step_within_the_budget(path):
     max_steps.cache_clear()  # with many settings in it, a grid is tried first: test_population has both ways
     allowed = max_steps(epsilon=4.0, delta=1e-5, sample_rate=0.2, noise_multiplier=1.5)
