@@ -77,7 +77,7 @@ def facts_of(
         known = {name: value for name, value in known.items() if value is not None}
     if workload is not None:
         known |= {"classes": workload.num_classes is not None, "augmentation": workload.augment is not None}
-    return known | codec_facts(s) | ({} if method is None else method_facts(s, method))
+    return {**known, **codec_facts(s), **({} if method is None else method_facts(s, method))}
 
 
 def codec_facts(s: Settings) -> Facts:

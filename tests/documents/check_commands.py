@@ -27,6 +27,7 @@ from simulations import workloads
 from simulations.attack.images.attack import IMAGE_ATTACKS
 from simulations.attack.texts.attack import TEXT_ATTACKS
 from simulations.cli.app import app
+from simulations.cli.with_settings import WithSettings, option_of
 from simulations.inspection.subject import refuse_settings
 from simulations.settings.published import find, from_run_config, matching, resolve
 from simulations.settings.resolve import build_method, fill
@@ -123,6 +124,8 @@ def left_open(arguments: list[str]) -> bool:
 def check_options(command: click.Command, arguments: list[str]) -> None:
     """The options of a line that leaves something open exist."""
     known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    if isinstance(command, WithSettings):
+        known |= {"--help-all", *map(option_of, all_settings())}
     for word in arguments:
         if word.startswith("-") and word not in known:
             raise ValueError(f"no option {word} of fedlsg {command.name}")

@@ -241,7 +241,7 @@ def test_error_feedback_keeps_its_memory_through_a_dropout(tmp_path):
             {"method": "sgd", "codec": "sign", "noise_multiplier": None, "clients_per_round": 1, "over_selection": 0.5},
             "memory of what was not sent counts as received: leave it out",
         ),
-        ({"trust": "secure", "clients": 10, "availability": 0.9}, "does not go with availability below 1 .0.9"),
+        ({"trust": "secure", "clients": 10, "availability": 0.9}, "does not go with availability below 1 (0.9)"),
         ({"trust": "secure", "clients": 10, "over_selection": 0.1}, "does not go with over_selection=0.1"),
         ({"over_selection": 0.5}, "lower clients_per_round, or leave over_selection out"),
         ({"availability": 1.5}, "expected 0 < availability=1.5 <= 1"),
