@@ -186,7 +186,8 @@ def fill_in(form: Any, gradients: Iterator[Tensor]) -> Any:
 def examples_first(t: Tensor, axis: Axis, batch: int) -> Tensor:
     """A view of t with the examples on the first axis."""
     if axis == FLAT:
-        return t.unflatten(0, (batch, -1))
+        parts: Tensor = t.unflatten(0, (batch, -1))
+        return parts
     return t.movedim(axis or 0, 0)
 
 

@@ -88,7 +88,7 @@ def without_dropout(module: nn.MultiheadAttention | nn.RNNBase) -> Change | None
     return module, f"its own dropout of {before:g} switched off, because backward cannot draw it again"
 
 
-def plain_embedding(module: nn.Embedding) -> Change | None:
+def plain_embedding(module: nn.Embedding | nn.EmbeddingBag) -> Change | None:
     """The same embedding without what depends on the batch."""
     if module.max_norm is None and not module.scale_grad_by_freq:
         return None
@@ -106,5 +106,5 @@ CHANGES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., Change | None]],
     ((_BatchNorm,), group_norm),
     ((_InstanceNorm,), without_statistics),
     ((nn.MultiheadAttention, nn.RNNBase), without_dropout),
-    ((nn.Embedding,), plain_embedding),
+    ((nn.Embedding, nn.EmbeddingBag), plain_embedding),
 )

@@ -164,11 +164,8 @@ class Mask:
         )
 
 
-Mask.__signature__ = inspect.signature(
-    Mask.__init__
-).replace(  # type: ignore[attr-defined]
-    parameters=list(inspect.signature(Mask.__init__).parameters.values())[1:], return_annotation=Mask
-)
+_made = inspect.signature(Mask.__init__)
+Mask.__signature__ = _made.replace(parameters=list(_made.parameters.values())[1:])  # type: ignore[attr-defined]
 
 
 def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:

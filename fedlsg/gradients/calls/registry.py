@@ -160,11 +160,11 @@ def kind_of(module: nn.Module) -> Kind | None:
 
 def _without_formula(module: nn.Module) -> Kind | None:
     """torch.func, for layers of torch without an entry above, subclasses, and layers with parametrized weights."""
-    own = type(module)
+    own: Any = type(module)
     if isinstance(module, (*STATISTICS, *USED_ALONE)) or not any(p.requires_grad for p in module.parameters()):
         return None
     if isinstance(module, OWN_AXES):
-        base = next(kind for kind in own.__mro__ if kind in BUILT_IN)
+        base: Any = next(kind for kind in own.__mro__ if kind in BUILT_IN)
         return BUILT_IN[base] if own.forward is base.forward else None
     known = isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)
     return GENERAL if known or own.__module__.startswith("torch.nn.") else None
