@@ -40,7 +40,8 @@ def result(
         "epsilon_max": "inf" if epsilon is None else epsilon - 0.001 * (seed + 1), "delta": 1e-5,
         "uplink_bytes": 1000, "downlink_bytes": 4000, "uplink_bytes_dense": 4000, "downlink_bytes_dense": 4000,
         "wall_seconds": 10.0 + seed,
-        "seconds": {"training": 4.0 + seed}, "chance": CHANCE, "clients": 5, "rounds": 2, "engine": "local", "device": "cpu",
+        "seconds": {"training": 4.0 + seed},
+        "chance": CHANCE, "clients": 5, "rounds": 2, "engine": "local", "device": "cpu",
         "noise_multiplier": 2.0, "versions": {"torch": "2.13.0"}, "trust": "client", "reproducible": False,
         "epsilon_median": 1.0, "hardware": {"processor": "Some CPU", "cores": 2},
     }  # fmt: skip
