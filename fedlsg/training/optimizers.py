@@ -108,7 +108,7 @@ def build(
 
 
 @cache
-def _without_compiler(cls: type[Optimizer]) -> type[Optimizer]:
+def _without_compiler(cls: type[Optimizer]) -> Any:
     """The same optimizer with the methods that torch wraps: each wrapper imports the compiler, which takes seconds.
 
     They keep it away from a loop that is compiled, and no server update is.

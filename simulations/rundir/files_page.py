@@ -38,7 +38,8 @@ COMMANDS_HEAD = """
 Next to a run, or into `--out`. All of it is computed from training rows without noise: for its owner only. `fedlsg
 report`, `compare` and `export` write what the umask says; `fedlsg payload` follows the payload's own folder, `fedlsg compare --search` closes a folder of trials on held-out rows.
 The cache of decoded data (`~/.cache/fedlsg`, or `FEDLSG_CACHE`) is made for its owner only; an existing folder that
-others may read stays so.
+others may read stays so. Its folder `accounting`, closed in any case, has what searches for noise found: the accountant checks
+each entry before it is used, and no reported epsilon is read from there. `FEDLSG_HINTS=off` neither reads nor writes it.
 """
 NODE_HEAD = """
 ## A deployed client

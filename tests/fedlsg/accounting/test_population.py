@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
