@@ -167,7 +167,7 @@ class Lora(Carrier):
 
 def embeddings_of(model: nn.Module) -> list[nn.Parameter]:
     """The tables of words, positions and types: what modules of type Embedding, or of a subclass, own."""
-    return [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+    return [p for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)]
 
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ class Graph(Protocol):
     survey: Survey
     factored: Collection[str]
     storage: Any
-    parameters: Mapping[str, Tensor]
+    parameters: Mapping[str, nn.Parameter]
     called: Counter[str]
     uses: Any
 

@@ -81,7 +81,8 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checke
         norms = (module for module in model.modules() if type(module) in NORMS)
         handles += [module.register_forward_hook(step.rematerialization.on_norm, prepend=True) for module in norms]
         if step.uses is not None:
-            for hooked in (*layers, *calls):
+            everything: list[Layer | CallLayer] = [*layers, *calls]
+            for hooked in everything:
                 on_input = partial(step.on_input, hooked)
                 handles.append(hooked.module.register_forward_pre_hook(on_input, with_kwargs=True))
         with nullcontext() if step.uses is None else replace_parameters(model, frame, ways.uses, step.uses):

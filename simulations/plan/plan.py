@@ -201,7 +201,7 @@ def noise_of_each(
     """
     s, mechanism = base.settings, base.method.mechanism
     if not mechanism.adds_noise or s.noise_multiplier is not None:
-        return dict.fromkeys(settings, s.noise_multiplier if mechanism.adds_noise else 0.0)
+        return dict.fromkeys(settings, (s.noise_multiplier or 0.0) if mechanism.adds_noise else 0.0)
     if s.epsilon is None:
         raise ValueError("expected either epsilon and delta, or noise_multiplier")
     effective = calibrate_each(
