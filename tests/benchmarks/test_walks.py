@@ -3,8 +3,8 @@
 from benchmarks.walks import RUN, WALKS, files_of, walk
 
 MOST = {
-    "a batch through client_step": 24,
-    "a payload from client to server": 78,
+    "a batch through client_step": 26,
+    "a payload from client to server": 81,
     "the payload alone, from packing to the sum": 48,
     "a ledger entry": 16,
     "sparsity from the command line to the mask": 109,
