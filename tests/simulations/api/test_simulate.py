@@ -207,7 +207,7 @@ REFUSED = {
     "another framework's name": ({"num_rounds": 3}, "unknown setting 'num_rounds'; did you mean 'rounds'?"),
     "a setting out of range": ({"rounds": 0}, "rounds"),
     "a setting of another type": ({"rounds": 2.5}, "expected a number (int) for rounds, got 2.5"),
-    "both": ({"epsilon": 1.0, "mechanism": "none", "noise_multiplier": None}, "epsilon needs a mechanism that adds"),
+    "both": ({"epsilon": 1.0, "mechanism": "none", "noise_multiplier": None}, "needs a mechanism that adds noise"),
     "Flower's engine": ({"engine": "flower"}, "engine"),
     "an unknown method": ({"method": "fedavg"}, "fedavg is called 'sgd' here"),
     "a method that is none": ({"method": 3}, "method=int: expected the name of a recipe"),

@@ -289,7 +289,7 @@ def test_reproducible_runs_are_not_called_private(tmp_path):
             r"it is not what weights\.npy\.sha256 says",
         ),
         (lambda p: (p / "updates/round-000002/weights.npy").unlink(), r"cannot read the weights of round 2"),
-        (lambda p: (p / "ledger/client-000001.jsonl").unlink(), r"holds no entry of round 2"),
+        (lambda p: (p / "ledger/run.jsonl").unlink(), r"holds no entry of round 2"),
     ],
 )
 def test_a_damaged_record_is_noticed(damage, message, copied):

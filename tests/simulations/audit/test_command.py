@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedlsg.accounting import calibrate_noise_multiplier
+from fedlsg.accounting import calibrate_each
 from fedlsg.attacks.audit.plants import PLANTS
 from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.training_mode import payload_checks
@@ -115,8 +115,8 @@ def test_the_claim_is_what_the_settings_ask_for():
 
 def test_a_calibration_that_gives_too_little_noise_is_falsified(tmp_path, monkeypatch):
     """The audit has its own opinion of which noise an epsilon needs."""
-    short = lambda **given: 0.9 * calibrate_noise_multiplier(**given)  # noqa: E731
-    monkeypatch.setattr("simulations.plan.plan.calibrate_noise_multiplier", short)
+    short = lambda each, **given: {k: 0.9 * v for k, v in calibrate_each(each, **given).items()}  # noqa: E731
+    monkeypatch.setattr("simulations.plan.plan.calibrate_each", short)
     monkeypatch.setattr("simulations.plan.plan.check_certified", lambda *_: None)
     status, found, _ = audit(tmp_path, given=SETTINGS | {"noise_multiplier": None, "epsilon": 3.0}, canaries=20)
     assert status == 1

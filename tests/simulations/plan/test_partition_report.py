@@ -167,7 +167,7 @@ def test_without_out_nothing_is_written(fedlsg, tmp_path):
         (("--clients", "0"), "expected clients=0 >= 1"),
         (("--clients", "900", "-c", "partition=dirichlet", "-c", "alpha=0.01"), "raise alpha or lower num_clients"),
         (("-c", "clints=3"), "unknown setting 'clints'; did you mean 'clients'?"),
-        (("-c", "augment=flip-crop"), "workload digits has no augmentation 'flip-crop'"),
+        (("-c", "augment=flip-crop"), "augment=flip-crop needs images"),
     ],
 )
 def test_what_cannot_be_partitioned_is_one_line(fedlsg, tmp_path, options, message):

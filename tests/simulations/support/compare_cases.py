@@ -18,6 +18,7 @@ def row(round: int, accuracy: float | None, **changes: Any) -> Row:
     values = dict.fromkeys(Row.__dataclass_fields__, 0) | {
         "only": None,
         "simulated": None,
+        "times": None,
         "round": round, "accuracy": accuracy, "loss": 1.0, "epsilon_max": 1.0, "epsilon_median": 1.0,
         "uplink_bytes": 500, "uplink_messages": 5, "asked": "0 1", "answered": "0 1", "rejected": "", "reasons": "",
         "metrics": {},
