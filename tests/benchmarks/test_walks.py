@@ -7,7 +7,7 @@ MOST = {
     "a payload from client to server": 81,
     "the payload alone, from packing to the sum": 48,
     "a ledger entry": 16,
-    "sparsity from the command line to the mask": 109,
+    "sparsity from the command line to the mask": 110,
 }
 """Today's numbers. Lower them with the house; docs/results/house.md has the aims."""
 
