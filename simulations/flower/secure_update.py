@@ -5,9 +5,10 @@ A client's number in the protocol follows from its node id, which both sides kno
 """
 
 import hashlib
+import json
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from logging import WARNING
 
 import numpy as np
@@ -90,6 +91,13 @@ def _stage(content: RecordDict) -> Stage:
 
 
 def _attempt(stage: Stage, terms: Terms) -> Attempt:
+    """The attempt, whose keys depend on the terms of all rounds: clients with others cannot be in one sum.
+
+    The noise of a sum comes from all of its clients. One that was told a smaller clip, or less noise, would add less
+    than the ledgers of the others count on.
+    """
+    agreed = json.dumps(asdict(replace(terms, round=0, digest="")), sort_keys=True)
+    stage = replace(stage, run=hashlib.sha256(stage.run + agreed.encode()).digest())
     try:
         return stage.terms(terms.sums(len(stage.clients)))
     except ValueError as error:
