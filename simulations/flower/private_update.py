@@ -73,7 +73,7 @@ def private_update(
     node config. Simulated clients have one file for each run there, since no person's data are behind them.
     Put it first in ``mods``: what a mod before it adds to a reply leaves without noise.
 
-    Guarantee: a reply of @app.train, with any name, has the noisy payload, weight 1 and the ledger's epsilon, and nothing else: metrics
+    Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1 and epsilon, nothing else: metrics
     of training stay here, and errors of the app leave as one constant text. Adjacency is zero-out: an update of zeros
     in place of this client's; that it takes part is seen.
     The ledger is charged before the app trains, also for a round that fails later.
