@@ -2,9 +2,9 @@
 
 One append-only file, which only the driver writes: a header, then records in a hash chain, sealed as the lines of a
 ``Ledger`` are. A record holds charges (``encode_entries``), or the keys of charges that were not used ("void"): the
-client says that it drew nothing, or was never asked. Whatever is not void counts, also what a crash left. A record of
-charges is synced. A void one is not: if it is lost, a charge too many stays. A line that a crash tore was not synced,
-so nobody drew for it; the next append removes it.
+client says that it drew nothing, or was never asked. Whatever is not void counts, also what a crash left. All records
+are synced: a checkpoint knows how many there are, and a run does not continue where one is lost. A line that a crash
+tore was not synced, so nobody drew for it; the next append removes it.
 
 The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older version) and the
 journal of an older version, whose charges may be in those ledgers already. A client's entries are those of all files.
@@ -150,13 +150,13 @@ class RunLedger:
         if len({entry.key for entry in entries}) < len(entries):
             raise LedgerError(f"{self.path}: a client is charged twice in one record")
         if entries:
-            self._append(entries, (), sync=True)
+            self._append(entries, ())
 
     def void(self, entries: Sequence[Entry]) -> None:
         """Note that nothing was drawn for these entries; those that are not charged here are left out."""
         known = [entry.key for entry in entries if entry.key in self.read().keys]
         if known:
-            self._append((), known, sync=False)
+            self._append((), known)
 
     def snapshot(self) -> tuple[int, str]:
         """(number of records, hash of the last one): a checkpoint stores it, ``verify_extends`` compares it."""
@@ -183,7 +183,7 @@ class RunLedger:
     def _keep(self, records: Records, stamp: tuple[int, int, int] | None) -> None:
         self._records, self._stamp, self._seen = records, stamp, (len(records.heads), records.head)
 
-    def _append(self, entries: Sequence[Entry], void: Sequence[Key], *, sync: bool) -> None:
+    def _append(self, entries: Sequence[Entry], void: Sequence[Key]) -> None:
         """Write one record. What an interruption leaves is read again: the record counts if it is whole."""
         record = {"charged": encode_entries(entries)} if entries else {"void": void}
         try:
@@ -198,13 +198,12 @@ class RunLedger:
                     os.truncate(self.path, records.size)  # torn by a crash
                 try:
                     write_all(descriptor, text)
-                    if sync:
-                        os.fsync(descriptor)
+                    os.fsync(descriptor)
                 except OSError:
                     os.truncate(self.path, records.size)
                     raise
                 after = os.fstat(descriptor)
-            if sync and header:
+            if not records.entries:  # a header may be there that a killed process left
                 sync_directory(self.folder)
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot write the privacy ledger ({error}); nobody may train") from error

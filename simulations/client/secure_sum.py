@@ -6,12 +6,14 @@ is asked for again gets the answer that it got; a later attempt gets fresh noise
 is over does not begin again: there are no two clients, and no two pairs of keys, under the same terms.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedlsg.discrete import Release
 from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.state import RoundPlan, select_clients
@@ -88,6 +90,7 @@ def masked_values(
                 f"expected {release.values} values of {release.grid.bits} bits, the server says {stage.length} of "
                 f"{stage.bits}"
             )
+        check_noise(stage, release)
         client = restore(_terms(base, stage, partition), partition, state)
         client.accept(stage.message)
         if client.stage not in (KEYS, SHARES, MASKED):
@@ -99,6 +102,17 @@ def masked_values(
     message = client.masked(values.numpy())
     store(client, state)
     return message
+
+
+def check_noise(stage: Stage, release: Release) -> None:
+    """Refuse an attempt whose clients agreed on another share of the noise than this round has.
+
+    The last digits may differ between machines.
+    """
+    if not math.isclose(stage.noise, release.noise_std(1), rel_tol=1e-6):
+        raise ProtocolError(
+            f"expected noise of deviation {release.noise_std(1):g} from each client, the server says {stage.noise:g}"
+        )
 
 
 def _stage(base: Base, content: RecordDict) -> Stage:

@@ -73,7 +73,7 @@ def private_update(
     node config. Simulated clients have one file for each run there, since no person's data are behind them.
     Put it first in ``mods``: what a mod before it adds to a reply leaves without noise.
 
-    Guarantee: a reply of @app.train has the noisy payload, weight 1 and the ledger's epsilon, and nothing else: metrics
+    Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1 and epsilon, nothing else: metrics
     of training stay here, and errors of the app leave as one constant text. Adjacency is zero-out: an update of zeros
     in place of this client's; that it takes part is seen.
     The ledger is charged before the app trains, also for a round that fails later.
@@ -86,7 +86,7 @@ def private_update(
     folder = None if ledger is None else absolute(str(ledger), "ledger")
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if message.metadata.message_type != MessageType.TRAIN:
+        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
             return call_next(message, context)
         try:
             with without_exit():
@@ -104,7 +104,7 @@ def private_update(
 
         def train(add: AddNoise) -> Tensor:
             _charge(book, here, client, context, (epsilon, delta), len(clients_of(message.content)))
-            values = _update_of(call_next(for_app(message), context), here)
+            values = _update_of(_answer_of(call_next, for_app(message), context), here)
             clipped = clipped_update(values, frame=here.frame, mechanism=here.method.mechanism, expected_batch=1.0)
             log(INFO, "norm of the update: %.3g, clip norm %g", float(values.norm()), here.method.mechanism.clip_norm)
             return add(clipped, here.method.mechanism, secret_stream())
@@ -215,6 +215,14 @@ def _charge(
             f"round {here.terms.round} would pass epsilon={within[0]:g} at delta={within[1]:g}, what the data of this "
             "client may spend over all rounds of its ledger"
         ) from None
+
+
+def _answer_of(app: ClientAppCallable, message: Message, context: Context) -> Message:
+    """The app's reply. Whatever it raises gets one type here: what fedlsg raises itself leaves with its text."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        raise RuntimeError("the app's @app.train failed") from error
 
 
 def _update_of(answer: Message, here: Round) -> Tensor:

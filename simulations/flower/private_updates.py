@@ -43,7 +43,8 @@ class PrivateUpdates(FlowerStrategy):
         together (one in ten). The strategy inside then gets one reply, the mean.
     epsilon: calibrates the noise of ``num_rounds`` rounds, each of which may ask all clients; noise_multiplier sets it.
         A client takes part only within a budget of its own. clip_norm: of a whole update, in units of the weights.
-    ``Result.train_metrics_clientapp`` has epsilon, the largest, uplink_bytes, downlink_bytes and clients of each round.
+    ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes and clients of each round, and epsilon, the
+        largest that a client has said so far.
     Raises ValueError for settings that do not fit.
     """
 
@@ -88,6 +89,7 @@ class PrivateUpdates(FlowerStrategy):
             raise ValueError("min_survivors and colluders are of secure sums: give trust='secure'")
         self._trust, self._survivors, self._colluders = trust, min_survivors, colluders
         self._rounds: int | None = None
+        self._spent = 0.0
         self._run = b""
         self._round: Round | None = None
         self._sum: SecureRound | None = None
@@ -109,7 +111,7 @@ class PrivateUpdates(FlowerStrategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As Flower's own. The noise multiplier for ``epsilon`` is found here, for ``num_rounds``."""
-        self._rounds, self._run = num_rounds, new_run()
+        self._rounds, self._run, self._spent = num_rounds, new_run(), 0.0
         if self._unit == "client" and self.epsilon is not None:
             secure = self._trust == "secure"
             sums = SumTerms(
@@ -172,7 +174,8 @@ class PrivateUpdates(FlowerStrategy):
         if not values:
             return arrays, metrics
         metrics = MetricRecord() if metrics is None else metrics
-        metrics["epsilon"] = max(spent_of(message) for message, _ in found.values())
+        self._spent = max(self._spent, *(spent_of(message) for message, _ in found.values()))
+        metrics["epsilon"] = self._spent
         metrics["clients"] = len(found)
         metrics["uplink_bytes"] = sum(len(payload) for _, payload in found.values())
         metrics["downlink_bytes"] = dense_bytes(here.before) * len(found)

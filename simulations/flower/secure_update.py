@@ -5,9 +5,10 @@ A client's number in the protocol follows from its node id, which both sides kno
 """
 
 import hashlib
+import json
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from logging import WARNING
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Total, secret_root
 from fedlsg.secure_sum import Terms as Attempt
 from fedlsg.training.client import AddNoise
-from simulations.client.secure_sum import begin, restore, store
+from simulations.client.secure_sum import begin, check_noise, restore, store
 from simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
 from simulations.grids.refusals import SecureSumRefusedError
 from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage, write_stage
@@ -77,6 +78,7 @@ def _accepted(stage: Stage, here: Round, context: Context) -> Client:
         raise SecureSumError(
             f"expected {release.values} values of {release.grid.bits} bits, got {stage.length} of others"
         )
+    check_noise(stage, release)
     client = restore(_attempt(stage, here.terms), number_of(context.node_id), context.state)
     client.accept(stage.message)
     return client
@@ -90,6 +92,13 @@ def _stage(content: RecordDict) -> Stage:
 
 
 def _attempt(stage: Stage, terms: Terms) -> Attempt:
+    """The attempt, whose keys depend on the terms of all rounds: clients with others cannot be in one sum.
+
+    The noise of a sum comes from all of its clients. One that was told a smaller clip, or less noise, would add less
+    than the ledgers of the others count on.
+    """
+    agreed = json.dumps(asdict(replace(terms, round=0, digest="")), sort_keys=True)
+    stage = replace(stage, run=hashlib.sha256(stage.run + agreed.encode()).digest())
     try:
         return stage.terms(terms.sums(len(stage.clients)))
     except ValueError as error:
@@ -106,7 +115,7 @@ class SecureRound:
         release = here.release(len(self._messages))
         self._stage = Stage(
             name=KEYS, run=run, round=here.terms.round, attempt=0, clients=tuple(sorted(self._messages)),
-            length=release.values, bits=release.grid.bits,
+            length=release.values, bits=release.grid.bits, noise=release.noise_std(1),
         )  # fmt: skip
         self._release = release
         self._server = Server(_attempt(self._stage, here.terms))

@@ -88,6 +88,8 @@ class Terms:
                 f"method {self.method!r} needs more than the weights of the round to make its frame, and whole updates "
                 "have no more: choose dpsgd, rs, lsg, rgp-random or another method of low-rank, random or no carriers"
             )
+        if made.mechanism.in_sums_alone:
+            raise ValueError("noise_share and colluders follow from trust, and are no settings of a method")
         if self.trust != "secure":
             return made
         if not 1 <= self.colluders < self.min_survivors:

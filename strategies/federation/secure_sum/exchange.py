@@ -130,7 +130,7 @@ class SecureExchange(Exchange):
         assert release is not None
         self._stage = Stage(
             name=KEYS, run=self._run, round=plan.round, attempt=self._attempts, clients=tuple(sorted(selected)),
-            length=release.values, bits=release.grid.bits,
+            length=release.values, bits=release.grid.bits, noise=release.noise_std(1),
         )  # fmt: skip
         self._attempts += 1
         self._server = Server(self._stage.terms(self._sums))

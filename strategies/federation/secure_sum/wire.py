@@ -5,7 +5,10 @@ server -> client   the terms of the attempt, the stage, and the protocol's messa
 client -> server   the protocol's answer, as the payload of an update
 """
 
-from dataclasses import dataclass
+import hashlib
+import math
+import struct
+from dataclasses import dataclass, replace
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -18,7 +21,11 @@ KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agr
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One message of the server. ``run``, ``round``, ``attempt``, ``clients``, ``length``, ``bits``: see ``Terms``."""
+    """One message of the server. ``run``, ``round``, ``attempt``, ``clients``, ``length``, ``bits``: see ``Terms``.
+
+    ``noise``: deviation of one client's share of the noise, in units of the values. All keys depend on it, and a client
+    adds no other: each ledger counts on the noise of the others, who could be told a smaller clip, or less noise.
+    """
 
     name: str
     run: bytes
@@ -27,14 +34,16 @@ class Stage:
     clients: tuple[int, ...]
     length: int
     bits: int
+    noise: float
     message: bytes = b""
 
     def terms(self, sums: SumTerms) -> Terms:
         """The terms of the attempt; thresholds are those of the reader's own settings. Raises ValueError as they do."""
-        return Terms(
+        made = Terms(
             run=self.run, round=self.round, attempt=self.attempt, clients=self.clients,
             min_survivors=sums.min_survivors, colluders=sums.colluders, length=self.length, bits=self.bits,
         )  # fmt: skip
+        return replace(made, run=hashlib.sha256(self.run + struct.pack("<d", self.noise)).digest())
 
 
 def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
@@ -43,6 +52,7 @@ def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
         {
             "stage": stage.name, "run": stage.run, "round": stage.round, "attempt": stage.attempt,
             "clients": list(stage.clients), "length": stage.length, "bits": stage.bits,
+            "noise": stage.noise,
         }
     )  # fmt: skip
     data = Array(dtype="uint8", shape=(len(stage.message),), stype="raw", data=stage.message)
@@ -68,10 +78,13 @@ def _read_stage(record: ConfigRecord, message: bytes) -> Stage:
     run, clients, name = record["run"], record["clients"], record["stage"]
     if name not in STAGES or not isinstance(run, bytes) or not isinstance(clients, list):
         raise ValueError(f"expected a stage among {STAGES} with its terms, got {name!r}")
+    noise = record["noise"]
+    if type(noise) is not float or not 0 < noise < math.inf:
+        raise ValueError(f"expected a finite noise > 0, got {noise!r}")
     numbers = {key: _whole(record[key], key) for key in ("round", "attempt", "length", "bits")}
     return Stage(
         name=str(name), run=run, clients=tuple(_whole(client, "client") for client in clients),
-        message=message, **numbers,
+        message=message, noise=noise, **numbers,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
@@ -24,10 +25,8 @@ from tests.simulations.support.secure_clients import (
 
 
 def terms_of(stage: Stage) -> Terms:
-    return Terms(
-        run=stage.run, round=stage.round, attempt=stage.attempt, clients=stage.clients, min_survivors=4, colluders=1,
-        length=stage.length, bits=stage.bits,
-    )  # fmt: skip
+    sums = SumTerms(clients=5, min_survivors=4, colluders=1, expected_examples=5, releases=1, delta=1e-5)
+    return stage.terms(sums)
 
 
 def survivors(*clients: int):
@@ -75,7 +74,7 @@ def without_terms(stage: Stage) -> RecordDict:
 
 
 LATE = ("agree", "unmask")
-"""Stages after the charge."""
+"""Stages after the values."""
 STALE = "has not announced keys for this attempt"
 BEFORE = {
     "shares before keys": ("keys", with_terms(name="shares"), STALE),
@@ -89,6 +88,8 @@ BEFORE = {
     "a client twice": ("keys", with_terms(clients=(0, 1, 1, 2, 3)), "expected the clients that round 1 selects"),
     "no such attempt": ("keys", with_terms(attempt=-1), "attempt=-1"),
     "too many bits": ("keys", with_terms(bits=65), "bits=65"),
+    "less noise": ("masked", with_terms(noise=1e-3), "expected noise of deviation .* from each client"),
+    "no noise": ("keys", with_terms(noise=0.0), "expected a finite noise > 0"),
     "an altered roster": ("shares", flipped, "checksum differs"),
     "no roster": ("shares", with_terms(message=b""), "bytes, got 0"),
     "values of another round": ("masked", with_terms(round=2), "expected stage 'masked' of round 1, got .* of 2"),
@@ -131,7 +132,7 @@ def refused(client: Abused, text: str, out) -> None:
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(*client.errors)
     before, after = client.charges
-    assert before == after == (1 if (client.after and client.at == "masked") or client.at in LATE else 0)
+    assert before == after == (1 if client.at in ("masked", *LATE) else 0)  # the driver charges, and then asks
     assert (run.rows[0].answered, len(run.entries(1))) == ("0 1 2 3 4", 1)
 
 
@@ -199,7 +200,7 @@ def test_an_attempt_that_is_over_does_not_begin_again(tmp_path):
 
 def test_a_stage_in_a_run_without_secure_sums_is_refused(tmp_path):
     errors = []
-    stage = Stage(name="masked", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=1074, bits=16)
+    stage = Stage(name="masked", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=1074, bits=16, noise=1.0)
 
     def client(message: Message, context: Context) -> Message:
         for name in ("keys", "masked") if message.metadata.message_type == "train" else ():
@@ -259,7 +260,9 @@ names = st.sampled_from(["stage", "run", "round", "attempt", "clients", "length"
 @given(changes=st.dictionaries(names, values, min_size=1), missing=st.sets(names), message=st.binary(max_size=20))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_garbage_is_no_stage_or_a_stage_of_the_right_types(changes, missing, message):
-    good = Stage(name="keys", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=3, bits=16, message=message)
+    good = Stage(
+        name="keys", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=3, bits=16, noise=1.0, message=message
+    )
     content = write_stage(RecordDict(), good)
     record = {k: v for k, v in (dict(content[TERMS].items()) | changes).items() if k not in missing}
     content[TERMS] = ConfigRecord(record)

@@ -16,10 +16,10 @@ import fedlsg
 import fedlsg.flower
 import simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
-from fedlsg.privacy import Ledger
+from fedlsg.privacy import Ledger, LedgerError
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.secure_update import number_of
-from simulations.flower.whole_update import Round, Terms
+from simulations.flower.whole_update import KEY, Round, Terms
 from simulations.grids.virtual import FIRST_NODE, call_client
 from strategies.federation.secure_sum.wire import MASKED, stage_of
 from strategies.federation.serial import over_the_wire
@@ -239,6 +239,76 @@ def test_mechanisms_without_epsilon_and_foreign_servers_are_refused(tmp_path):
     start(lying, grid, rounds=1)
     assert "no epsilon" in grid.replies[-1].error.reason
     assert not ledgers(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["train.default", "train.other"])
+def test_training_under_another_name_is_private_too(tmp_path, kind):
+    """Flower calls @app.train() for "train.default" as well: a server may ask for it by that name."""
+    app = app_of(mod(tmp_path))
+    app.train("other")(lambda message, context: Message(RecordDict(dict(message.content)), reply_to=message))
+
+    class Renamed(Nodes):
+        def deliver(self, messages: Any, timeout: float | None) -> Any:
+            return super().deliver([Message(m.content, m.metadata.dst_node_id, kind) for m in messages], timeout)
+
+    grid = Renamed(app)
+    start(wrapped(), grid, rounds=1)
+    assert all(set(reply.content) == {"fedlsg.update", "metrics"} for reply in grid.replies)
+    assert [len(book.entries) for book in ledgers(tmp_path)] == [1] * CLIENTS
+
+
+def test_a_server_cannot_ask_for_a_share_of_the_noise_alone(tmp_path):
+    lying = wrapped()
+    lying._settings = {**lying._settings, "noise_share": 0.01}
+    grid = Nodes(app_of(mod(tmp_path)))
+    with pytest.raises(ValueError, match="noise_share"):
+        start(lying, grid, rounds=1)
+    terms = lying._terms(1, 1, 1.0, CLIENTS)
+    content = RecordDict({"arrays": ArrayRecord(build().state_dict()), KEY: terms.record()})
+    with task_identity():
+        list(grid.send_and_receive([Message(content, FIRST_NODE, "train")]))
+    assert "follow from trust" in grid.replies[-1].error.reason
+    assert not ledgers(tmp_path)
+
+
+def test_clients_that_were_told_other_noise_are_in_no_sum_together(tmp_path):
+    """Each ledger counts on the noise of the others: with a clip of 1e-3, theirs would be a thousandth of it."""
+
+    class Lying(Nodes):
+        def deliver(self, messages: Any, timeout: float | None) -> Any:
+            for message in messages:
+                if message.metadata.dst_node_id != FIRST_NODE:
+                    record = message.content[KEY]
+                    record["settings"] = json.dumps({**json.loads(record["settings"]), "clip_norm": 1e-3})
+            return super().deliver(messages, timeout)
+
+    grid = Lying(app_of(mod(tmp_path, trust="secure")))
+    result = start(wrapped(trust="secure", min_survivors=CLIENTS - 1), grid, rounds=1)
+    assert not result.train_metrics_clientapp
+    assert not ledgers(tmp_path)
+
+
+def test_a_type_of_error_of_the_app_says_nothing(tmp_path):
+    def fail(message: Message, model: nn.Module) -> Message:
+        raise LedgerError("row 7 has the label 3")
+
+    grid = Nodes(app_of(mod(tmp_path), answer=fail))
+    start(wrapped(), grid, rounds=1)
+    assert not any("label" in reply.error.reason for reply in grid.replies)
+
+
+def test_epsilon_is_the_largest_of_all_clients_so_far(tmp_path):
+    """Also of those that the last round did not ask."""
+
+    class Uneven(FedAvg):
+        def configure_train(self, server_round: int, *args: Any) -> Any:
+            found = sorted(super().configure_train(server_round, *args), key=lambda m: m.metadata.dst_node_id)
+            return found[:1] if server_round < 3 else found[1:]
+
+    inner = Uneven(fraction_evaluate=0.0, weighted_by_key="num-examples")
+    numbers = start(wrapped(inner), Nodes(app_of(mod(tmp_path))), rounds=3).train_metrics_clientapp
+    first = ledgers(tmp_path)[0].epsilon(1e-5).upper
+    assert numbers[3]["epsilon"] == first == numbers[2]["epsilon"]
 
 
 def test_a_secure_sum_survives_a_lost_client(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 from flwr.app import Context, Message
 
+from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import Terms
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import SEALED_BYTES, SHARE_BYTES
@@ -19,10 +20,8 @@ from tests.simulations.support.secure_clients import FIVE, charged_clients, run_
 
 def terms_of(message: Message) -> Terms:
     stage = read_stage(message.content)
-    return Terms(
-        run=stage.run, round=stage.round, attempt=stage.attempt, clients=stage.clients, min_survivors=4, colluders=1,
-        length=stage.length, bits=stage.bits,
-    )  # fmt: skip
+    sums = SumTerms(clients=5, min_survivors=4, colluders=1, expected_examples=5, releases=1, delta=1e-5)
+    return stage.terms(sums)
 
 
 @pytest.mark.parametrize("stage", ["keys", "shares", "masked", "agree", "unmask"])
