@@ -142,7 +142,7 @@ def vary(copies: Tensor, scales: tuple[float, ...]) -> Tensor:
 class _Reads(TorchFunctionMode):
     """Row numbers of each read, by the identity of the table; rows of examples are varied along their ``axes``.
 
-    ``uneven``: whether values may have decided on shapes. Copies of one example then have shapes that examples have not.
+    ``uneven``: whether values may have decided on shapes, so that copies of one example show less than examples.
     """
 
     def __init__(self, scales: tuple[float, ...], axes: Mapping[int, Axes]) -> None:

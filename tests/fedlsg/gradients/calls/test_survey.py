@@ -95,7 +95,7 @@ def test_a_model_that_cannot_be_surveyed_is_refused():
             raise ValueError("expected pairs")
         return x * m.scale
 
-    with pytest.raises(UnsupportedLayerError, match="three copies of a row.*expected pairs"):
+    with pytest.raises(UnsupportedLayerError, match=r"three copies of a row.*expected pairs"):
         wrong(pairs, numbers(4))
 
 
@@ -111,7 +111,7 @@ def test_a_layer_whose_forward_was_replaced_is_computed_by_its_own(layer):
 @pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Embedding(4, 4), nn.GRU(4, 4)])
 def test_a_hook_on_a_parameter_is_refused(layer):
     handle = next(layer.parameters()).register_hook(lambda g: g * 0)
-    with pytest.raises(UnsupportedLayerError, match="register_hook.*would not run"):
+    with pytest.raises(UnsupportedLayerError, match=r"register_hook.*would not run"):
         check_supported(layer)
     handle.remove()
     check_supported(layer)
