@@ -113,7 +113,7 @@ class Mask:
     choose: Choose | None = None
 
     def __new__(cls, **given: Any) -> "Mask":
-        kind = given.get("kind", "all" if cls is Mask else None)  # None: of a copy or a pickle
+        kind: Any = given.get("kind", "all" if cls is Mask else None)  # None: of a copy or a pickle
         made = object.__new__(_kinds.get(kind, cls))
         if not isinstance(made, cls):  # replace(mask, kind=...): python initializes objects of the class itself only
             made.__init__(**given)  # type: ignore[misc]

@@ -171,8 +171,9 @@ class _Reads(TorchFunctionMode):
         reads.append(ids.detach().float())
         known = self.axes.get(key, ())
         axis = known[len(reads) - 1] if len(reads) <= len(known) else None
-        varies = axis is not None and 0 <= axis < ids.ndim and ids.shape[axis] == len(self.scales)
-        return vary(out.movedim(axis, 0), self.scales).movedim(0, axis) if varies else out
+        if axis is None or not 0 <= axis < ids.ndim or ids.shape[axis] != len(self.scales):
+            return out
+        return vary(out.movedim(axis, 0), self.scales).movedim(0, axis)
 
 
 def _shaped_by_values(func: Any, args: Any, kwargs: Any) -> bool:
