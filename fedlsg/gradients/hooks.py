@@ -40,6 +40,7 @@ from fedlsg.gradients.called import (
 )
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.errors import ReadElsewhereError
+from fedlsg.gradients.calls.registry import BUILT_IN
 from fedlsg.gradients.calls.survey import Axis, Survey
 from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
 from fedlsg.gradients.formulas.factors import Factors
@@ -206,7 +207,7 @@ class Pass:
         if (given := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, given, output)
         inputs = arguments(layer, args, kwargs)
-        if type(module) is nn.Embedding:
+        if layer.kind is BUILT_IN[nn.Embedding]:
             slot = layer.slots["weight"]
             axis = axis_of_read(self, slot.block.parameter, self.called[layer.path], inputs[0])
             if axis is None:

@@ -36,7 +36,7 @@ from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.gradients.supported import Checked, check
+from fedlsg.gradients.supported import Checked, UnsupportedLayerError, check
 from fedlsg.gradients.uses import Uses
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -166,25 +166,36 @@ def run_pass(
     precision = step.precision
     step.ways, step.parameters = ways_of(model, read), parameters
     with force_eager():
-        step.survey = survey_of(model, inputs)
+        step.survey = survey_of(model, inputs, parameters)
     if step.ways.calls or step.ways.uses or any(None in axes for axes in step.survey.layers.values()):
         step.uses = Uses(step=step, starts=step.starts)
     rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
     like = next(iter(parameters.values()))
     with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
         losses = losses_of(model, loss_fn, inputs, targets, precision, batch=step.batch, like=like)
+        followed = step.uses is not None
         step.backward(losses, parameters)
+    if followed and step.survey.failure:
+        raise UnsupportedLayerError(
+            f"the model runs on the batch of {step.batch}, but not on one and on three copies of a row in eval mode "
+            f"({step.survey.failure}), so that it is not known which dimension has the examples; make it run on them"
+        )
 
 
-def survey_of(model: nn.Module, inputs: Batch) -> Survey:
-    """Where the examples are in what the model's layers and tables read."""
+def survey_of(model: nn.Module, inputs: Batch, parameters: Checked) -> Survey:
+    """Where the examples are in what the model's layers and tables read.
+
+    Positions of a sequence of length 1 do not show, so that a survey of one does not count for longer ones.
+    """
 
     def copies(scales: tuple[float, ...]) -> Batch:
         if isinstance(inputs, Tensor):
             return copies_of(inputs, scales)
         return {name: copies_of(t, scales) for name, t in inputs.items()}
 
-    return survey(model, lambda scales: call(model, copies(scales)))
+    tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
+    kind = (*parameters, *(tuple(n == 1 for n in t.shape[1:]) for t in tensors))
+    return survey(model, lambda scales: call(model, copies(scales)), kind)
 
 
 def summable(frame: Frame) -> bool:

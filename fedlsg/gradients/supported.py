@@ -106,6 +106,11 @@ def refusal(module: nn.Module) -> str | None:
         return reason
     kind = kind_of(module)
     own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+    if hooked := [name for name, p in own.items() if p._backward_hooks]:
+        return (
+            f"a hook on the gradient of {', '.join(hooked)} (register_hook) would not run: gradients of single "
+            "examples are clipped, and never arrive there; remove it, and change p.grad after the step, or freeze it"
+        )
     if kind is not None:
         inside = trainable(module)
         return kind.refusal(module) or refusal_of_type(inside) if inside else None

@@ -129,9 +129,9 @@ class Uses:
 
     def is_shared(self, x: Tensor) -> bool:
         """Whether a value is the same for all examples, and was not expanded to the batch."""
-        if isinstance(x, Unbatched) and x.requires_grad:
-            return not (self._has_batch(x) and (x.stride(0) == 0 or self.step.batch == 1))
-        return self._is_constant(x) and x.ndim > 0 and x.is_floating_point() and not self._has_batch(x)
+        copies = self._has_batch(x) and (x.stride(0) == 0 or self.step.batch == 1)
+        constant = self._is_constant(x) and x.ndim > 0 and x.is_floating_point()
+        return not copies and ((isinstance(x, Unbatched) and x.requires_grad) or constant)
 
     def wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
         names = tuple(dict.fromkeys(name for t in mine for name in t.names))

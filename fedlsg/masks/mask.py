@@ -112,8 +112,12 @@ class Mask:
     sparsity_from: SparsityFrom = 0.0
     choose: Choose | None = None
 
-    def __new__(cls, kind: str = "all", **given: Any) -> "Mask":
-        return object.__new__(_kinds.get(kind, cls) if cls is Mask else cls)
+    def __new__(cls, **given: Any) -> "Mask":
+        kind: Any = given.get("kind", "all" if cls is Mask else None)  # None: of a copy or a pickle
+        made = object.__new__(_kinds.get(kind, cls))
+        if not isinstance(made, cls):  # replace(mask, kind=...): python initializes objects of the class itself only
+            made.__init__(**given)  # type: ignore[misc]
+        return made
 
     def __init_subclass__(cls, kind: str, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -88,6 +88,6 @@ def widest(parameters: Iterable[Tensor]) -> torch.dtype:
 
 def linear_in_the_gradient(optimizer: Optimizer) -> bool:
     """Whether a step is W -= lr dW and no more, so that dW need not be formed: SGD without memory or decay."""
-    return type(optimizer) is SGD and not any(
+    return isinstance(optimizer, SGD) and not any(
         group["momentum"] or group["weight_decay"] or group["maximize"] for group in optimizer.param_groups
     )

@@ -23,7 +23,7 @@ from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
 from simulations import workloads
 from simulations.plan.continuity import check_own_code
-from simulations.plan.plan import Base, prepare
+from simulations.plan.plan import Base, count_blocks, prepare
 from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.checks import refuse_client_level
@@ -170,6 +170,8 @@ def _subject(
     base = prepare(settings, progress=progress)
     if run is not None:
         check_own_code(base, RunDir(run))
+    else:
+        count_blocks(base)  # what a run checks of its model before it starts
     public = base.public_state()
     start = {name: p.clone() for name, p in public.parameters.items()}
     state = base.server_state(public)

@@ -153,7 +153,7 @@ def kind_of(module: nn.Module) -> Kind | None:
         return Kind(gradients=_registered[own], by_torch_func=_registered[own] is by_torch_func)
     if has_formulas(module):
         return None
-    if (found := BUILT_IN.get(own)) is not None:
+    if (found := BUILT_IN.get(own)) is not None and "forward" not in vars(module):
         return found
     return _without_formula(module) if module._parameters or is_parametrized(module) else None
 
@@ -165,7 +165,7 @@ def _without_formula(module: nn.Module) -> Kind | None:
         return None
     if isinstance(module, OWN_AXES):
         base: Any = next(kind for kind in own.__mro__ if kind in BUILT_IN)
-        return BUILT_IN[base] if own.forward is base.forward else None
+        return BUILT_IN[base] if own.forward is base.forward and "forward" not in vars(module) else None
     known = isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)
     return GENERAL if known or own.__module__.startswith("torch.nn.") else None
 

@@ -6,7 +6,7 @@ Examples that share their axis with positions must come one after another: each 
 over one example. Taking positions for examples would clip parts of an example one by one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedlsg.failure import describe
 from fedlsg.gradients.calls.registry import kind_of
 from fedlsg.gradients.formulas.layers import has_formulas
 
@@ -25,6 +26,12 @@ SCALES = (1.0, 0.5, 0.25)
 FLAT, UNKNOWN = -1, -2
 Axis = int | None
 """The axis of the examples; None for no axis, FLAT for the first one that they share with positions, in their order."""
+Axes = tuple[Axis, ...]
+UNEVEN = {
+    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "tolist", "item", "numpy", "__index__",
+    "__int__",
+}  # fmt: skip
+"""Operations whose results have shapes by values, or give values to Python. Examples may then have different shapes."""
 
 
 @dataclass(frozen=True)
@@ -32,41 +39,61 @@ class Survey:
     """The axis of the examples by the name of a table and the path of a layer, for each time that it is read.
 
     ``tiles``: whether everything that the model repeats along its first dimension is repeated for each example.
+    ``failure``: why the model could not be surveyed.
     """
 
-    tables: Mapping[str, tuple[Axis, ...]] = field(default_factory=dict)
-    layers: Mapping[str, tuple[Axis, ...]] = field(default_factory=dict)
+    tables: Mapping[str, Axes] = field(default_factory=dict)
+    layers: Mapping[str, Axes] = field(default_factory=dict)
     tiles: bool = False
+    failure: str = ""
 
 
-_known: WeakKeyDictionary[nn.Module, Survey] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, dict[Hashable, Survey]] = WeakKeyDictionary()
 
 
-def survey(model: nn.Module, run: Callable[[tuple[float, ...]], Any]) -> Survey:
-    """The survey of a model, which is kept. ``run(scales)`` calls it on copies of one example times these factors."""
-    if model in _known:
-        return _known[model]
-    try:
-        _known[model] = _look(model, run)
-    except Exception:  # the pass itself then says what fails
-        return Survey()
-    return _known[model]
+def survey(model: nn.Module, run: Callable[[tuple[float, ...]], Any], kind: Hashable = None) -> Survey:
+    """The survey of a model, which is kept. ``run(scales)`` calls it on copies of one example times these factors.
+
+    A model that refuses varied numbers, such as a code that must be whole, is run on equal copies.
+    ``kind``: of the inputs; those of another kind are surveyed anew.
+    """
+    known = _known.setdefault(model, {})
+    if kind in known:
+        return known[kind]
+    failure = ""
+    for scales in (SCALES, (1.0,) * len(SCALES)):
+        try:
+            return known.setdefault(kind, _look(model, run, scales))
+        except Exception as error:  # mostly, the pass itself then says what fails
+            failure = describe(error)
+    return Survey(failure=failure)
 
 
-def _look(model: nn.Module, run: Callable[[tuple[float, ...]], Any]) -> Survey:
+def _look(model: nn.Module, run: Callable[[tuple[float, ...]], Any], scales: tuple[float, ...]) -> Survey:
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    found: list[tuple[dict[int, list[Tensor]], dict[str, list[Tensor]]]] = []
-    repeats: list[list[int]] = []
     with _evaluating(model), torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-        for scales in (*((scale,) for scale in SCALES), SCALES):
-            with _Reads(scales) as reads, _inputs(model) as inputs:
-                run(scales)
-            found.append((reads.ids, inputs))
-            repeats.append(reads.repeats)
-    tables = {name: _axes([ids.get(key, []) for ids, _ in found]) for name, key in _tables(model)}
-    layers = {path: _axes([inputs.get(path, []) for _, inputs in found]) for path in found[-1][1]}
-    tiles = bool(repeats[0]) and [len(SCALES) * n for n in repeats[0]] == repeats[-1]
-    return Survey({name: axes for name, axes in tables.items() if axes}, layers, tiles)
+        seen = _runs(model, run, scales, {})
+        axes = {key: _axes([reads.ids.get(key, []) for reads, _ in seen], flat=False) for key in seen[-1][0].ids}
+        if axes:
+            seen = _runs(model, run, scales, axes)
+    flat = not any(reads.uneven for reads, _ in seen)
+    tables = {name: axes[key] for name, key in _tables(model) if axes.get(key)}
+    layers = {path: _axes([inputs.get(path, []) for _, inputs in seen], flat=flat) for path in seen[-1][1]}
+    repeats = [reads.repeats for reads, _ in seen]
+    tiles = bool(repeats[0]) and [len(scales) * n for n in repeats[0]] == repeats[-1]
+    return Survey(tables, layers, tiles)
+
+
+def _runs(
+    model: nn.Module, run: Callable[[tuple[float, ...]], Any], scales: tuple[float, ...], axes: Mapping[int, Axes]
+) -> list[tuple["_Reads", dict[str, list[Tensor]]]]:
+    """What is read in a run over each copy alone, and in one over all; rows of tables vary along ``axes``."""
+    seen = []
+    for some in (*((scale,) for scale in scales), scales):
+        with _Reads(some, axes) as reads, _inputs(model) as inputs:
+            run(some)
+        seen.append((reads, inputs))
+    return seen
 
 
 def _tables(model: nn.Module) -> Iterator[tuple[str, int]]:
@@ -76,12 +103,12 @@ def _tables(model: nn.Module) -> Iterator[tuple[str, int]]:
         yield name, id(p)
 
 
-def _axes(reads: list[list[Tensor]]) -> tuple[Axis, ...]:
-    """The axis in each read: of the runs over one example each, and of that over all."""
-    return tuple(_axis(one, many) for *one, many in zip(*reads, strict=False))
+def _axes(reads: list[list[Tensor]], *, flat: bool) -> Axes:
+    """The axis in each read: of the runs over one example each, and of that over all; FLAT only if that is ``flat``."""
+    return tuple(_axis(one, many, flat=flat) for *one, many in zip(*reads, strict=False))
 
 
-def _axis(one: list[Tensor], many: Tensor) -> Axis:
+def _axis(one: list[Tensor], many: Tensor, *, flat: bool) -> Axis:
     if {t.shape for t in one} != {one[0].shape} or one[0].ndim != many.ndim:
         return UNKNOWN
     grown = [k for k, (a, b) in enumerate(zip(one[0].shape, many.shape, strict=True)) if a != b]
@@ -92,6 +119,8 @@ def _axis(one: list[Tensor], many: Tensor) -> Axis:
         return UNKNOWN
     if (one[0].shape[grown[0]], many.shape[grown[0]]) == (1, len(one)):
         return grown[0]
+    if not flat:
+        return UNKNOWN
     whole = torch.cat(one)
     alike = grown == [0] and whole.shape == many.shape and torch.allclose(whole, many, rtol=1e-3, atol=1e-6)
     return FLAT if alike and not torch.allclose(one[0], one[1], rtol=1e-2, atol=1e-4) else UNKNOWN
@@ -111,17 +140,21 @@ def vary(copies: Tensor, scales: tuple[float, ...]) -> Tensor:
 
 
 class _Reads(TorchFunctionMode):
-    """Row numbers of each read, by the identity of the table; rows of examples are varied."""
+    """Row numbers of each read, by the identity of the table; rows of examples are varied along their ``axes``.
 
-    def __init__(self, scales: tuple[float, ...]) -> None:
+    ``uneven``: whether values may have decided on shapes, so that copies of one example show less than examples.
+    """
+
+    def __init__(self, scales: tuple[float, ...], axes: Mapping[int, Axes]) -> None:
         super().__init__()
-        self.scales = scales
+        self.scales, self.axes, self.uneven = scales, axes, False
         self.ids: dict[int, list[Tensor]] = {}
         self.repeats: list[int] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        self.uneven |= _shaped_by_values(func, args, kwargs)
         if func is Tensor.repeat and not kwargs and args[0].shape[0] > 1:
             self.repeats.append(repeats_of(args)[0])
         if func is F.embedding:
@@ -131,10 +164,27 @@ class _Reads(TorchFunctionMode):
             weight, ids = args
         else:
             return out
-        if weight.requires_grad:
-            key = id(weight) if isinstance(weight, nn.Parameter) else 0
-            self.ids.setdefault(key, []).append(ids.detach().float())
-        return vary(out, self.scales) if ids.ndim and len(ids) == len(self.scales) else out
+        if not isinstance(weight, nn.Parameter) and not weight.requires_grad:
+            return out
+        key = id(weight) if isinstance(weight, nn.Parameter) else 0
+        reads = self.ids.setdefault(key, [])
+        reads.append(ids.detach().float())
+        known = self.axes.get(key, ())
+        axis = known[len(reads) - 1] if len(reads) <= len(known) else None
+        if axis is None or not 0 <= axis < ids.ndim or ids.shape[axis] != len(self.scales):
+            return out
+        return vary(out.movedim(axis, 0), self.scales).movedim(0, axis)
+
+
+def _shaped_by_values(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the shape of a result, or a number of Python, is from the values of a tensor."""
+    name = getattr(func, "__name__", "")
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in index)
+    if name == "repeat_interleave":
+        return any(isinstance(t, Tensor) for t in (*args[1:], *kwargs.values()))
+    return name in UNEVEN or (name == "where" and len(args) + len(kwargs) == 1)
 
 
 def repeats_of(args: tuple[Any, ...]) -> tuple[int, ...]:

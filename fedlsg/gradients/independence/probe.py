@@ -163,7 +163,7 @@ def prepare(
     targets = each(targets, lambda x: torch.cat([x, x]))
     frame = Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
     with suppress(Exception):  # what fails here fails in the first pass, too, where the layer is named
-        survey_of(copied, inputs)
+        survey_of(copied, inputs, trainable(copied))
     return Subject(
         model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame, loss_dtype=loss_dtype
     )  # fmt: skip

@@ -169,7 +169,8 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
     except RuntimeError:
         assert loss is failing_loss
     gc.collect()
-    assert [ref() for ref in seen] == [None, None]
+    assert len(seen) > 1
+    assert [ref() for ref in seen] == [None] * len(seen)
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
     assert state(model)[1:] == before[1:]
 

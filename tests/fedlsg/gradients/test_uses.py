@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.gradients.calls.survey import Survey, survey
-from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError
+from fedlsg.gradients.calls.survey import Survey
+from fedlsg.gradients.per_example import per_example_gradients, survey_of
+from fedlsg.gradients.supported import UnsupportedLayerError, trainable
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 BATCH = 4
@@ -165,14 +165,14 @@ def test_positions_are_no_examples_though_there_are_as_many(batch):
     x, y = torch.randn(batch, 5, 4, dtype=torch.float64), torch.randn(batch, dtype=torch.float64)
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
-    found = survey(model, lambda scales: pytest.fail("asked again"))
+    found = survey_of(model, x, trainable(model))
     assert found.tables == {"places.weight": (None,), "signs.weight": (0,)}
 
 
 def test_negative_control_positions_taken_for_examples(monkeypatch):
     """Then one example would have a row of its own for each position, and each would be clipped alone."""
     wrong = Survey({"places.weight": (0,), "signs.weight": (0,)})
-    monkeypatch.setattr("fedlsg.gradients.per_example.survey_of", lambda model, inputs: wrong)
+    monkeypatch.setattr("fedlsg.gradients.per_example.survey_of", lambda *_: wrong)
     torch.manual_seed(0)
     model = Positions().double()
     x, y = torch.randn(5, 5, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)

@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 from fedlsg.gradients.independence.check import check_independent, compare
 from fedlsg.gradients.independence.probe import prepare as prepare_probes
+from fedlsg.gradients.supported import UnsupportedLayerError
 from simulations import workloads
+from simulations.audit.subject import audited_settings
+from simulations.inspection.subject import subject_of_settings
 from simulations.models import vision
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
@@ -206,3 +209,11 @@ def test_where_texts_are_long_the_shortest_are_probes():
 def test_probes_of_images_come_from_all_over_the_split():
     assert probes(split_of(None, 601)).tolist() == [600, 500, 400, 300, 200, 100, 0]
     assert probes(split_of(None, 2)).tolist() == [1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("make", [subject_of_settings, audited_settings])
+def test_a_model_that_mixes_examples_is_not_inspected_nor_audited(plant, make):
+    """A run of it is refused: nobody is told that its epsilon holds."""
+    plant(planted(MeanMixer()))
+    with pytest.raises(UnsupportedLayerError, match="mixes examples"):
+        make({"workload": "digits", "method": "dpsgd", "noise_multiplier": 2.0})

@@ -164,14 +164,22 @@ def test_it_is_supported_and_carried_by_the_usual_rule():
     model = stack()[0]
     check_supported(model)
     assert carried_parameters(model, LowRank(rank=2), classifier="5") == ("0.weight", "3.weight")
-    with pytest.raises(UnsupportedLayerError, match="groups=2"):
-        check_supported(StandardizedConv2d(4, 4, 3, groups=2))
 
-    class Changed(StandardizedConv2d):
-        pass
 
-    with pytest.raises(UnsupportedLayerError, match="Changed"):
-        check_supported(Changed(4, 4, 3))
+class Changed(StandardizedConv2d):
+    """A subclass with a computation of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("conv", [StandardizedConv2d(4, 4, 3, groups=2), Changed(4, 4, 3)])
+def test_torch_func_computes_other_forms(conv):
+    torch.manual_seed(0)
+    model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)).double()
+    x, y = torch.randn(3, 4, 5, 5, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
 
 
 def test_an_output_that_changes_in_place_is_refused():
