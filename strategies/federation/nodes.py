@@ -125,8 +125,8 @@ class Roster:
         """
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
         nodes = wait_for_nodes(grid, clients)
-        if isinstance(grid, SimulatedGrid):
-            asked = [nodes[client] for client in grid.representatives()]
+        if isinstance(grid, SimulatedGrid) and len(few := grid.representatives()) < clients:
+            asked = [nodes[client] for client in few]
             self._ask(grid, asked, clients, self._patience)
             if self._asked.issuperset(asked) and not self.refused:
                 self._node_of = dict(enumerate(nodes[:clients]))

@@ -1,16 +1,18 @@
 """Personal heads in a run: what they become, that they survive a resume and a retry, and what is refused."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Message
 
 from fedlsg.carriers.personal import personal_gradient
 from fedlsg.gradients import trainable
 from fedlsg.payload.layout import HEADER
 from simulations.client import train
-from simulations.client.app import app
+from simulations.engines import accounts
+from simulations.engines.local import LocalGrid
 from simulations.plan.plan import make_plan
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.settings.settings import from_mapping
@@ -21,6 +23,7 @@ PERSONAL: dict[str, Any] = {
     "momentum": 0.9, "weight_decay": 0.01, "evaluate_every": 9,
 }  # fmt: skip
 SIZE = 64 * 10 + 10
+DELIVER = LocalGrid.deliver
 
 
 def heads(run: Run) -> list[torch.Tensor]:
@@ -72,25 +75,25 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, unbroken):
     assert resumed.summary["accuracy_by_client"] == unbroken.summary["accuracy_by_client"]
 
 
-def test_a_message_that_comes_twice_moves_a_head_once(tmp_path, unbroken):
-    def twice(message: Message, context: Context) -> Message:
-        app(message, context)
-        return app(message, context)
+def twice(grid: LocalGrid, messages: Sequence[Message], timeout: float | None) -> list[Message]:
+    """A delivery whose first replies are lost."""
+    list(DELIVER(grid, messages, timeout))
+    return list(DELIVER(grid, messages, timeout))
 
-    assert same(run_local(tmp_path / "run", client=twice, **PERSONAL), unbroken)
+
+def test_a_message_that_comes_twice_moves_a_head_once(tmp_path, unbroken, monkeypatch):
+    monkeypatch.setattr(LocalGrid, "deliver", twice)
+    assert same(run_local(tmp_path / "run", **PERSONAL), unbroken)
 
 
 def test_a_head_that_is_moved_again_by_a_retry_would_be_seen(tmp_path, unbroken, monkeypatch):
-    """Negative control: a client that trains again for every message, from what it kept last."""
-    monkeypatch.setattr(train, "stored_payload", lambda *_: None)
+    """Negative control: a driver that has every message trained again, from what it kept last."""
+    monkeypatch.setattr(accounts, "stored_payload", lambda *_: None)
     monkeypatch.setattr(FeedbackBox, "memory", lambda box, round, size: box.newest(round, size))
     monkeypatch.setattr(FeedbackBox, "find", lambda *_: None)
 
-    def twice(message: Message, context: Context) -> Message:
-        app(message, context)
-        return app(message, context)
-
-    assert not same(run_local(tmp_path / "run", client=twice, **PERSONAL), unbroken)
+    monkeypatch.setattr(LocalGrid, "deliver", twice)
+    assert not same(run_local(tmp_path / "run", **PERSONAL), unbroken)
 
 
 def test_accuracy_is_that_of_the_clients_own_models(unbroken):

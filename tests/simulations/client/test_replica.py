@@ -322,10 +322,10 @@ def test_who_is_far_behind_reads_the_checkpoint(tmp_path, whole, monkeypatch):
 
 @pytest.mark.parametrize(("given", "why"), [
     ({"downlink_codec": "int8"}, "give downlink=sparse"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "sgd", "noise_multiplier": None}, "adds none"),
+    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "sgd", "noise_multiplier": None}, "adds noise"),
     ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "dp-powersgd"}, "factors"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign"}, "'sign' leaves one of no known.*int8"),
-    ({"downlink": "sparse", "downlink_codec": "sign"}, r"downlink_codec in \('float32', .*'int8'.*\), got 'sign'"),
+    ({"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign"}, r"known deviation \(got sign\).*int8"),
+    ({"downlink": "sparse", "downlink_codec": "sign"}, "downlink_codec=sign needs .* float32, .*int8"),
     ({"downlink": "dense"}, "expected downlink in"),
 ])  # fmt: skip
 def test_downlinks_that_there_are_not(given, why):

@@ -134,7 +134,7 @@ def different(folder: Path) -> list[str]:
 def test_nothing_that_leaves_the_server_depends_on_who_was_drawn(tmp_path):
     assert different(tmp_path) == []
     kinds = {path.name for path in (tmp_path / "3" / "run").rglob("*")}
-    assert {"rounds.csv", "summary.json", "server.jsonl", "sum.npy", "frame.json", FILE} <= kinds
+    assert {"rounds.csv", "summary.json", "run.jsonl", "sum.npy", "frame.json", FILE} <= kinds
     assert "bytes.csv" not in kinds
     assert "updates-truth" not in kinds
 
@@ -162,10 +162,11 @@ def test_a_name_that_is_let_pass_is_seen(tmp_path, monkeypatch, entry, names, wh
 
 
 def test_a_client_that_is_charged_on_its_own_is_seen(tmp_path, monkeypatch):
-    """Negative control: clients charge ledgers of their own, as where everybody knows who takes part."""
-    monkeypatch.setattr("simulations.client.train.takes_part_in_secret", lambda base: False)
+    """Negative control: clients are charged, as where everybody knows who takes part."""
+    for module in ("client.train", "engines.accounts"):
+        monkeypatch.setattr(f"simulations.{module}.takes_part_in_secret", lambda base: False)
     found = different(tmp_path)
-    assert any(name.startswith("ledger/client-") for name in found)
+    assert "ledger/run.jsonl" in found
     assert any(name.startswith("updates-truth/") for name in found)
 
 

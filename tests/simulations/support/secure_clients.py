@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlsg.discrete import Release
 from simulations.client.app import app as honest
+from simulations.client.given_account import RECORD as ACCOUNT
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import sum_file
@@ -70,7 +71,7 @@ class Abused:
     answers: list[tuple[bytes, bytes]] = field(default_factory=list)
     """The answer to the attack, and the honest one."""
     charges: list[int] = field(default_factory=list)
-    """Entries of its ledger before and after the attack."""
+    """How often it was charged before and after the attack."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         if int(context.node_config["partition-id"]) != 1 or stage_in(message) != self.at:
@@ -104,9 +105,10 @@ def stage_in(message: Message) -> str | None:
 
 
 def charged(context: Context) -> int:
-    """Entries in the ledger of the client on the local engine."""
-    run = RunDir(Path(str(context.run_config["run-dir"])))
-    return len(run.charges.of(int(context.node_config["partition-id"])).entries)
+    """Charges of the client on the local engine, without one that came with the message and is not used."""
+    run, given = RunDir(Path(str(context.run_config["run-dir"]))), context.state.config_records.get(ACCOUNT)
+    unused = given is not None and given["charged"] is False
+    return len(run.charges.of(int(context.node_config["partition-id"])).entries) - unused
 
 
 def charged_clients(run: Run, round: int = 1) -> list[int]:

@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 
 import simulations.client.node.conditions
 import simulations.plan.base
+import simulations.server.app
 import strategies.federation.nodes
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.carriers.probe import ProbeSource
@@ -252,6 +253,11 @@ def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(nodes, settings, wh
 
 
 def test_a_server_that_would_add_the_noise_itself_is_no_deployment(tmp_path, monkeypatch):
+    """The server refuses it, and so does a client, of a server that does not."""
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    settings = CLIENT_LEVEL | {"trust": "server", "colluders": None, "min_survivors": None}
+    with pytest.raises(ValueError, match="no deployed client sends an update without noise: take trust=secure"):
+        run(tmp_path, "run", NODE, **settings)
+    monkeypatch.setattr(simulations.server.app, "check_given", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match=r"a deployed client never sends one\. Take trust=secure"):
-        run(tmp_path, "run", NODE, **CLIENT_LEVEL | {"trust": "server", "colluders": None, "min_survivors": None})
+        run(tmp_path, "again", NODE, **settings)
