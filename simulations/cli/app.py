@@ -66,6 +66,7 @@ app = typer.Typer(
     cls=Commands,
     help="Federated learning whose updates are private, small and tested.",
     add_completion=False,
+    suggest_commands=False,  # click does
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
