@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fedlsg.gradients.hooks as hooks
+import fedlsg.gradients.blocks as blocks
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.formulas.layers import LinearGradients
 from fedlsg.gradients.per_example import per_example_gradients, summable, summed_gradient
@@ -152,7 +152,7 @@ def test_a_weight_shaped_gradient_would_be_seen(monkeypatch):
     model, x, targets, frame = carried_problem()
     with pytest.raises(AssertionError, match="made a tensor of shape"), ForbidShapes(model, frame, len(x)):
         squared_error(model(x), targets).sum().backward()
-    honest = hooks.form_block
+    honest = blocks.form_block
 
     def planted(layer, slot, memory, g):
         if isinstance(layer.module, nn.Linear):
@@ -162,7 +162,7 @@ def test_a_weight_shaped_gradient_would_be_seen(monkeypatch):
     def memory_input(layer, g):
         return torch.ones(g.flatten(0, -2).shape[0], layer.module.in_features)
 
-    monkeypatch.setattr(hooks, "form_block", planted)
+    monkeypatch.setattr(blocks, "form_block", planted)
     with pytest.raises(AssertionError, match="made a tensor of shape"), ForbidShapes(model, frame, len(x)):
         per_example_gradients(model, squared_error, x, targets, frame)
 

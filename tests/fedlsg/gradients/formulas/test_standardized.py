@@ -164,14 +164,19 @@ def test_it_is_supported_and_carried_by_the_usual_rule():
     model = stack()[0]
     check_supported(model)
     assert carried_parameters(model, LowRank(rank=2), classifier="5") == ("0.weight", "3.weight")
-    with pytest.raises(UnsupportedLayerError, match="groups=2"):
-        check_supported(StandardizedConv2d(4, 4, 3, groups=2))
 
+
+def test_groups_and_subclasses_are_not_carried_and_do_not_get_its_formulas():
     class Changed(StandardizedConv2d):
-        pass
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x).tanh()
 
-    with pytest.raises(UnsupportedLayerError, match="Changed"):
-        check_supported(Changed(4, 4, 3))
+    torch.manual_seed(0)
+    for conv in (StandardizedConv2d(4, 4, 3, groups=2), Changed(4, 4, 3)):
+        model, x = nn.Sequential(conv, nn.Tanh(), nn.Flatten()).double(), torch.randn(3, 4, 6, 6, dtype=torch.float64)
+        assert not layer_gradients.can_be_carried(conv)
+        frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
+        assert naive_error(model, squared_error, x, torch.randn(3, dtype=torch.float64), frame) < TOLERANCE
 
 
 def test_an_output_that_changes_in_place_is_refused():
