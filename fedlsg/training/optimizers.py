@@ -10,7 +10,9 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MethodType
 from typing import Any, get_args, get_type_hints
+from weakref import proxy
 
 import torch
 from torch import nn
@@ -100,21 +102,26 @@ def build(
     if name == "sgd":
         given["momentum"] = momentum
     try:
-        made: Optimizer = _without_compiler(cls)(groups, lr=lr, **given)
+        made = _without_compiler(cls)
+        cls.__init__(made, groups, lr=lr, **given)
         return made
     except ValueError as error:
         said = f" with {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
         raise ValueError(f"optimizer {name!r}{said}: {error}") from None
 
 
-@cache
-def _without_compiler(cls: type[Optimizer]) -> Any:
-    """The same optimizer with the methods that torch wraps: each wrapper imports the compiler, which takes seconds.
+def _without_compiler(cls: type[Optimizer]) -> Optimizer:
+    """An optimizer of this very class, to be initialized, without what torch wraps around some of its methods.
 
-    They keep it away from a loop that is compiled, and no server update is.
+    The wrappers keep them away from a loop that is compiled, which no server update is, and each imports the compiler,
+    which takes seconds.
     """
+    made = cls.__new__(cls)
     plain = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
-    return type(cls.__name__, (cls,), {**plain, "step": torch.no_grad()(inspect.unwrap(cls.step))})
+    plain["step"] = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(cls.step)))
+    for name, function in plain.items():
+        setattr(made, name, MethodType(function, proxy(made)))  # no cycle: it is freed with its last user
+    return made
 
 
 def check_options(name: str, **given: Any) -> None:

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import strategies
+from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.rules import Facts, Rule, example, spell
 from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts
 from simulations.settings.run import Settings
@@ -17,7 +18,7 @@ MODES = (
 )  # fmt: skip
 OF_METHODS = ("trust=secure", "trust=aggregate", "trust=server", "unit=client", "personal", "over_selection")
 FREE: Mapping[str, Sequence[str]] = {
-    "trust": ("client", "secure", "aggregate", "server"), "unit": ("example", "client"), "codec": ("float32",),
+    "trust": ("client", "secure", "aggregate", "server"), "unit": ("example", "client"), "codec": (DEFAULT_CODEC,),
     "sampling": ("poisson", "shuffle"), "downlink": ("full", "sparse"), "indices": ("derived", "explicit"),
 }  # fmt: skip
 """Settings whose other values are tried before a pair is called impossible."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 from strategies import recipe
 from tests.strategies.own_loop import PUBLIC, batch, private_step
@@ -41,7 +42,7 @@ def with_layer(layer: nn.Module) -> nn.Module:
     ({"num_examples": 0}, "num_examples=0"),
     ({"epsilon": 1e-9, "delta": 1e-12, "noise_multiplier": None}, "epsilon"),
     ({"net": with_layer(nn.BatchNorm1d(10))}, "BatchNorm"),
-    ({"net": with_layer(nn.PReLU())}, "no per-example gradients for weight"),
+    ({"net": with_layer(spectral_norm(nn.Linear(10, 10)))}, "the parametrization spectral_norm of weight"),
     ({"net": with_layer(Mixer()), "example": PUBLIC}, "mixes examples"),
     ({"loss": "mse"}, "expected loss"),
     ({"loss": nn.MSELoss}, r"write MSELoss\(\)"),

@@ -11,7 +11,6 @@ import fedlsg
 import strategies
 from fedlsg.payload import find_codec
 from fedlsg.payload.layout import payload_bytes
-from fedlsg.privacy import read_entries
 from simulations.rundir.rundir import RunDir
 from strategies import _build, names, recipe
 from tests.fedlsg.support.coarse_codec import planted
@@ -71,7 +70,7 @@ def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):
     assert run.summary["private"]
     kept = 32 * 32 + 33 + 321 + 6  # torch.median is the lower of two
     assert run.summary["uplink_bytes"] == 2 * 2 * payload_bytes(kept, "float32")
-    entries = read_entries(RunDir(run.directory).ledger(0))
+    entries = RunDir(run.directory).charges.of(0).entries
     assert [(entry.round, entry.mechanism) for entry in entries] == [(1, "dp"), (2, "dp")]
 
 

@@ -87,9 +87,9 @@ def test_what_each_recipe_can_be_told():
         "lsg": {
             "rank", "sparsity", "power_steps", "direction", "importance", "sparsity_from", "residual",
         },
-        "lora": {"rank", "lora_alpha"}, "ffa-lora": {"rank", "lora_alpha"},
+        "lora": {"rank", "lora_alpha", "train_embeddings"}, "ffa-lora": {"rank", "lora_alpha"},
         "dp-tl": {"sparsity", "cooling"}, "fed-svd": {"rank", "lora_alpha"}, "fed-sb": {"rank", "lora_alpha"},
-        "lsg-lora": {"rank", "sparsity", "lora_alpha", "direction"},
+        "lsg-lora": {"rank", "sparsity", "lora_alpha", "train_embeddings", "direction"},
         "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
         "dp-ssgd": {"prune", "prune_rate", "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate"},
         "dp-powersgd": {"rank", "power_steps", "warmup"}, "powersgd": {"rank", "power_steps", "warmup"},

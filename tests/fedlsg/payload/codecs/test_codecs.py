@@ -117,10 +117,14 @@ DECLARED = ("codec", "precision", "activation_storage")
 ORDER = '"codec": ("noise_floor_step",),'
 """The place of a setting in config.toml, as files that exist have it."""
 
+MEANT = re.compile(r'"(fp32|float|fp16|half|bf16|8bit)": "\w+"')
+"""Words of a user, by the name of a number's type or a codec that they mean."""
+
 
 def says(line: str, name: str) -> bool:
     """Whether a line names the codec; a type of torch or numpy is none."""
     word = name.replace("-", "[-_]")
+    line = MEANT.sub("", line)
     if line.strip() == ORDER or (name in ALSO_A_PRECISION and ALLOWED.search(line.strip())):
         return False
     distinct = "|" + word if "-" in name else ""
