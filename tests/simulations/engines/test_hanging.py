@@ -72,7 +72,7 @@ def test_under_a_trusted_server_a_client_that_hangs_ends_the_run_and_changes_no_
     settings = SMALL | level | {"client_timeout": None, "clients_per_round": 2, "min_survivors": 1, "rounds": 3}
     run = run_local(tmp_path / "whole", **settings)
     assert len(run.rows) == 3, "a limit that everybody passes stops nobody"
-    assert run.checkpoint["health"] == {"since": 0, "failures": {}, "due": {}, "asked": {}}
+    assert run.checkpoint["health"] == {"since": 0, "failures": {}, "due": {}, "asked": {}, "left_out": {}}
     with monkeypatch.context() as patch:  # negative control: the mistake would be in the file
         patch.setattr(ServerNoiseExchange, "follows_health", True)
         assert run_local(tmp_path / "planted", **settings).checkpoint["health"]["asked"], "who was drawn"

@@ -1,7 +1,7 @@
 """A worker that is lost when the time of a round is over: its clients are silent, and none is lost by another."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -30,17 +30,19 @@ class Dying:
 class Free:
     """Accounts that charge nobody."""
 
-    def begin(self, pile: Any) -> None: ...
+    def ask(self, messages: Sequence[Message]) -> tuple[list[Task], list[Message]]:
+        return [Task(message) for message in messages], []
+
+    def leaves(self, pile: Any) -> None: ...
 
     def keep(self, pile: Any) -> None: ...
 
-    def task(self, message: Message, client: int, size: int) -> Task:
-        return Task(message)
+    def end(self) -> None: ...
 
 
 @pytest.mark.parametrize(("seconds", "errors"), [(0.0, 2), (1.2, 0)])
 def test_who_was_lost_once_with_others_is_silent(seconds, errors):
-    grid = RayGrid(Dying(seconds), Free(), [10, 10])  # type: ignore[arg-type]
+    grid = RayGrid(Dying(seconds), Free(), 2)  # type: ignore[arg-type]
     with task_identity():
         asked = [Message(RecordDict(), FIRST_NODE + client, MessageType.TRAIN) for client in (0, 1)]
         replies = list(grid.send_and_receive(asked, timeout=1.0))

@@ -175,14 +175,14 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
 MERGED_ON_A_FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
-from fedlsg.privacy import merge
+from fedlsg.privacy import RunLedger, merge
 from simulations.rundir.files.atomic import resumable
-ledgers, disk = Path(sys.argv[1]), Path(sys.argv[2])
+ledgers, disk = RunLedger(sys.argv[1]), Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
 (disk / "other").write_bytes(bytes(4096))
 try:
     with resumable(disk):
-        merge(ledgers.glob("client-*.jsonl"), disk / "ledger.jsonl")
+        merge((entry for client in ledgers.clients() for entry in ledgers.of(client).entries), disk / "ledger.jsonl")
 except OSError as error:
     print(error)
 print(*(path.name for path in disk.iterdir()))

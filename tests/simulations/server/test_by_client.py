@@ -65,5 +65,5 @@ def test_a_split_that_is_not_public_or_has_no_such_parts_is_refused(settings, pa
 
 
 def test_a_deployment_is_refused():
-    with pytest.raises(ValueError, match="in a deployment"):
+    with pytest.raises(ValueError, match="evaluate_clients=true does not go with a deployment"):
         make_plan(from_mapping(SMALL | {"evaluate_clients": True}), declared=[700, 737])

@@ -75,12 +75,15 @@ def test_a_repair_in_a_round_that_is_interrupted_is_counted_by_resume(tmp_path):
 
 @pytest.mark.parametrize("method", ["lsg", "dp-ssgd"])
 def test_each_interruption_counts_once(method, tmp_path):
-    """In round 2 twice, then when all had answered round 4; a resume that sends nothing adds nothing."""
+    """In round 2 twice, then when all had answered round 4; a resume that sends nothing adds nothing.
+
+    A client that has answered is asked once: the driver sends its stored payload, so client 0 comes first.
+    """
     out = tmp_path / "run"
     pruned = {"method": method} | ({"prune": "dp-snip", "prune_rate": 0.3} if method == "dp-ssgd" else {})
     unbroken = run_local(tmp_path / "unbroken", rounds=5, evaluate_every=9, **pruned)
-    broken_run(out, breaking(2, 1, app), rounds=5, evaluate_every=9, **pruned)
-    broken_again(out, breaking(2, 0, app))
+    broken_run(out, breaking(2, 0, app), rounds=5, evaluate_every=9, **pruned)
+    broken_again(out, breaking(2, 1, app))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "resume", _then_stop(Recorder.resume))
         broken_again(out, app)

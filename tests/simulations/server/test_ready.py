@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import fedlsg
 import simulations.server.ready
 from fedlsg import user_code
+from fedlsg.privacy import RunLedger
 from fedlsg.restored import restored
 from simulations import workloads
 from simulations.client.rehearsal import rehearse
@@ -136,7 +137,7 @@ class Crowded(nn.Module):
 
 
 def charged(folder: Path) -> bool:
-    return any(folder.rglob("client-*.jsonl"))
+    return any(RunLedger(path.parent).clients() for path in folder.rglob("ledger/run.jsonl"))
 
 
 def crowded(folder: Path) -> fedlsg.Run:

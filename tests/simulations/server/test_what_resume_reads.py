@@ -28,8 +28,6 @@ class NoManifest(Manifest):
     def close(self, *_: object) -> None: ...
 
 
-AT_CLIENT_LEVEL = "ledger/server.jsonl"
-"""Read in ``tests/simulations/client_level``: a run is refused without it."""
 WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin", "replicas/basis-*.bin"}
 """Only clients on machines of their own keep replicas, or carriers of probes."""
 
@@ -83,10 +81,7 @@ def test_nothing_else_is_opened(opened):
 
 def test_the_list_names_nothing_that_is_not_opened(opened):
     seen = set().union(*(seen for _, seen in opened.values()))
-    assert {pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)} == {
-        *WITHOUT_A_DEPLOYMENT,
-        AT_CLIENT_LEVEL,
-    }
+    assert {pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)} == WITHOUT_A_DEPLOYMENT
 
 
 @pytest.mark.parametrize(

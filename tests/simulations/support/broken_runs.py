@@ -117,7 +117,9 @@ def leave_old_ledgers(run: Run) -> None:
     charges = run.directory.charges
     for client in charges.clients():
         Ledger(run.directory.ledger(client), client=client).charge(replace(run.entries(client)[0], attempt=7))
-    for_all = replace(run.entries(0)[0], client=SERVER, unit="client", sample_rate=1.0)
+    for_all = replace(
+        run.entries(0)[0], client=SERVER, unit="client", sample_rate=1.0, mechanism="dp", noise_multiplier=1.0
+    )
     Ledger(run.directory.ledger(SERVER), client=SERVER).charge(for_all)
     line = encode_line({"charged": [encode_entry(replace(run.entries(0)[0], attempt=8))]}, GENESIS)
     (run.directory.ledgers / "journal.jsonl").write_bytes(line + b"\n")
