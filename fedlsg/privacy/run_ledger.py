@@ -124,6 +124,7 @@ class RunLedger:
         self.path = self.folder / f"{RUN}.jsonl"
         self._records = Records()
         self._stamp: tuple[int, int, int] | None = None
+        self._folder_synced = False
         self._seen = (0, GENESIS)
         self._clients: dict[int, ClientCharges] = {}
         earlier = Records()
@@ -203,8 +204,9 @@ class RunLedger:
                     os.truncate(self.path, records.size)
                     raise
                 after = os.fstat(descriptor)
-            if not records.entries:  # a header may be there that a killed process left
+            if not self._folder_synced:  # the file may be one that a killed process left
                 sync_directory(self.folder)
+                self._folder_synced = True
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot write the privacy ledger ({error}); nobody may train") from error
         records.charge(entries)
