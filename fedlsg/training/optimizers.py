@@ -116,7 +116,7 @@ def _without_compiler(cls: type[Optimizer]) -> Optimizer:
     The wrappers keep them away from a loop that is compiled, which no server update is, and each imports the compiler,
     which takes seconds.
     """
-    made = cls.__new__(cls)
+    made: Optimizer = object.__new__(cls)
     plain = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
     plain["step"] = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(cls.step)))
     for name, function in plain.items():
