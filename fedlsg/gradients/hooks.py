@@ -212,6 +212,7 @@ class Pass:
             axis = axis_of_read(self, slot.block.parameter, self.called[layer.path], inputs[0])
             if axis is None:
                 assert self.uses is not None
+                assert isinstance(module, nn.Embedding)
                 return table(self.uses, module, slot, inputs[0], output)
             return watch_call(self, layer, inputs, output, axis)
         axis = axis_of(self, layer, inputs[0]) if layer.kind.positions else 0
