@@ -141,7 +141,8 @@ class RunLedger:
 
     def clients(self) -> list[int]:
         """Every client with a charge or a ledger of its own; without the server."""
-        own = {int(path.stem.rpartition("-")[2]) for path in self.folder.glob("client-*.jsonl")}
+        names = (path.stem.removeprefix("client-") for path in self.folder.glob("client-*.jsonl"))
+        own = {int(name) for name in names if name.isdecimal()}
         return sorted((own | self.journal.keys() | {c for c, found in self.read().entries.items() if found}) - {SERVER})
 
     def charge(self, entries: Sequence[Entry]) -> None:

@@ -110,7 +110,10 @@ class SecureRound:
 
     def __init__(self, grid: Grid, here: Round, run: bytes, messages: Iterable[Message]) -> None:
         self._grid, self._here = grid, here
-        self._messages = {number_of(m.metadata.dst_node_id): m for m in messages}
+        self._messages: dict[int, Message] = {}
+        for message in messages:
+            if self._messages.setdefault(number := number_of(message.metadata.dst_node_id), message) is not message:
+                log(WARNING, "node %s is left out: its number %d is another's", message.metadata.dst_node_id, number)
         self._nodes = {number: m.metadata.dst_node_id for number, m in self._messages.items()}
         release = here.release(len(self._messages))
         self._stage = Stage(
