@@ -132,7 +132,7 @@ def refused(client: Abused, text: str, out) -> None:
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(*client.errors)
     before, after = client.charges
-    assert before == after == (1 if client.at in ("masked", *LATE) else 0)  # the driver charges, and then asks
+    assert before == after == (1 if (client.after and client.at == "masked") or client.at in LATE else 0)
     assert (run.rows[0].answered, len(run.entries(1))) == ("0 1 2 3 4", 1)
 
 
