@@ -7,37 +7,21 @@ import argparse
 import logging
 import sys
 import tempfile
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 import fedlsg
 import fedlsg.flower
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.grids.virtual import call_client
-from strategies.federation.serial import over_the_wire
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-
-class Nodes(LocalGrid):
-    """Nodes with a Context each; every message is serialised as on the wire."""
-
-    states: dict[int, RecordDict]
-
-    def deliver(self, messages: Iterable[Message], timeout: float | None) -> Iterable[Message]:
-        for message in messages:
-            state = self.states.setdefault(message.metadata.dst_node_id, RecordDict())
-            found = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, state)
-            if found is not None:
-                yield over_the_wire(found)
 
 
 def trained(
@@ -46,12 +30,10 @@ def trained(
     """The result of a strategy over an app."""
     task, server = import_module(f"{package}.task"), import_module(f"{package}.server_app")
     torch.manual_seed(seed)
-    grid = Nodes(app, nodes, {"local-epochs": 3})
-    grid.states = {}
     with task_identity():
         return strategy.start(
-            grid, ArrayRecord(task.Net().state_dict()), num_rounds=rounds, train_config=ConfigRecord(config),
-            evaluate_fn=server.global_evaluate,
+            LocalGrid(app, nodes, {"local-epochs": 3}), ArrayRecord(task.Net().state_dict()), num_rounds=rounds,
+            train_config=ConfigRecord(config), evaluate_fn=server.global_evaluate,
         )  # fmt: skip
 
 

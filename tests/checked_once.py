@@ -53,7 +53,7 @@ def once(check: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(check)
     def asked(*given: Any) -> Any:
         try:
-            key = (check.__name__, fingerprint((given, registry._registered)))
+            key = (check, fingerprint((given, registry._registered)))
         except UnknownKindError:
             return check(*given)
         if key not in _answers:

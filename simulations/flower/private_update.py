@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedlsg.accounting.events import checked_delta
 from fedlsg.client_level import clipped_update
 from fedlsg.failure import without_exit
+from fedlsg.gradients import trainable
 from fedlsg.owner_only import make_parents
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
 from fedlsg.randomness import secret_stream
@@ -29,6 +30,7 @@ from simulations.flower.whole_update import (
     OURS,
     PAYLOAD,
     Round,
+    State,
     Terms,
     Trust,
     as_arrays,
@@ -64,9 +66,8 @@ def private_update(
 
     The unit is this client with all of its data: its whole update is projected on the round's frame, clipped to the
     clip norm of the server's ``fedlsg.flower.PrivateUpdates``, and gets all of the noise here, in secret. No server
-    is trusted, unless
-    trust="secure" accepts one that adds updates up without seeing one (at least ``colluders`` clients may
-    read together).
+    is trusted. trust="secure" accepts one that adds updates up without seeing one: this client then adds its share of
+    the noise, and at least ``colluders`` clients may read together.
     ``@app.train`` gets W_t as its one ArrayRecord and returns one of these names, as Flower's templates do.
     model: builds the app's model, the same on both sides. epsilon, delta: what this client's data may spend, over all
     entries of its ledger. ledger: an absolute folder that lasts; a deployed node may have it as ``ledger-dir`` in its
@@ -77,7 +78,8 @@ def private_update(
     of training stay here, and errors of the app leave as one constant text. Adjacency is zero-out: an update of zeros
     in place of this client's; that it takes part is seen.
     The ledger is charged before the app trains, also for a round that fails later.
-    Not covered: replies to other messages, such as @app.evaluate.
+    Not covered: replies to other messages, such as @app.evaluate; that the app failed; under trust="secure", a server
+    that invents more than ``colluders`` clients.
     Raises ValueError for an epsilon or delta that is out of range, and a relative ledger.
     """
     if not 0 < epsilon < float("inf"):
@@ -132,10 +134,13 @@ def reply(
             step.step(batches)
         return fedlsg.flower.reply(step, message)
 
-    What private steps made is private by their ledger, so nothing is added: weights leave as they are; or, where the
-    server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``, as a payload of the update in the round's frame.
-    model: builds the app's model. Replies are weighed by ``num_examples``, which is public in a PrivateStep.
-    Raises ValueError for a ledger that ends with the process: the next round would not count this one.
+    What private steps made is private by their ledger, so nothing is added: trained weights leave as they are; or,
+    where the server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``, as a payload of the update in the
+    round's frame. What is not trained, buffers too, is returned as it came: private inputs may have been written to it.
+    model: builds the app's model. Replies are weighed by ``num_examples``, which is public in a PrivateStep. A strategy
+    of Flower alone averages the clients' ``epsilon``; PrivateUpdates says the largest.
+    Raises ValueError for a ledger that ends with the process (the next round would not count this one), and for weights
+    that are not those of the message's one ArrayRecord.
     """
     if not step.lasting:
         raise ValueError(
@@ -145,7 +150,8 @@ def reply(
     numbers: Numbers = {weighted_by_key: step.num_examples, "epsilon": step.epsilon(), "steps": step.steps_taken}
     after = to_cpu(step.model.state_dict())
     if KEY not in message.content.config_records:
-        return Message(RecordDict({"arrays": as_arrays(after), "metrics": MetricRecord(numbers)}), reply_to=message)
+        sent = as_arrays(_trained(step, after, message))
+        return Message(RecordDict({"arrays": sent, "metrics": MetricRecord(numbers)}), reply_to=message)
     terms = read_terms(message.content)
     if terms.unit != "example" or model is None:
         raise ValueError(
@@ -154,6 +160,15 @@ def reply(
         )
     here = round_of(model, message.content, terms)
     return _answer(message, here.pack(here.values(after), message.metadata.dst_node_id), numbers)
+
+
+def _trained(step: PrivateStep, after: State, message: Message) -> State:
+    """The state that came, with the trained parameters as they are now."""
+    records = list(message.content.array_records.values())
+    before = records[0].to_torch_state_dict() if len(records) == 1 else {}
+    if before.keys() != after.keys():
+        raise ValueError("expected the message to have one ArrayRecord, the state_dict() of the model that was trained")
+    return {name: after[name] if name in trainable(step.model) else before[name] for name in after}
 
 
 def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: Terms) -> Round:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, Literal
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -22,8 +23,6 @@ from simulations.flower.whole_update import KEY, OURS, Round, Terms, Trust, as_a
 Unit = Literal["client", "example"]
 SPARE = 10
 """One in so many clients may drop out of a secure sum, or read together with others, unless the user says."""
-ROSTER = 100
-"""Clients of a round that is only checked."""
 
 
 class PrivateUpdates(FlowerStrategy):
@@ -85,6 +84,10 @@ class PrivateUpdates(FlowerStrategy):
         self._settings = settings | ({"clip_norm": clip_norm} if unit == "client" else {"mechanism": "none"})
         if trust not in ("client", "secure"):
             raise ValueError(f"expected {trust=} to be 'client' or 'secure'")
+        if trust == "secure" and (unit == "example" or codec != DEFAULT_CODEC):
+            raise ValueError(
+                "trust='secure' adds whole updates on a grid: it needs unit='client', and has no codec; leave codec out"
+            )
         if trust == "client" and (min_survivors, colluders) != (None, None):
             raise ValueError("min_survivors and colluders are of secure sums: give trust='secure'")
         self._trust, self._survivors, self._colluders = trust, min_survivors, colluders
@@ -93,8 +96,8 @@ class PrivateUpdates(FlowerStrategy):
         self._run = b""
         self._round: Round | None = None
         self._sum: SecureRound | None = None
-        tried = self._terms(1, 1, noise_multiplier or 1.0, ROSTER)
-        mechanism = replace(tried, trust="client").recipe().mechanism
+        tried = replace(self._terms(1, 1, noise_multiplier or 1.0, 1), trust="client")
+        mechanism = tried.recipe().mechanism
         if unit == "client" and not mechanism.private:
             raise ValueError(
                 f"mechanism={mechanism.kind!r} has no epsilon, and every client would refuse it: leave it out"
@@ -135,6 +138,8 @@ class PrivateUpdates(FlowerStrategy):
         rounds = max(self._rounds or 1, server_round)
         terms = self._terms(server_round, rounds, self.noise_multiplier, len(messages))
         here = Round.of(self.model, arrays, terms)
+        if self._trust == "client":  # a codec that cannot pack is found before any client is charged
+            here.unpack(here.pack(torch.zeros(here.frame.kept), 0), 0)
         self._round = here = replace(here, terms=replace(terms, digest=here.frame.digest.hex()))
         for message in messages:
             message.content = RecordDict({**message.content, KEY: here.terms.record()})

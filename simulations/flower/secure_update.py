@@ -13,7 +13,7 @@ from logging import WARNING
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from jaxtyping import Float64
@@ -180,8 +180,3 @@ def payload_of(reply: Message) -> bytes | None:
 def new_run() -> bytes:
     """A name that no other run has."""
     return secrets.token_bytes(32)
-
-
-def reply_record(payload: bytes) -> ConfigRecord:
-    """A payload as it travels."""
-    return ConfigRecord({PAYLOAD: payload})

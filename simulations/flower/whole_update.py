@@ -51,7 +51,9 @@ class Terms:
 
     method, settings: a recipe's name and its settings. unit: "client", whose whole update the client clips and makes
     noisy, or "example", whose update private steps made: nothing is added. round of rounds, from 1. seed: of carriers
-    and masks. codec: of the values. delta: at which clients say their epsilon. digest: of the frame, in hex.
+    and masks. codec: of the values. digest: of the frame, in hex. trust: "client", each client adds all of the noise,
+    or "secure", a share of it in a sum of ``min_survivors`` clients at least, of which ``colluders`` may read together.
+    delta: of the plan of secure sums.
     """
 
     method: str
@@ -79,7 +81,8 @@ class Terms:
         )  # fmt: skip
 
     def recipe(self) -> Method:
-        """The method. Raises ValueError for one that does not exist, or whose frames do not follow from W_t alone."""
+        """The method. Raises ValueError for an unknown one, or codec, and for frames that need more than W_t."""
+        find_codec(self.codec)
         made = strategies.recipe(self.method, **json.loads(self.settings))
         carrier, mask = made.carrier, made.mask
         simple = isinstance(carrier, (Dense, LowRank, RandomCarriers)) and not isinstance(carrier, LowRankChange)

@@ -151,7 +151,7 @@ class RunDir:
 
     @property
     def charges(self) -> RunLedger:
-        """The ledgers of the run, whoever has written them. Raises LedgerError where one is damaged."""
+        """The ledgers of the run, of all who write them. Raises LedgerError where one is damaged."""
         return RunLedger(self.ledgers)
 
     def merge_ledgers(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import fedlsg
 import fedlsg.flower
 import simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
+from fedlsg.discrete import plan_release
 from fedlsg.privacy import Ledger, LedgerError
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.secure_update import number_of
 from simulations.flower.whole_update import KEY, Round, Terms
-from simulations.grids.virtual import FIRST_NODE, call_client
-from strategies.federation.secure_sum.wire import MASKED, stage_of
+from simulations.grids.virtual import FIRST_NODE
+from strategies.federation.secure_sum.wire import KEYS, SHARES, stage_of
 from strategies.federation.serial import over_the_wire
 
 ROWS, CLIENTS = 30, 5
@@ -60,24 +62,19 @@ def app_of(*mods: Any, answer: Any = None) -> ClientApp:
 
 
 class Nodes(LocalGrid):
-    """Nodes of Flower, each with a Context of its own; ``replies`` is what arrived, ``lost`` never answers."""
+    """Nodes of Flower; ``replies`` is what arrived, ``lost`` never answers."""
 
     def __init__(self, app: ClientApp, count: int = CLIENTS, lost: Any = ()) -> None:
         super().__init__(app, count, {})
-        self.contexts: dict[int, RecordDict] = {}
         self.replies: list[Message] = []
         self.lost = lost
 
     def deliver(self, messages: Any, timeout: float | None) -> Any:
-        for message in messages:
-            node = message.metadata.dst_node_id
-            if node - FIRST_NODE in self.lost and stage_of(message.content) in (None, MASKED):
-                continue
-            state = self.contexts.setdefault(node, RecordDict())
-            reply = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, state)
-            if reply is not None:
-                self.replies.append(over_the_wire(reply))
-                yield over_the_wire(reply)
+        silent = [FIRST_NODE + client for client in self.lost]
+        asked = [m for m in messages if m.metadata.dst_node_id not in silent or stage_of(m.content) in (KEYS, SHARES)]
+        for reply in super().deliver(asked, timeout):
+            self.replies.append(over_the_wire(reply))
+            yield reply
 
 
 def wrapped(inner: Any = None, **settings: Any) -> Any:
@@ -154,40 +151,69 @@ def test_without_noise_the_sum_is_the_clipped_mean_of_the_apps_own_updates(tmp_p
         assert float((moved - unclipped).norm()) > 10 * tolerance
 
 
-def noise_of(folder: Path, trust: str, monkeypatch: Any, factor: float = 1.0) -> tuple[float, float]:
-    """Deviation of what a round adds to the mean of equal updates, and the deviation that the ledgers claim."""
-    still = app_of(
-        mod(folder, trust=trust),
-        answer=lambda message, _: Message(
-            RecordDict({"arrays": message.content["arrays"]}), reply_to=message
-        ),
-    )  # fmt: skip
-    if factor != 1.0:
-        real = door.clipped_update
-        monkeypatch.setattr(
-            door, "add_noise", lambda total, how, stream: total + stream.normal(len(total)) * how.noise_std * factor
-        )
-        monkeypatch.setattr(door, "clipped_update", real)
-    strategy = wrapped(trust=trust, epsilon=None, noise_multiplier=2.0, clip_norm=0.5)
+def moved_by(strategy: Any, app: ClientApp) -> torch.Tensor:
+    """What one round adds to the weights, as one vector."""
     torch.manual_seed(0)
     before = torch.cat([t.flatten() for t in build().state_dict().values()]).double()
-    result = start(strategy, Nodes(still), rounds=1)
-    after = torch.cat([t.flatten() for t in result.arrays.to_torch_state_dict().values()]).double()
+    after = start(strategy, Nodes(app), rounds=1).arrays.to_torch_state_dict()
+    return torch.cat([t.flatten() for t in after.values()]).double() - before
+
+
+def returned(message: Message, model: nn.Module) -> Message:
+    """No update at all: what comes is noise."""
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+
+def noise_and_claim(folder: Path, trust: str) -> tuple[float, float]:
+    """Deviation of the noise of a round's mean, and the deviation that the ledgers claim."""
+    strategy = wrapped(trust=trust, epsilon=None, noise_multiplier=2.0, clip_norm=0.5)
+    moved = moved_by(strategy, app_of(mod(folder, trust=trust), answer=returned))
     entry = ledgers(folder)[0].entries[0]
     shares = 1.0 if trust == "client" else 1 / (entry.min_survivors - entry.colluders)
-    claimed = entry.noise_multiplier * entry.clip_norm * math.sqrt(CLIENTS * shares) / CLIENTS
-    return float((after - before).std()), claimed
+    return float(moved.std()), entry.noise_multiplier * entry.clip_norm * math.sqrt(CLIENTS * shares) / CLIENTS
 
 
 @pytest.mark.parametrize("trust", ["client", "secure"])
-def test_the_noise_is_what_the_ledger_says(tmp_path, trust, monkeypatch):
-    found, claimed = noise_of(tmp_path, trust, monkeypatch)
+def test_the_noise_is_what_the_ledger_says(tmp_path, trust):
+    found, claimed = noise_and_claim(tmp_path, trust)
     assert found == pytest.approx(claimed, rel=0.12)
 
 
-def test_halved_noise_is_seen(tmp_path, monkeypatch):
-    found, claimed = noise_of(tmp_path, "client", monkeypatch, factor=0.5)
+def halved(total, how, stream):
+    return total + stream.normal(len(total)) * how.noise_std / 2
+
+
+def reused(total, how, stream):
+    return total + torch.randn(len(total), generator=torch.Generator().manual_seed(0)) * how.noise_std
+
+
+@pytest.mark.parametrize("plant", [halved, reused])
+def test_planted_noise_is_seen(plant, tmp_path, monkeypatch):
+    monkeypatch.setattr(door, "add_noise", plant)
+    found, claimed = noise_and_claim(tmp_path, "client")
     assert found != pytest.approx(claimed, rel=0.12)
+
+
+def test_halved_noise_in_a_secure_sum_is_seen(tmp_path, monkeypatch):
+    def plan(sums, mechanism, **sizes):
+        return plan_release(sums, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), **sizes)
+
+    monkeypatch.setattr("simulations.flower.whole_update.plan_release", plan)
+    found, claimed = noise_and_claim(tmp_path, "secure")
+    assert found != pytest.approx(claimed, rel=0.12)
+
+
+@pytest.mark.parametrize("trust", ["client", "secure"])
+def test_noise_is_on_the_kept_coordinates_alone(tmp_path, trust):
+    """A frozen coordinate that moved would be an update, or noise, beyond the mask that was clipped."""
+    settings = {"method": "rs", "sparsity": 0.5, "cooling": False}
+    strategy = wrapped(trust=trust, epsilon=None, noise_multiplier=2.0, **settings)
+    moved = moved_by(strategy, app_of(mod(tmp_path, trust=trust)))
+    kept = torch.zeros(len(moved), dtype=torch.bool)
+    kept[strategy._round.frame.indices] = True
+    assert 0 < kept.sum() < len(moved)
+    assert moved[~kept].abs().max() < 1e-6  # the strategy's average rounds
+    assert (moved[kept].abs() > 1e-6).double().mean() > 0.95  # on a grid the noise may be 0
 
 
 def test_a_round_is_charged_before_the_app_trains_and_stays_charged(tmp_path):
@@ -357,6 +383,9 @@ def test_a_model_with_running_statistics_is_refused(tmp_path):
         ({"min_survivors": 3}, "trust='secure'"),
         ({"rnk": 4, "method": "lsg"}, "rank"),
         ({"unit": "row"}, "unit"),
+        ({"codec": "float33"}, "float33"),
+        ({"trust": "secure", "codec": "float16"}, "no codec"),
+        ({"trust": "secure", "unit": "example", "epsilon": None}, "unit='client'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_at_once(given, words):
@@ -406,6 +435,24 @@ def test_private_steps_are_packed_where_the_server_rebuilds(tmp_path):
     assert not any(reply.content.array_records for reply in packed.replies)
     dense = sum(t.numel() * 4 for t in build().state_dict().values())
     assert result.train_metrics_clientapp[1]["uplink_bytes"] < 2 * dense
+
+
+def test_what_private_steps_did_not_train_is_returned_as_it_came(tmp_path):
+    """A buffer that training wrote to is covered by no clip."""
+    model = build()
+    model.register_buffer("last_input", torch.zeros(3))
+    step = fedlsg.PrivateStep(
+        model, nn.CrossEntropyLoss(), num_examples=ROWS, epsilon=8.0, delta=1e-3, ledger=tmp_path / "ledger.jsonl"
+    )
+    with task_identity():
+        message = Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), FIRST_NODE, "train")
+        message.metadata._message_id = "1"
+        model.last_input.fill_(7.0)
+        with torch.no_grad():
+            model[0].weight.fill_(5.0)
+        sent = fedlsg.flower.reply(step, message).content["arrays"].to_torch_state_dict()
+    assert sent["last_input"].tolist() == [0.0] * 3
+    assert sent["0.weight"].eq(5.0).all()
 
 
 def test_a_private_step_whose_ledger_ends_with_it_gives_no_reply():
