@@ -28,10 +28,10 @@ def serve(root: str, model: str, arm: str, batch: str) -> None:
     import fedlsg
     from benchmarks.arms import OURS, in_channels_last
     from benchmarks.subjects import SUBJECTS
-    from fedlsg.tensors import freed_memory
+    from fedlsg.tensors import keep_freed_memory
 
     assert Path(fedlsg.__file__).is_relative_to(root)
-    freed_memory.keep()
+    keep_freed_memory()
     torch.set_num_threads(1)
     step = OURS[arm](in_channels_last(SUBJECTS[model](int(batch))))
     for _ in range(2):

@@ -1,9 +1,8 @@
 """Discrete Gaussian noise on a grid of integers, which a secure sum can add: sampler, grid, rotation, accounting."""
 
 from fedlsg.discrete.bound import log_ratio, rounding_deviation, sum_ripple, total_variation
-from fedlsg.discrete.event import DiscreteCharge, charge, delta_term
 from fedlsg.discrete.grid import DiscreteGrid, add_modulo, decode, encode, largest_plain, most_examples, plan_grid
-from fedlsg.discrete.release import Release, SumTerms, most_log_ratio, plan_release
+from fedlsg.discrete.release import DiscreteCharge, Release, SumTerms, charge, delta_term, most_log_ratio, plan_release
 from fedlsg.discrete.rotation import largest_rotated, random_signs, rotate, unrotate
 from fedlsg.discrete.sampler import discrete_gaussian
 

@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from fedlsg.discrete.envelope import CELL, Envelope, envelope_of
-from fedlsg.discrete.exponential import enclose_exp
+from fedlsg.discrete.envelope import CELL, Envelope, enclose_exp, envelope_of
 from fedlsg.randomness import SecretStream
 
 AT_ONCE = 2**14

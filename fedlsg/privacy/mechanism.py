@@ -20,7 +20,7 @@ from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.randomness import SecretStream
 from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
-from fedlsg.tensors.products import keeps_digits
+from fedlsg.tensors import keeps_digits
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]

@@ -16,7 +16,7 @@ Threat model. The server sees all messages, and up to t clients show it all that
 and keys**: tell clients different rosters, sharers or survivors, show them keys of earlier attempts or of other
 clients, tell one client different things in two messages, repeat or leave out messages. It then learns the sum over
 one set of at least m survivors (so, without the colluders' inputs, the sum over at least m - t honest ones) and which
-clients took part, and nothing else; ``graph`` has the proof. That is computational: it rests on X25519, HKDF-SHA-256,
+clients took part, and nothing else; ``terms`` has the proof. That is computational: it rests on X25519, HKDF-SHA-256,
 ChaCha20 and AES-256-GCM. An attempt that is given up reveals no sum.
 
 Assumed of the server: a client in whose place it shows anybody a share key of its own counts as one of the t. **Not
@@ -30,7 +30,7 @@ attempt of a run that is not later than the last one); store it (``export``) bef
 the same noisy input into two attempts once ``unmask`` has been answered in the first. The difference of two sums with
 different survivors is the input of single clients, and the protocol cannot know whether two inputs are the same.
 
-Differs from the paper: graph and thresholds hold in the worst case (``graph``). Clients agree on the sets as in the
+Differs from the paper: graph and thresholds hold in the worst case (``terms``). Clients agree on the sets as in the
 consistency round of Bonawitz et al. 2017, and on all public keys, with tags under pairwise keys where these sign; so
 there is no key infrastructure, and only survivors can check a tag. A client also holds a share of its own secrets;
 self-mask seeds are committed to; shares are made by polynomials over a prime field; the digest of all terms is in every
@@ -38,10 +38,9 @@ key, and that of the whole roster in the keys that seal shares.
 """
 
 from fedlsg.secure_sum.client import Client
-from fedlsg.secure_sum.graph import GraphPlan, plan_graph
 from fedlsg.secure_sum.keys import reproducible_root, secret_root
 from fedlsg.secure_sum.server import Server, Total
-from fedlsg.secure_sum.terms import GivenUp, SecureSumError, Terms
+from fedlsg.secure_sum.terms import GivenUp, GraphPlan, SecureSumError, Terms, plan_graph
 
 __all__ = [
     "Client", "GivenUp", "GraphPlan", "SecureSumError", "Server", "Terms", "Total", "plan_graph", "reproducible_root",

@@ -7,7 +7,7 @@ Guarantees, whatever the server sends (SecureSumError otherwise, and nothing lea
 - tags are given for one set of survivors: at least m of those that sent shares, this client among them, and at least h
   of its own closed neighbourhood;
 - shares are given for that set alone, and only after m survivors, this client among them, have shown by their tags that
-  they were told the same sets and public keys. Of each neighbour one secret is given, never both. ``graph`` has what
+  they were told the same sets and public keys. Of each neighbour one secret is given, never both. ``terms`` has what
   follows from it.
 """
 

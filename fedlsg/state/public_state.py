@@ -2,17 +2,21 @@
 
 state = PublicState.start(model, method, schedule, seed=..., classifier=...)      before the first round
 frame = state.frame(round, updates=...)                                           after loading W_t into the model
+frame = mean_frame(state)           that of an average round: how many coordinates a run keeps, without its carriers
 """
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean
 
+import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers import carried_parameters, carried_sizes, find_classifier, frozen_bases
 from fedlsg.carriers.probe import Basis, Probe, ProbeSource, probe_basis, refresh_of
+from fedlsg.carriers.probe.basis import Pair
 from fedlsg.frame import Frame
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.masks import saliency_frame
@@ -143,3 +147,34 @@ class PublicState:
                 f"{' or '.join(map(name_of, functions))} gives other values for the same public ones, so that server "
                 "and clients would not have the same frame (another digest): draw from public.generator(...) only"
             )
+
+
+def mean_frame(public: PublicState) -> Frame:
+    """A training frame with as many blocks and kept coordinates as the mean round of the run, up to rounding.
+
+    Only these numbers mean something: carriers are unit vectors, and where a mask changes its rate over the rounds, it
+    has the mean rate. A mask of the user's is that of the first round. Factors (PowerSGD) are left out: the step is
+    dense.
+    """
+    method, schedule = public.method, public.schedule
+    carrier, mask = method.carrier.in_sizes(), method.mask
+    if mask.choose is not None and method.carrier.adds_up:
+        carrier = method.carrier
+    basis = unit_basis(public) if carrier.source is not None and mask.choose is None else None
+    if mask.choose is None and mask.sparsity:
+        rate = fmean(mask.rate(schedule.time(round)) for round in range(1, schedule.rounds + 1))
+        mask = replace(mask, sparsity=rate, cooling=False, sparsity_from=0.0)
+    public = replace(public, carried=() if carrier.dense else public.carried)
+    return replace(public, method=replace(method, carrier=carrier, mask=mask)).frame(1, updates=0, basis=basis)
+
+
+def unit_basis(public: PublicState) -> Basis:
+    """A basis of unit vectors in place of a probe's."""
+    carrier, weights = public.method.carrier, public.parameters
+    pairs = {}
+    for name, sizes in carried_sizes(carrier, weights, public.carried).items():
+        rows, columns = carrier.form.energies(sizes, weights[name])
+        pairs[name] = Pair(
+            torch.eye(sizes.m, sizes.r), torch.eye(sizes.s, sizes.n), torch.ones(rows), torch.ones(columns)
+        )
+    return Basis(round=1, pairs=pairs)

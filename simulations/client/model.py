@@ -11,11 +11,11 @@ import torch
 from flwr.app import RecordDict
 from flwr.common.logger import log
 
+from fedlsg.tensors import keep_freed_memory
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.gradients.supported import check
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
-from fedlsg.tensors import freed_memory
 from simulations.client.basis import Held
 from simulations.client.replica import History, Replica
 from simulations.grids.refusals import FrameDiffersError
@@ -81,7 +81,7 @@ def process(settings: Settings) -> Process:
 def set_up(settings: Settings) -> None:
     """Settings of the whole process: torch's threads, and freed memory."""
     torch.set_num_threads(settings.threads)
-    freed_memory.keep()
+    keep_freed_memory()
 
 
 def assemble(base: Base) -> Process:

@@ -11,10 +11,10 @@ from flwr.app import MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedlsg.tensors import keep_freed_memory
 from fedlsg.client_level import ServerNoise
 from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
-from fedlsg.tensors import freed_memory
 from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
 from simulations.plan.plan import Plan
 from simulations.plan.unit import adaptive_clip
@@ -60,7 +60,7 @@ def serve(
     """
     run.protect(plan.closed)
     torch.set_num_threads(plan.settings.threads)
-    freed_memory.keep()
+    keep_freed_memory()
     calls = CallbackList(callbacks)
     with resumable(run.path), exclusive(run), calls.told_of_failure(), ExitStack() as stack:
         if isinstance(grid, SimulatedGrid):

@@ -21,9 +21,9 @@ from fedlsg.randomness import SecretStream
 
 Patches = dict[str, Callable[..., Any]]
 HOMES = {
-    "add_noise": ("fedlsg.training.client", "fedlsg.client_level.update", "fedlsg.client_level.release"),
+    "add_noise": ("fedlsg.training.client", "fedlsg.client_level"),
     "discrete_gaussian": ("fedlsg.discrete.grid",),
-    "clipped_sum": ("fedlsg.training.client", "fedlsg.client_level.update"),
+    "clipped_sum": ("fedlsg.training.client", "fedlsg.client_level"),
     "poisson_batch": ("fedlsg.training.client", "fedlsg.attacks.audit.shipped"),
     "plan_release": ("fedlsg.attacks.audit.shipped",),
     "rotate": ("fedlsg.discrete.release",),

@@ -201,7 +201,7 @@ def _gradients(setting: Setting, rows: Rows, draw: Draw, client: int, add: AddNo
 
 def _update(setting: Setting, values: Tensor, noise: SecretStream, add: AddNoise | None) -> Tensor:
     """What a client sends whose local training ends with this update."""
-    with patch("fedlsg.client_level.update.client_step", lambda *_, **__: values * setting.local.expected_batch):
+    with patch("fedlsg.client_level.client_step", lambda *_, **__: values * setting.local.expected_batch):
         sent: Tensor = client_update(
             setting.model, lambda positions: (positions, positions), given_loss, frame=setting.frame,
             mechanism=setting.mechanism, local=setting.local, noise=noise, add=add,

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fedlsg.gradients.formulas.conv import padding_before
-from fedlsg.tensors.products import keeps_digits
+from fedlsg.tensors import keeps_digits
 
 SMALLEST_WEIGHT = 2**14
 """Size of a weight from which ghost clipping is considered."""

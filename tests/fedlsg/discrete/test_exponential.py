@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.discrete.exponential import _series, enclose_exp
+from fedlsg.discrete.envelope import _series, enclose_exp
 from fedlsg.discrete.sampler import below
 from tests.fedlsg.support.discrete_laws import exact
 

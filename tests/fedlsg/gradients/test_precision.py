@@ -20,7 +20,7 @@ from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.per_example import block_gradients, per_example_gradients, summable, summed_gradient
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
-from fedlsg.tensors.products import keeps_digits
+from fedlsg.tensors import keeps_digits
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.gradient_oracle import make_frame, naive
 from tests.fedlsg.support.problems import Problem, cnn, make, mlp, standardised, transformer, wide

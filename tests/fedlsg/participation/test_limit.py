@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.participation import ClientLimit
-from fedlsg.participation.limit import FACTOR, LEAST_SECONDS
+from fedlsg.participation.health import FACTOR, LEAST_SECONDS
 
 
 def learnt(*times: float) -> ClientLimit:

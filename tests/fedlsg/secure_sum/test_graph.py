@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 
-from fedlsg.secure_sum.graph import GraphPlan, harary_graph, plan_graph, public_order
+from fedlsg.secure_sum.terms import GraphPlan, harary_graph, plan_graph, public_order
 from tests.fedlsg.support.secure_rounds import make_terms
 
 CASES = [

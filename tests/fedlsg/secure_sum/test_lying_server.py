@@ -1,6 +1,6 @@
 """A server that tells clients different sets and keys reads nothing but the sum of one set of m survivors or more.
 
-Covered by the proof in ``fedlsg.secure_sum.graph``; here real clients are lied to.
+Covered by the proof in ``fedlsg.secure_sum.terms``; here real clients are lied to.
 
 The attack: one client's neighbours are each reported as absent to so many others that their mask keys come out, while
 everybody hears that the client itself survived. Each single client is told a set of m survivors that it cannot refuse.

@@ -9,9 +9,9 @@ from tests.places import REPOSITORY
 
 PROGRAM = """
 import resource, sys, torch
-from fedlsg.tensors import freed_memory
+from fedlsg.tensors import keep_freed_memory
 if sys.argv[1] == "keep":
-    assert freed_memory.keep()
+    assert keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(20_000_000)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import fedlsg.tensors.products as products
+import fedlsg.tensors as products
 from fedlsg.gradients.formulas.conv import kernel_gradient
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message
 
-from fedlsg.participation import limit
+from fedlsg.participation import health as limit
 from fedlsg.privacy import SERVER, RunLedger
 from simulations.client.app import app
 from simulations.grids.virtual import ClientFunction

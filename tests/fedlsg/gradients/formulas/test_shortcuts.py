@@ -11,7 +11,7 @@ from fedlsg.gradients.plan import plan
 from fedlsg.lowrank import add_reconstruction, decompose, reconstruct
 from fedlsg.masks.rules import unit_importance
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
-from fedlsg.tensors.products import batch_times_transposed, times_transposed
+from fedlsg.tensors import batch_times_transposed, times_transposed
 from fedlsg.training.server import linear_in_the_gradient, server_step
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from fedlsg.training.update import move

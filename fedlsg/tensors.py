@@ -1,12 +1,48 @@
-"""Products of one example's matrices by the fastest available kernel."""
+"""What torch lacks and several packages need: memory order of kernels, products of narrow matrices, freed memory.
 
-from collections.abc import Callable
+A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) with its columns in *kernel order*: channel by
+channel, each with its taps. In torch.channels_last memory the same numbers lie tap by tap, each with its channels
+(*memory order* there), and reading them in kernel order would copy the weight. Products over all columns may take any
+order, and what is r wide is cheap to reorder.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+def taps_outside(W: Float[Tensor, "m *rest"]) -> bool:
+    """Whether W is a kernel in channels_last memory."""
+    return W.ndim == 4 and not W.is_contiguous() and W.is_contiguous(memory_format=torch.channels_last)
+
+
+def matrix_in_memory_order(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
+    """W as a matrix with its columns in memory order: a view of a contiguous or channels_last W, else a copy."""
+    return W.movedim(1, -1).flatten(1) if taps_outside(W) else W.flatten(1)
+
+
+def to_memory_order(A: Float[Tensor, "r n"], W: Float[Tensor, "m *rest"]) -> Float[Tensor, "r n"]:
+    """The columns of A, in kernel order, in the memory order of W."""
+    return A.unflatten(1, (W.shape[1], -1)).mT.flatten(1) if taps_outside(W) else A
+
+
+def to_kernel_order(A: Float[Tensor, "r n"], W: Float[Tensor, "m *rest"]) -> Float[Tensor, "r n"]:
+    """The columns of A, in the memory order of W, in kernel order."""
+    return A.unflatten(1, (-1, W.shape[1])).mT.flatten(1) if taps_outside(W) else A
+
+
+def sum_over_taps(columns: Float[Tensor, " n"], W: Float[Tensor, "m *rest"]) -> Float[Tensor, " c"]:
+    """One number an in channel, from one number a column in the memory order of W."""
+    shape: Sequence[int] = (-1, W.shape[1]) if taps_outside(W) else (W.shape[1], -1)
+    total: Tensor = columns.unflatten(0, shape).sum(0 if taps_outside(W) else 1)
+    return total
+
 
 NARROW = 2**18
 """Size of the wider matrix from which oneDNN is faster, if the other one is r wide."""
@@ -68,3 +104,21 @@ def batch_times_transposed(
         return
     for a, x, own in zip(A, X, out, strict=True):
         torch.index_select(product(a, x, None, "none", [], ""), 0, rows, out=own)
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+KEPT_BYTES = 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Keep up to 2 GB of freed memory at the top of the heap; whether the C library is glibc and took it.
+
+    Costs memory: peaks of up to a fifth more (22 M parameters), and nothing is returned to the system between them.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))
