@@ -11,11 +11,11 @@ import torch
 from flwr.app import RecordDict
 from flwr.common.logger import log
 
-from fedlsg.tensors import keep_freed_memory
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.gradients.supported import check
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
+from fedlsg.tensors import keep_freed_memory
 from simulations.client.basis import Held
 from simulations.client.replica import History, Replica
 from simulations.grids.refusals import FrameDiffersError
