@@ -15,8 +15,9 @@ from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
 from simulations.models import digits_conv, digits_mlp, vision
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
-from simulations.workloads.base.workload import LoadedWorkload, Split
-from simulations.workloads.texts.tokens import Tokens
+from simulations.workloads.base.split import Split
+from simulations.workloads.base.workload import LoadedWorkload
+from simulations.workloads.texts import Tokens
 
 Case = tuple[list[int], int]
 """Rows of the training split in the order in which a client holds them, and the place of the one that leaves."""
@@ -121,7 +122,7 @@ def align(
 def padded_to_the_longest() -> Iterator[None]:
     """Pad a microbatch to its longest text, in batches sorted by length."""
     with ExitStack() as stack:
-        stack.enter_context(patch("simulations.workloads.texts.tokens.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8))))
+        stack.enter_context(patch("simulations.workloads.texts.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8))))
         stack.enter_context(
             patch.object(Split, "apart", lambda self, rows: [torch.argsort(self.lengths[rows], stable=True)])
         )

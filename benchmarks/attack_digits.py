@@ -34,7 +34,7 @@ from fedlsg.randomness import public_generator, reproducible_stream
 from fedlsg.state import PublicState
 from simulations.models.small import digits_conv, digits_mlp
 from simulations.workloads import load
-from simulations.workloads.probes import probe_source
+from simulations.workloads.public_data import probe_source
 
 METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {},

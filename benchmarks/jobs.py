@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from simulations import workloads
-from simulations.workloads.base.workload import LoadedWorkload, Request, Split, rescale
+from simulations.workloads.base.split import Split, rescale
+from simulations.workloads.base.workload import LoadedWorkload, Request
 
 CLIENTS, IMAGES, COHORT, BATCH = 100, 50, 10, 10
 SIDE = 32

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from simulations.models.wide_resnet import wide_resnet
+from simulations.models.resnet import wide_resnet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

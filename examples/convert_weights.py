@@ -29,7 +29,7 @@ from fedlsg.user_code import DATA
 from fedlsg.version import version
 from simulations.models import vision
 from simulations.models.pretrained import SUFFIXES, check_fit, file_digest, read_weights
-from simulations.models.wide_resnet import wide_resnet
+from simulations.models.resnet import wide_resnet
 from simulations.rundir.model_files import write_model
 
 Arrays = Mapping[str, np.ndarray]

@@ -30,7 +30,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, read_lines
 from simulations.settings.settings import Settings
 from simulations.workloads import Workload, build_model
-from simulations.workloads.own.workload import make
+from simulations.workloads.own import make
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

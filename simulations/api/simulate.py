@@ -24,7 +24,7 @@ from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
 from simulations.settings.settings import check_names_of, from_mapping, names_given, parse, permit_code, values_of
 from simulations.workloads import Workload
-from simulations.workloads.own.workload import MODEL, make
+from simulations.workloads.own import MODEL, make
 
 Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 

@@ -34,7 +34,7 @@ from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
 from simulations.settings.checks import refuse_shuffled
 from simulations.settings.settings import Settings
-from simulations.workloads.base.workload import Inputs, Split, Stored
+from simulations.workloads.base.split import Inputs, Split, Stored
 
 Images = Float[Tensor, "m *shape"]
 

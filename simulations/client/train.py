@@ -45,7 +45,7 @@ from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
 from simulations.settings.settings import Settings
-from simulations.workloads.base.workload import Inputs
+from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 from strategies.federation.wire import Announcement, read_round
 

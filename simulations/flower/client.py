@@ -14,7 +14,7 @@ from simulations.flower.announced import announced
 from simulations.grids.refusals import SettingsError
 from simulations.settings.settings import AUTO, Settings, from_mapping
 from simulations.workloads import Workload
-from simulations.workloads.own.workload import MODEL, make
+from simulations.workloads.own import MODEL, make
 
 OWN_CODE = "own-code"
 """Key of an announcement: digest of the code of the workload and the method."""

@@ -20,7 +20,7 @@ from fedlsg.forms import CORE, TANGENT, FormName
 from fedlsg.randomness import public_generator
 from simulations.inspection.kinds import Moment, kinds, meaning, moving_averages, weights_at
 from simulations.inspection.subject import Subject, batch_gradient
-from simulations.workloads.probes import probe_source
+from simulations.workloads.public_data import probe_source
 
 FORMS = (TANGENT, CORE)
 """Forms that leave something out of dW."""

@@ -31,7 +31,7 @@ from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import Settings, from_mapping
 from simulations.workloads import Progress, silent, to_device
-from simulations.workloads.base.workload import Inputs
+from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 
 Batch = tuple[Inputs, Tensor]

@@ -12,9 +12,8 @@ from types import MappingProxyType
 from torch import nn
 
 from simulations.models.pretrained import load_pretrained, with_pretrained
-from simulations.models.resnet import Stem, cifar_resnet, resnet34, resnet50
+from simulations.models.resnet import Form, Stem, cifar_resnet, resnet34, resnet50, wide_resnet
 from simulations.models.small import digits_conv, digits_mlp, dp_cnn, dp_cnn_small, h_cnn, h_cnn_small, small_cnn
-from simulations.models.wide_resnet import Form, wide_resnet
 
 __all__ = ["digits_conv", "digits_mlp", "load_pretrained", "vision", "with_pretrained"]
 

@@ -39,7 +39,7 @@ from simulations.workloads import (
     build_model,
     fetcher,
 )
-from simulations.workloads.base.workload import Augment
+from simulations.workloads.base.split import Augment
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

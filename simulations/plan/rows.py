@@ -28,7 +28,7 @@ from fedlsg.row_checks import (
 )
 from simulations.plan.base import Base
 from simulations.workloads import Split, to_device
-from simulations.workloads.base.workload import NoRows
+from simulations.workloads.base.split import NoRows
 from simulations.workloads.rows.form import Prepare
 
 AT_ONCE = 4096

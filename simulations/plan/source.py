@@ -15,8 +15,7 @@ from fedlsg.carriers.probe.source import Draw, on_device_of
 from fedlsg.randomness import public_generator
 from simulations.settings.run import Resolved
 from simulations.workloads import LoadedWorkload, Options
-from simulations.workloads.probes import probe_source
-from simulations.workloads.public_data import forms
+from simulations.workloads.public_data import forms, probe_source
 
 TRIED = 2
 """Inputs that are drawn before a run, to see whether the model takes them."""

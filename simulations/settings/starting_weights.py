@@ -9,7 +9,7 @@ from fedlsg.carriers import find_classifier
 from fedlsg.training.auto import size_factor
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload
-from simulations.workloads.base.workload import build_model
+from simulations.workloads.base.model import build_model
 
 
 class Loaded(NamedTuple):

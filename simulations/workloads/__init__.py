@@ -20,24 +20,16 @@ from fedlsg import user_code
 from fedlsg.choices import did_you_mean
 from fedlsg.randomness import public_generator
 from simulations.models.pretrained import with_pretrained
-from simulations.workloads.base.on_device import Fetch, fetcher, to_device
-from simulations.workloads.base.workload import (
-    LoadedWorkload,
-    Options,
-    Progress,
-    Request,
-    Split,
-    build_model,
-    silent,
-)
+from simulations.workloads.base.model import build_model
+from simulations.workloads.base.split import Fetch, Split, fetcher, to_device
+from simulations.workloads.base.workload import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.features.workload import check_options, with_features
 from simulations.workloads.images import digits, hf_image, imagenet
 from simulations.workloads.images.image_sets import IMAGE_SETS
-from simulations.workloads.own.workload import Workload, make
+from simulations.workloads.own import Workload, make
 from simulations.workloads.partition import check_disjoint
-from simulations.workloads.rows.client import read as read_rows
-from simulations.workloads.texts import hf_text
-from simulations.workloads.texts.glue import TASKS
+from simulations.workloads.rows.files import read_client as read_rows
+from simulations.workloads.text_sets import TASKS, HubTexts
 
 __all__ = [
     "Fetch", "LoadedWorkload", "Options", "Progress", "Split", "Workload", "build_model", "fetcher", "give", "load",
@@ -47,7 +39,7 @@ __all__ = [
 DEFAULT = Options()
 
 _REGISTRY: Mapping[str, Any] = MappingProxyType(
-    {"digits": digits, **IMAGE_SETS, "imagenet": imagenet, "hf-image": hf_image, **TASKS, "hf-text": hf_text}
+    {"digits": digits, **IMAGE_SETS, "imagenet": imagenet, "hf-image": hf_image, **TASKS, "hf-text": HubTexts()}
 )
 """A module, or an ``ImageSet`` or ``Task``: each loads a workload and has its preset."""
 

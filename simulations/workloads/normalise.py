@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from simulations.workloads.base.workload import Inputs, LoadedWorkload, NoRows, Split
+from simulations.workloads.base.split import Inputs, NoRows, Split
+from simulations.workloads.base.workload import LoadedWorkload
 
 ROWS = 10_000
 """Rows of the test split that the constants are computed from, at most."""

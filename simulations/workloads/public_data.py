@@ -1,7 +1,13 @@
-"""Public data that a user names as a probe's source: read in the form of a workload, whose own data are refused.
+"""Public inputs that a user names: of a probe (``source``), or rows to train on, in the form of a workload.
 
-The epsilon of a run covers the training split alone. Rows of it that come in through another door, as "public" ones,
-would not be covered by any epsilon, so they are refused by name, by path and by content.
+auto          the first of the workload's own: a user's ``probe=`` function, dead leaves for images, bags of words
+leaves, pink  synthetic images               tokens   bags of words of the tokenizer's vocabulary
+data:NAME     a built-in data set, or the path of public data in a form that the workload reads
+FILE.py:NAME  a user's function(count, generator): inputs, or (inputs, targets)
+
+Synthetic inputs and a user's function are given no data. The epsilon of a run covers the training split alone. Rows of
+it that come in through another door, as "public" ones, would not be covered by any epsilon, so a workload's own data
+are refused by name, by path and by content.
 """
 
 import hashlib
@@ -16,12 +22,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
+from fedlsg import user_code
+from fedlsg.carriers.probe.source import Draw, ProbeSource
+from fedlsg.choices import did_you_mean
 from simulations import workloads
-from simulations.workloads import LoadedWorkload, Options, Progress, Split, silent
+from simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Split, silent
 from simulations.workloads.base.cache import cache_folder
-from simulations.workloads.base.synthetic import Pixels, find_pixels
-from simulations.workloads.base.workload import NoRows
-from simulations.workloads.rows import client
+from simulations.workloads.base.split import NoRows
+from simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
+from simulations.workloads.rows.files import read_client
 from simulations.workloads.rows.form import Columns
 from simulations.workloads.rows.read import read_rows
 
@@ -120,7 +129,7 @@ def _by_path(path: Path, workload: LoadedWorkload, cache: Path, say: Progress, g
         return _images(path, workload.pixels, say, given)
     if workload.read is not None:
         return PublicRows(workload.read(path, cache), None, False)
-    return PublicRows(client.read(path, workload, cache), None, False)
+    return PublicRows(read_client(path, workload, cache), None, False)
 
 
 def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows:
@@ -230,4 +239,46 @@ def _own_data(given: str, workload: LoadedWorkload, why: str) -> ValueError:
     return ValueError(
         f"{given} is refused: {why} ({workload.name}), whose training rows are private and whose test rows "
         "measure accuracy; name other data that are public"
+    )
+
+
+def probe_source(
+    workload: LoadedWorkload,
+    spec: str = "auto",
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    options: Options = DEFAULT,
+    progress: Progress = silent,
+) -> ProbeSource:
+    """The source that ``spec`` names, with the workload's loss and classes; see the top of this file.
+
+    ``data_dir``, ``cache_dir``, ``options``: as the workload was loaded with; they matter for ``data:`` alone.
+    Guarantee: what it draws does not depend on a training row.
+    Raises ValueError for an unknown word, a source that the workload has not, and the workload's own data.
+    """
+    name, draw = _find_source(workload, spec, data_dir, cache_dir, options, progress)
+    return ProbeSource(name=name, draw=draw, loss=workload.loss, num_classes=workload.num_classes)
+
+
+def _find_source(
+    workload: LoadedWorkload, spec: str, data_dir: Path | None, cache_dir: Path | None, options: Options, say: Progress
+) -> tuple[str, Draw]:
+    known = workload.synthetic
+    if spec.startswith(user_code.DATA):
+        name = spec.removeprefix(user_code.DATA)
+        rows = public_data(name, workload, data_dir=data_dir, cache_dir=cache_dir, options=options, progress=say)
+        return user_code.shown(spec), rows
+    if spec in known:
+        return spec, known[spec]
+    if spec == "auto" and known:
+        return next(iter(known.items()))
+    if user_code.is_reference(spec):
+        name = user_code.shown(spec)
+        return name, CheckedDraw(user_code.load(spec, "source"), name)
+    there = f"it has {', '.join(known)}{did_you_mean(spec, known)}" if known else "none is known for its inputs"
+    raise ValueError(
+        f"workload {workload.name} has no probe source {spec!r}: {there}; give a function, fedlsg.Workload(..., "
+        "probe=lambda count, generator: torch.randn(count, 30, generator=generator)) or source=mine.py:draw, or public "
+        "data of the same form, source=data:PATH"
     )

@@ -16,7 +16,7 @@ from torch import nn
 
 from examples.convert_weights import converted, read_arrays
 from simulations.models import load_pretrained, vision
-from simulations.models.wide_resnet import GainedConv2d, wide_resnet
+from simulations.models.resnet import GainedConv2d, wide_resnet
 from tests.places import REPOSITORY
 from tests.simulations.support.haiku_wrn import Params, logits, made_params
 

@@ -21,7 +21,7 @@ from fedlsg.randomness import public_generator
 from simulations.attack.recorded.observations import Record
 from simulations.report.progress import Tick
 from simulations.rundir.files import sealed
-from simulations.workloads.base.workload import Inputs
+from simulations.workloads.base.split import Inputs
 
 FPR = 0.01
 SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0

@@ -18,7 +18,7 @@ from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Options, Split
 from simulations.workloads.base.mirror import split_names
-from simulations.workloads.rows import client
+from simulations.workloads.rows.files import read_client
 
 FREE = ("hf-image", "hf-text")
 """Workloads whose columns are settings of a run."""
@@ -98,7 +98,7 @@ def _rows(path: Path, terms: Terms, settings: Settings, workload: LoadedWorkload
     if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):
         options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         return workloads.load(settings.workload, data_dir=path, cache_dir=cache, options=options).train
-    return client.read(path, workload, cache) if workload.read is None else workload.read(path, cache)
+    return read_client(path, workload, cache) if workload.read is None else workload.read(path, cache)
 
 
 def _partition(terms: Terms, settings: Settings) -> Split:

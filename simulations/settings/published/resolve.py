@@ -12,7 +12,7 @@ from simulations.settings.published.preset import GROUP_RATES
 from simulations.settings.settings import KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
 
 HEADS = ("linear", "mlp", "cnn")
-"""Models of ``simulations.models.heads``, which torch need not be imported for."""
+"""Models of ``simulations.models.small``, which torch need not be imported for."""
 FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""
 

@@ -1,8 +1,11 @@
-"""Synthetic public inputs in the form of a workload: what its model would be given, were they stored as its own."""
+"""Public inputs from no data at all: synthetic images, bags of words, and a user's function; and how images are stored.
+
+A workload's model is given what it would be given, were they stored as its own.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg import user_code
 from fedlsg.carriers.probe.source import Draw
-from fedlsg.synthetic import dead_leaves, pink
+from fedlsg.synthetic import Vocabulary, bags_of_words, dead_leaves, pink
 
 LEAST_SIDE = 8
 """Fewest pixels on a side of what is taken for an image."""
@@ -88,3 +92,85 @@ def image_draws(pixels: Pixels) -> Mapping[str, Draw]:
 
 def _draw(make: Callable[..., Tensor], pixels: Pixels, count: int, generator: torch.Generator) -> Any:
     return pixels.inputs(make(count, pixels.shape, generator))
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedDraw:
+    """``draw(count, generator)`` of a user; what it gives must have one row for each input that was asked for."""
+
+    draw: Draw
+    name: str
+
+    def __call__(self, count: int, generator: torch.Generator) -> Any:
+        """Raises ValueError for something else; ImportError, naming file and line, for code that fails."""
+        drawn = user_code.run(self.name, lambda: self.draw(count, generator))
+        inputs = drawn[0] if isinstance(drawn, tuple) and len(drawn) == 2 else drawn
+        fields = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
+        if not fields or not all(isinstance(value, Tensor) and value.ndim and len(value) == count for value in fields):
+            found = [tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in fields]
+            raise ValueError(
+                f"probe source {self.name} gave {found} for count={count}: return a tensor (count, ...), a dict of "
+                "them, or a pair (inputs, targets)"
+            )
+        return drawn
+
+
+WORD_STARTS = ("Ġ", "▁")
+"""Marks of byte-pair and sentencepiece vocabularies before the first piece of a word."""
+TRIED = 100
+"""Words that are tried until the tokenizer gives one back as one token."""
+
+
+@dataclass(frozen=True, eq=False)
+class WordDraw:
+    """``draw(count, generator)``: bags of words as the model takes them; the vocabulary is read at the first draw.
+
+    texts: 1, or 2 for pairs. max_length: most tokens of a text or pair.
+    """
+
+    tokenizer: Any
+    texts: int
+    max_length: int
+
+    def __call__(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """``count`` texts."""
+        return bags_of_words(count, self.vocabulary, generator)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The words of the tokenizer in the order of their numbers, which is about that of their frequencies."""
+        words = words_of(self.tokenizer)
+        return Vocabulary(
+            words=torch.tensor(words),
+            around=tokens_around(self.tokenizer, self.texts, words),
+            pad_id=int(self.tokenizer.pad_token_id),
+            types="token_type_ids" in self.tokenizer.model_input_names,
+            max_length=self.max_length,
+        )
+
+
+def words_of(tokenizer: Any) -> list[int]:
+    """Numbers of the tokens that are words of two letters or more, ascending; of all but special ones if none is."""
+    special = set(tokenizer.all_special_ids)
+    tokens = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number not in special)
+    mark = next((start for start in WORD_STARTS if any(token.startswith(start) for _, token in tokens)), "")
+    bare = ((number, token.removeprefix(mark)) for number, token in tokens if token.startswith(mark))
+    words = [number for number, word in bare if len(word) > 1 and word.isalpha()]
+    return words or [number for number, _ in tokens]
+
+
+def tokens_around(tokenizer: Any, texts: int, words: list[int]) -> tuple[tuple[int, ...], ...]:
+    """The tokens before the first of ``texts``, after it, and after the second.
+
+    Raises ValueError for a tokenizer that gives no word back as the one token that it is.
+    """
+    for number in words[:TRIED]:
+        word = tokenizer.decode([number])
+        row = list(tokenizer(*[word] * texts)["input_ids"])
+        if row.count(number) == texts:
+            ends = [place for place, token in enumerate(row) if token == number]
+            starts = [0, *(place + 1 for place in ends)]
+            return tuple(tuple(row[a:b]) for a, b in zip(starts, [*ends, len(row)], strict=True))
+    raise ValueError(
+        f"{type(tokenizer).__name__} gives no word of its vocabulary back as one token: source=tokens has none"
+    )

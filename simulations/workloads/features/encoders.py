@@ -24,7 +24,7 @@ from simulations.models.encoder import TextClassifier, build_encoder, load_body,
 from simulations.models.encoder_source import NAMES, EncoderSource, find_encoder, load_config, model_folder
 from simulations.models.pretrained import CLASSIFIER, load_pretrained, read_weights
 from simulations.workloads.base.cache import digest_files
-from simulations.workloads.base.workload import Inputs
+from simulations.workloads.base.split import Inputs
 from simulations.workloads.features.encode import Encoder
 
 SCATTERING = "scattering"

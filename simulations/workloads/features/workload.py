@@ -14,21 +14,13 @@ from torch import Tensor
 from fedlsg.carriers.probe.source import Draw
 from fedlsg.choices import choose
 from simulations.models import vision
-from simulations.models.heads import WIDTH, heads
+from simulations.models.small import WIDTH, heads
 from simulations.workloads.base.cache import cache_folder
+from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
-from simulations.workloads.base.workload import (
-    LoadedWorkload,
-    NoRows,
-    Options,
-    Progress,
-    Request,
-    Split,
-    silent,
-)
-from simulations.workloads.features.encode import Encoder, encode_rows, encode_split
+from simulations.workloads.base.workload import LoadedWorkload, Options, Progress, Request, silent
+from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_rows, encode_split
 from simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
-from simulations.workloads.features.norm import ALONE, decorrelated
 
 ReadRows = Callable[[Path, LoadedWorkload, Path], Split]
 """Reads rows at a path in the form of a workload; decoded rows go to the folder that comes last."""

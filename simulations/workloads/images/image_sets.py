@@ -17,18 +17,9 @@ import torch
 from simulations import models
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.mirror import find_shards
+from simulations.workloads.base.split import Augment, NoRows, Split, rescale
 from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.base.workload import (
-    Augment,
-    LoadedWorkload,
-    NoRows,
-    Progress,
-    Request,
-    Split,
-    refuse_unused,
-    rescale,
-    silent,
-)
+from simulations.workloads.base.workload import LoadedWorkload, Progress, Request, refuse_unused, silent
 from simulations.workloads.images.augment import crop, flip_crop
 from simulations.workloads.rows.decode import Shape, decode
 from simulations.workloads.rows.hub import of_shards

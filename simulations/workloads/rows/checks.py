@@ -17,7 +17,7 @@ from fedlsg.own_loop.made_up import fields_of as fields
 from fedlsg.randomness import own_draws
 from fedlsg.row_checks import not_finite
 from fedlsg.written import written
-from simulations.workloads.base.workload import Inputs
+from simulations.workloads.base.split import Inputs
 from simulations.workloads.rows.form import Prepare, Rows
 from simulations.workloads.rows.transform import ONE_SHAPE, PROBES, check_same_rows, fields_of, run_transform
 

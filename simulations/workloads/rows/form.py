@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simulations.workloads.base.workload import Inputs, Progress, Stored
+from simulations.workloads.base.split import Inputs, Stored
+from simulations.workloads.base.workload import Progress
 from simulations.workloads.rows.transform import transformed
 
 

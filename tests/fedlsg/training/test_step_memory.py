@@ -24,7 +24,7 @@ from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.public import Public
 from fedlsg.training.server import server_step
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
-from simulations.models.wide_resnet import wide_resnet
+from simulations.models.resnet import wide_resnet
 from tests.fedlsg.support.live_bytes import live_bytes
 
 MEGABYTE = 2**20

@@ -15,7 +15,7 @@ from torch.nn import functional
 import fedlsg
 from simulations.rundir.simulated import SIMULATED, TIMES
 from simulations.rundir.tables import FIELDS
-from simulations.workloads.own.workload import RESERVED
+from simulations.workloads.own import RESERVED
 from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
 
 

@@ -19,7 +19,7 @@ from simulations.audit.training import (
     with_canaries,
 )
 from simulations.plan.plan import Plan, make_plan
-from simulations.workloads.base.workload import Split
+from simulations.workloads.base.split import Split
 from tests.simulations.support.runs import SMALL
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"}

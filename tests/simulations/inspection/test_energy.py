@@ -25,7 +25,7 @@ from simulations.inspection.energy import KeptRow, kept_rows, private_moments, w
 from simulations.inspection.kinds import DECAY, PRIVATE, moving_averages, rounds_of, weights_at
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
 from simulations.inspection.tables import summary_table
-from simulations.workloads.probes import probe_source
+from simulations.workloads.public_data import probe_source
 from tests.simulations.support.runs import run_local
 
 HIDDEN = "hidden.weight"

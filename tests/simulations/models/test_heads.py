@@ -7,10 +7,9 @@ from torch.testing import assert_close
 
 from fedlsg.gradients.per_example import per_example_gradients
 from simulations.models import vision
-from simulations.models.heads import heads
-from simulations.workloads.features.encode import encode_rows
+from simulations.models.small import heads
+from simulations.workloads.features.encode import ALONE, encode_rows
 from simulations.workloads.features.encoders import image_encoder
-from simulations.workloads.features.norm import ALONE
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 MAPS, VECTOR = (6, 4, 4), (10,)

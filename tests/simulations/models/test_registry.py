@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from simulations import models
+from simulations.models.resnet import wide_resnet
 from simulations.models.small import small_cnn
-from simulations.models.wide_resnet import wide_resnet
 from simulations.workloads import LoadedWorkload, Split, build_model
 
 MODELS = {

@@ -11,10 +11,11 @@ from fedlsg.gradients.formulas.standardized import StandardizedConv2d, standardi
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported
 from simulations.models import vision
-from simulations.models.resnet import resnet34, resnet50
+from simulations.models.resnet import GainedConv2d, resnet34, resnet50, wide_resnet
 from simulations.models.small import small_cnn
-from simulations.models.wide_resnet import GainedConv2d, wide_resnet
-from simulations.workloads.base.workload import LoadedWorkload, Split, build_model
+from simulations.workloads.base.model import build_model
+from simulations.workloads.base.split import Split
+from simulations.workloads.base.workload import LoadedWorkload
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulations.plan import continuity as digest
 from simulations.plan.continuity import data_digest
 from simulations.workloads import load
-from simulations.workloads.base.workload import Split
-from simulations.workloads.texts.tokens import Tokens
+from simulations.workloads.base.split import Split
+from simulations.workloads.texts import Tokens
 
 
 def images(count: int = 40, seed: int = 0) -> Split:

@@ -7,7 +7,7 @@ import pytest
 from simulations import workloads
 from simulations.settings.resolve import fill
 from simulations.settings.settings import from_mapping
-from simulations.workloads.texts.glue import DEFAULTS
+from simulations.workloads.text_sets import DEFAULTS
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from fedlsg.accounting.bounds import epsilon as epsilon_of
 from fedlsg.accounting.events import check_delta
 from simulations import workloads
 from simulations.models import vision
-from simulations.models.heads import heads
+from simulations.models.small import heads
 from simulations.plan import plan
 from simulations.settings.published import Published, find, from_run_config, matching, presets, resolve
 from simulations.settings.published.catalogue import by_name, by_size, index
@@ -25,8 +25,8 @@ from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown, command
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, values_of
+from simulations.workloads import text_sets
 from simulations.workloads.images.image_sets import CIFAR10
-from simulations.workloads.texts import glue
 from tests.places import REPOSITORY
 from tests.simulations.support.made_images import write_cifar10
 
@@ -206,7 +206,7 @@ def leaked(settings: Settings, defaults: dict[str, object]) -> set[str]:
 def test_no_workload_changes_a_preset():
     """Under the defaults that GLUE and CIFAR-10 have, and under a value for whatever the server does."""
     after = {"estimator": "averaged", "norms_learning_rate": 9.0, "weight_decay": 9.0, "ema": 0.9, "momentum": 0.9}
-    defaults = {**glue.DEFAULTS, **CIFAR10.defaults, **after, "multiplicity": 9, "augment": "flip-crop"}
+    defaults = {**text_sets.DEFAULTS, **CIFAR10.defaults, **after, "multiplicity": 9, "augment": "flip-crop"}
     for preset in ALL:
         assert leaked(settings_of(preset.name), defaults) == set(), preset.name
     bare = settings_of("lsg-sst2-eps3.3")

@@ -3,7 +3,7 @@
 import torch
 
 from fedlsg.synthetic import bags_of_words
-from simulations.workloads.texts.bags import WordDraw, tokens_around, words_of
+from simulations.workloads.base.synthetic import WordDraw, tokens_around, words_of
 
 PIECES = ["[PAD]", "[CLS]", "[SEP]", "!", "a", "the", "##ing", "cat", "42", "sat"]
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import simulations.workloads.base.workload as base
-from simulations.workloads.base.fresh import fresh
-from simulations.workloads.base.workload import build_model
+import simulations.workloads.base.split as base
+from simulations.workloads.base.model import build_model, fresh
 from tests.simulations.support.own import build, load, quick, workload
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.workloads.base.workload import Split
+from simulations.workloads.base.split import Split
 from simulations.workloads.normalise import normalised
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 

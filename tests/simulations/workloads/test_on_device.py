@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from simulations.workloads import Split, fetcher, to_device
-from simulations.workloads.base import on_device
+from simulations.workloads.base import split as stored
 from simulations.workloads.images.augment import drawn_copies, flip_crop
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
@@ -51,7 +51,7 @@ def test_on_the_cpu_nothing_changes():
 def test_a_small_split_is_prepared_once(monkeypatch):
     with pretended_cuda(monkeypatch):
         sizes = counted(IMAGES, monkeypatch)
-        monkeypatch.setattr(on_device, "AT_ONCE", 2)
+        monkeypatch.setattr(stored, "AT_ONCE", 2)
         fetch = fetcher(IMAGES, "cuda")
         assert sizes == [1, 2, 2, 1]
         fetch(ROWS), fetch(ROWS)
@@ -61,7 +61,7 @@ def test_a_small_split_is_prepared_once(monkeypatch):
 @pytest.mark.parametrize(("name", "value"), [("RESIDENT_BYTES", 119), ("RESIDENT_SHARE", 2**34)])
 def test_a_large_split_stays_where_it_is(name, value, monkeypatch):
     """5 examples of 6 numbers are 120 bytes; the pretended device has 2^34 free."""
-    monkeypatch.setattr(on_device, name, value)
+    monkeypatch.setattr(stored, name, value)
     with pretended_cuda(monkeypatch):
         fetch = fetcher(IMAGES, "cuda")
         sizes = counted(IMAGES, monkeypatch)

@@ -11,8 +11,9 @@ import fedlsg
 from fedlsg import user_code
 from fedlsg.synthetic import dead_leaves, pink
 from simulations import workloads
-from simulations.workloads.base.workload import LoadedWorkload, NoRows, Split
-from simulations.workloads.probes import probe_source
+from simulations.workloads.base.split import NoRows, Split
+from simulations.workloads.base.workload import LoadedWorkload
+from simulations.workloads.public_data import probe_source
 from tests.simulations.support.own import load, workload
 
 SIDE = 12

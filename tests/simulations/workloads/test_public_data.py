@@ -11,9 +11,8 @@ from torch import nn
 
 from simulations import workloads
 from simulations.workloads import Options
-from simulations.workloads.base.workload import NoRows
-from simulations.workloads.probes import probe_source
-from simulations.workloads.public_data import fitted
+from simulations.workloads.base.split import NoRows
+from simulations.workloads.public_data import fitted, probe_source
 from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.own import load, workload
 

@@ -7,7 +7,7 @@ import torch
 
 from simulations import workloads
 from simulations.workloads import Options
-from simulations.workloads.base.workload import NoRows
+from simulations.workloads.base.split import NoRows
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.made_texts import make_bert, write_sst2
 

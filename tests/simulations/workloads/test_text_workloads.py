@@ -20,11 +20,10 @@ from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
 from simulations.server.evaluate import score
-from simulations.workloads import LoadedWorkload, Options, build_model
-from simulations.workloads.rows.texts import Columns, Texts, count_classes
-from simulations.workloads.texts import hf_text, text_workload, tokens
-from simulations.workloads.texts.glue import TASKS
-from simulations.workloads.texts.tokens import Tokens
+from simulations.workloads import LoadedWorkload, Options, build_model, text_sets, texts
+from simulations.workloads.rows.decode import TextColumns, Texts, count_classes
+from simulations.workloads.text_sets import TASKS
+from simulations.workloads.texts import Tokens
 from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 
@@ -155,7 +154,7 @@ def test_options_out_of_place_are_refused(mirror, bert, options, message):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
-    monkeypatch.setattr("simulations.workloads.texts.text_workload.MAX_LENGTH", 32)
+    monkeypatch.setattr("simulations.workloads.texts.MAX_LENGTH", 32)
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data(), typed=st.booleans())
@@ -194,7 +193,7 @@ def test_tokens_are_made_once_and_mapped_afterwards(mirror, bert, monkeypatch):
     first, second = [], []
     before = load("glue-qqp", mirror, bert, first)
     assert any("tokenised 20 of 20 texts" in line for line in first)
-    monkeypatch.setattr(tokens, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
+    monkeypatch.setattr(texts, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
     after = load("glue-qqp", mirror, bert, second)
     assert second == []
     assert torch.equal(before.train.batch(torch.arange(20))[0]["input_ids"],
@@ -219,14 +218,14 @@ def test_another_tokenizer_or_text_is_another_cache_entry(mirror, bert, tmp_path
 
 
 def test_a_model_that_asks_for_no_types_gets_none(mirror, bert, monkeypatch):
-    loader = text_workload.load_tokenizer
+    loader = texts.load_tokenizer
 
     def without_types(*args):
         tokenizer = loader(*args)
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
         return tokenizer
 
-    monkeypatch.setattr("simulations.workloads.texts.text_workload.load_tokenizer", without_types)
+    monkeypatch.setattr("simulations.workloads.texts.load_tokenizer", without_types)
     assert set(load("glue-qqp", mirror, bert).train.batch(torch.tensor([0]))[0]) == {"input_ids", "attention_mask"}
 
 
@@ -351,12 +350,12 @@ def test_what_a_set_does_not_have_is_listed(tmp_path, bert, options, error, mess
 
 def test_too_many_text_columns_want_a_choice():
     with pytest.raises(ValueError, match=r"choose input_columns among the 3 text columns of made, which has a, b, c"):
-        hf_text.choose_columns(list("abcy"), list("abc"), Options(label_column="y"), place="made")
+        text_sets.choose_columns(list("abcy"), list("abc"), Options(label_column="y"), place="made")
     for twice in (Options(input_columns="a,a", label_column="y"), Options(input_columns="a,y", label_column="y")):
         with pytest.raises(ValueError, match="input_columns and label_column without repetitions"):
-            hf_text.choose_columns(list("abcy"), list("abc"), twice, place="made")
-    chosen = hf_text.choose_columns(list("abcy"), list("ab"), Options(label_column="y"), place="made")
-    assert chosen == Columns(inputs=("a", "b"), label="y")
+            text_sets.choose_columns(list("abcy"), list("abc"), twice, place="made")
+    chosen = text_sets.choose_columns(list("abcy"), list("ab"), Options(label_column="y"), place="made")
+    assert chosen == TextColumns(inputs=("a", "b"), label="y")
 
 
 def test_a_set_of_the_hub(tmp_path, bert, monkeypatch):

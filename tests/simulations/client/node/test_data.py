@@ -18,7 +18,7 @@ from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.refusals import TermsError
 from simulations.plan.continuity import data_digest
-from simulations.workloads.rows import client
+from simulations.workloads.rows.files import read_client
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
 from tests.simulations.support.deployed import (
     Server,
@@ -180,7 +180,7 @@ def test_no_flipped_bit_is_silent(name, spent, tmp_path):
     node, path = read_terms(spent.node), tmp_path / "node" / name
     content, key = path.read_bytes(), (tmp_path / "node" / "secret.key").read_bytes()
     known = json.loads((tmp_path / "node" / "data.json").read_text())
-    rows = client.read(tmp_path / "rows.npz", workloads.load("digits", public_only=True), tmp_path)
+    rows = read_client(tmp_path / "rows.npz", workloads.load("digits", public_only=True), tmp_path)
     assert known["digest"] == data_digest(rows, key=key)
 
     def digest(key: bytes) -> str:
@@ -284,12 +284,12 @@ IMAGES, LABELS = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)
 def test_a_file_of_another_form_is_refused(inputs, labels, text, tmp_path):
     path = save_arrays(tmp_path / "rows.npz", inputs=inputs, labels=labels)
     with pytest.raises(ValueError, match=text):
-        client.read(path, workloads.load("digits", public_only=True), tmp_path)
+        read_client(path, workloads.load("digits", public_only=True), tmp_path)
 
 
 def test_a_file_holds_the_rows_that_were_written(tmp_path):
     digits = workloads.load("digits")
-    rows = client.read(digits_file(tmp_path / "rows.npz"), workloads.load("digits", public_only=True), tmp_path)
+    rows = read_client(digits_file(tmp_path / "rows.npz"), workloads.load("digits", public_only=True), tmp_path)
     for found, wanted in zip(rows.batch(torch.arange(200)), digits.train.batch(torch.arange(200)), strict=True):
         assert torch.equal(found, wanted)
 

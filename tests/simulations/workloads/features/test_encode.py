@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from simulations.workloads.base import cache as cache_module
-from simulations.workloads.base.workload import Split
+from simulations.workloads.base.split import Split
 from simulations.workloads.features import encode
-from simulations.workloads.features.encode import Encoder, encode_split
+from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_split, grouped
 from simulations.workloads.features.encoders import image_encoder
-from simulations.workloads.features.norm import ALONE, decorrelated, grouped
-from simulations.workloads.texts.tokens import Tokens
+from simulations.workloads.texts import Tokens
 from tests.simulations.support.own import refused
 
 ROWS = 6

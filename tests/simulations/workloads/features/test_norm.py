@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simulations.workloads.features.encode import Encoder
-from simulations.workloads.features.norm import DAMPING, POWER, grouped, mirrored, pooled, statistics
+from simulations.workloads.features.encode import DAMPING, POWER, Encoder, grouped, mirrored, pooled, statistics
 from tests.simulations.support.own import refused
 
 

@@ -12,7 +12,7 @@ from simulations.plan.continuity import data_digest
 from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options
-from simulations.workloads.rows import client
+from simulations.workloads.rows.files import read_client
 from tests.simulations.support.made_images import encode, pixels_of, write_cifar10, write_shard
 
 
@@ -33,7 +33,7 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
     whole = cifar10(images, tmp_path, public_only=False)
     path = images / "train-00000-of-00001.parquet" if given == "a file" else images
     for _ in range(2):  # decoded, then from the cache
-        rows = client.read(path, cifar10(images, tmp_path, public_only=True), tmp_path / "own")
+        rows = read_client(path, cifar10(images, tmp_path, public_only=True), tmp_path / "own")
         assert data_digest(rows) == data_digest(whole.train)
         for found, wanted in zip(rows.batch(torch.arange(12)), whole.train.batch(torch.arange(12)), strict=True):
             assert torch.equal(found, wanted)
@@ -43,23 +43,23 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
 def test_images_of_another_size_are_refused(images, tmp_path):
     write_shard(tmp_path / "rows.parquet", [encode(pixels) for pixels in pixels_of(3, 0, side=16)], [0, 1, 2])
     with pytest.raises(ValueError, match="to be 32x32 RGB, got 16x16 RGB"):
-        client.read(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
+        read_client(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
 
 
 def test_a_label_that_is_no_class_is_refused(images, tmp_path):
     write_shard(tmp_path / "rows.parquet", [encode(pixels) for pixels in pixels_of(3, 0)], [0, 1, 10])
     with pytest.raises(ValueError, match=r"expected labels in 0..9"):
-        client.read(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
+        read_client(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
 
 
 def test_digits_read_no_parquet(tmp_path):
     with pytest.raises(ValueError, match=r"workload digits reads .npz files"):
-        client.read(tmp_path / "rows.parquet", workloads.load("digits", public_only=True), tmp_path)
+        read_client(tmp_path / "rows.parquet", workloads.load("digits", public_only=True), tmp_path)
 
 
 def test_what_is_no_file_of_rows_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"to be a .npz or .parquet file"):
-        client.read(tmp_path / "rows.csv", workloads.load("digits", public_only=True), tmp_path)
+        read_client(tmp_path / "rows.csv", workloads.load("digits", public_only=True), tmp_path)
 
 
 def test_texts_are_those_of_the_workload(tmp_path):
@@ -75,7 +75,7 @@ def test_texts_are_those_of_the_workload(tmp_path):
         )
         for only in (False, True)
     )
-    rows = client.read(folder / "train-00000-of-00001.parquet", public, tmp_path / "own")
+    rows = read_client(folder / "train-00000-of-00001.parquet", public, tmp_path / "own")
     assert data_digest(rows) == data_digest(whole.train)
     assert rows.lengths is not None
     assert torch.equal(rows.lengths, whole.train.lengths)
@@ -96,6 +96,6 @@ def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypa
 
     simulated = prepare(settings)
     assert torch.equal(drawn(simulated), drawn(simulated))
-    own = prepare(settings, own=Own(client=0, read=lambda workload: client.read(images, workload, tmp_path / "own")))
+    own = prepare(settings, own=Own(client=0, read=lambda workload: read_client(images, workload, tmp_path / "own")))
     assert own.augment is not None
     assert not torch.equal(drawn(own), drawn(own))

@@ -20,18 +20,9 @@ from fedlsg.carriers.probe.source import Draw
 from fedlsg.code_digest import digest_of_all
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
-from simulations.workloads.base.synthetic import find_pixels, image_draws
-from simulations.workloads.base.workload import (
-    GIVEN,
-    LoadedWorkload,
-    Metric,
-    NoRows,
-    Request,
-    Split,
-    refuse_unused,
-    silent,
-)
-from simulations.workloads.own.probe import CheckedDraw
+from simulations.workloads.base.split import NoRows, Split
+from simulations.workloads.base.synthetic import CheckedDraw, find_pixels, image_draws
+from simulations.workloads.base.workload import GIVEN, LoadedWorkload, Metric, Request, refuse_unused, silent
 from simulations.workloads.rows.checks import check_alike, check_targets, check_transform
 from simulations.workloads.rows.form import Columns, Rows, describe_data
 from simulations.workloads.rows.read import read_rows, read_splits

@@ -1,7 +1,8 @@
-"""A model that nothing else holds: a run trains it in place, and the next run must start from the first weights.
+"""A workload's model, with public initial weights, that nothing else holds.
 
-A builder may give one module each time (``lambda: net``, a cache, a backbone that was loaded once). Trained in place,
-that module would carry what a run learned into the next one, whose epsilon says nothing of it.
+A run trains it in place, and the next run must start from the first weights. A builder may give one module each time
+(``lambda: net``, a cache, a backbone that was loaded once). Trained in place, that module would carry what a run
+learned into the next one, whose epsilon says nothing of it.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +11,13 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from fedlsg.choices import choose
+from fedlsg.failure import without_exit
+from fedlsg.turn import alone
+from simulations.workloads.base.workload import LoadedWorkload
 
 Build = Callable[[], Any]
 
@@ -82,3 +89,39 @@ def _filled(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:  # of a name that is not bound yet
         return False
+
+
+def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: int = 0) -> nn.Module:
+    """Build a model of the workload, the default one if none is named, on the CPU.
+
+    Guarantee: the initial weights are public: they depend on the model and the seed only, are equal in every
+    process, and neither read nor move a global random state. The module is new: what its builder keeps is never
+    trained (``fresh``).
+    Raises ValueError for an unknown model name or a seed outside [0, 2**63).
+    """
+    name = workload.default_model if model_name is None else model_name
+    builder = choose(f"model of {workload.name}", name, workload.models)
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"expected a seed in [0, 2**63), got {seed=}")
+
+    def build() -> Any:
+        # torch.manual_seed would also reseed every CUDA generator, which fork_rng(devices=[]) does not restore.
+        torch.default_generator.manual_seed(seed)
+        return builder()
+
+    with alone(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        try:
+            with without_exit():
+                made = fresh(build)
+        except (ValueError, OSError, ImportError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"model {name!r} of workload {workload.name} cannot be built: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(made, nn.Module):
+        hint = ", such as its field model" if isinstance(getattr(made, "model", None), nn.Module) else ""
+        raise ValueError(
+            f"model {name!r} of workload {workload.name} is built as {type(made).__name__}: return an nn.Module{hint}"
+        )
+    return made

@@ -1,0 +1,214 @@
+"""Examples of one split, kept as they are stored, and their batches where they are computed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Shaped
+from torch import Tensor
+
+Inputs = Tensor | dict[str, Tensor]
+"""A model's inputs, batch first: one tensor, or tensors by the name of the argument that takes them."""
+
+
+class Augment(Protocol):
+    """Changes inputs (B, ...) at random, each row by itself: ``draw`` gives one number a row, ``apply`` uses it."""
+
+    def draw(self, count: int, generator: torch.Generator, /) -> Int64[Tensor, " count"]: ...
+
+    def apply(self, inputs: Tensor, drawn: Int64[Tensor, " b"], /) -> Tensor: ...
+
+
+class Stored(Protocol):
+    """N stored examples: a (memory-mapped) array, or any object that gives rows by an int64 index array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Picked:
+    """Some rows of stored examples, in a given order, without a copy of them."""
+
+    stored: Stored
+    rows: Int64[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Int64[np.ndarray, " b"], /) -> Any:
+        return self.stored[self.rows[rows]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Split:
+    """Examples of one split, kept as they are stored; only the selected rows are prepared.
+
+    inputs: N stored examples, possibly memory-mapped; never written to.
+    labels: the targets. (N,) int64 for classes; otherwise any tensor with one row an example, as the loss takes them.
+    prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict of padded tokens.
+    lengths: (N,) tokens of each example, so that ``order`` can bring equal lengths together; None if all are equal.
+    groups: (N,) number of each example's group, by its own length: only examples of one group may share a microbatch
+        of a private step (``apart``); None for one group.
+
+    Load a workload by name in every process instead of pickling a split: the pickle would hold every row.
+    """
+
+    inputs: Stored
+    labels: Shaped[Tensor, "n *target"]
+    prepare: Callable[[Any], Inputs]
+    lengths: Int64[Tensor, " n"] | None = None
+    groups: Int64[Tensor, " n"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels.ndim == 0:
+            raise ValueError(f"expected one label an example, got a single {self.labels.dtype} number")
+        if not 0 < len(self.inputs) == len(self.labels):
+            raise ValueError(
+                f"expected as many inputs as labels and one at least, got {len(self.inputs)} and {len(self.labels)}"
+            )
+        for name, known in (("length", self.lengths), ("group", self.groups)):
+            if known is not None and known.shape != (len(self.labels),):
+                raise ValueError(f"expected one {name} an example, got {len(known)} for {len(self.labels)}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Any, Shaped[Tensor, "b *target"]]:
+        """Inputs (a tensor (B, ...) or a dict of them) and targets (B, ...) of the given rows, in the given order.
+
+        B = 0 is allowed. Texts are padded to the padded length of the longest row.
+        Guarantee: the tensors are fresh copies on the CPU, and the other rows change only the padding of a row.
+        Raises:
+            TypeError: indices that are not int64 (a boolean mask would select the wrong rows).
+            IndexError: an index outside [0, N); a negative one would reach another client's example.
+        """
+        rows = self._checked(indices)
+        return self.prepare(self.inputs[rows.numpy()]), self.labels[rows]
+
+    def order(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+        """The same indices, the shortest examples first and ties as given, so that neighbours need little padding.
+
+        Lengths are private: the order must not leave the client. It is not for private steps: see ``apart``.
+        """
+        rows = self._checked(indices)
+        return rows if self.lengths is None else rows[torch.argsort(self.lengths[rows], stable=True)]
+
+    def apart(self, indices: Int64[Tensor, " b"]) -> list[Int64[Tensor, " places"]]:
+        """Places of the indices in groups that may share a microbatch, each ascending; one group without ``groups``.
+
+        Guarantee: an example's group depends on that example alone. Private, as ``order`` is.
+        """
+        rows = self._checked(indices)
+        if self.groups is None:
+            return [torch.arange(len(rows))]
+        own = self.groups[rows]
+        return [(own == group).nonzero().squeeze(1) for group in own.unique()]
+
+    def pick(self, indices: Int64[Tensor, " n"]) -> "Split":
+        """The split of these rows in this order; only labels are copied."""
+        rows = self._checked(indices)
+        return Split(
+            inputs=Picked(stored=self.inputs, rows=rows.numpy()),
+            labels=self.labels[rows],
+            prepare=self.prepare,
+            lengths=None if self.lengths is None else self.lengths[rows],
+            groups=None if self.groups is None else self.groups[rows],
+        )
+
+    def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+        if indices.dtype != torch.int64 or indices.ndim != 1:
+            raise TypeError(f"expected int64 indices of shape (b,), got {indices.dtype} {tuple(indices.shape)}")
+        if len(indices):
+            least, most = (int(end) for end in indices.aminmax())
+            if not 0 <= least <= most < len(self):
+                raise IndexError(f"expected indices in [0, {len(self)}), got {least}..{most}")
+        return indices.cpu()
+
+
+class NoRows(Split):
+    """A training split without rows: the server of a deployment sees no training row."""
+
+    def __init__(self) -> None:
+        empty = torch.zeros(0, dtype=torch.int64)
+        for name, value in (("inputs", empty.numpy()), ("labels", empty), ("prepare", _unavailable), ("lengths", None)):
+            object.__setattr__(self, name, value)
+
+
+def _unavailable(rows: Any) -> Inputs:
+    raise ValueError("no training row is loaded here: the clients of a deployment hold them")
+
+
+def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
+    """``(stored - offset) * scale`` in float32; offset and scale broadcast against (B, ...)."""
+    return (torch.from_numpy(stored).to(torch.float32) - offset) * scale
+
+
+RESIDENT_BYTES = 2**30
+"""Most bytes of a split that stays on a device: CIFAR-10's training images have 0.61e9 in float32."""
+RESIDENT_SHARE = 8
+"""It takes no more than one part in so many of the device's free memory: several workers may share a GPU."""
+AT_ONCE = 4096
+"""Rows that are prepared at once while a split is copied."""
+
+Fetch = Callable[[Int64[Tensor, " b"]], tuple[Any, Int64[Tensor, " b"]]]
+
+
+def to_device(inputs: Inputs, device: str) -> Inputs:
+    """Inputs of a batch on a device: a tensor, or every tensor of a dict."""
+    if isinstance(inputs, Tensor):
+        return sent(inputs, device)
+    return {name: sent(tensor, device) for name, tensor in inputs.items()}
+
+
+def sent(t: Tensor, device: str) -> Tensor:
+    """A tensor on a device. From the CPU to CUDA it goes through page-locked memory, and nothing waits for it.
+
+    Kernels that are started later wait on the device. Torch keeps the page-locked copy until it has been read.
+    """
+    if device == "cuda" and t.device.type == "cpu" and t.numel():
+        return t.pin_memory().to(device, non_blocking=True)
+    return t.to(device)
+
+
+def fetcher(split: Split, device: str) -> Fetch:
+    """``split.batch``, with its results on ``device``.
+
+    A small split of one tensor an example is copied to CUDA once, whole; batches are then taken there.
+    Guarantee: the numbers are those of ``split.batch``, and it raises as that does.
+    """
+    if device == "cpu":
+        return split.batch
+    if (inputs := _resident(split, device)) is None:
+        return lambda rows: _batch(split, rows, device)
+    labels = sent(split.labels, device)
+
+    def take(rows: Int64[Tensor, " b"]) -> tuple[Inputs, Int64[Tensor, " b"]]:
+        places = sent(split.order(rows), device)  # lengths are equal: the order is the given one
+        return inputs[places], labels[places]
+
+    return take
+
+
+def _batch(split: Split, rows: Int64[Tensor, " b"], device: str) -> tuple[Inputs, Int64[Tensor, " b"]]:
+    inputs, targets = split.batch(rows)
+    return to_device(inputs, device), sent(targets, device)
+
+
+def _resident(split: Split, device: str) -> Tensor | None:
+    """All inputs on the device; None for texts, which are padded batch by batch, and for a split that is too large."""
+    first, _ = split.batch(torch.zeros(1, dtype=torch.int64))
+    if split.lengths is not None or not isinstance(first, Tensor):
+        return None
+    free, _ = torch.cuda.mem_get_info()
+    if first.nbytes * len(split) > min(RESIDENT_BYTES, free // RESIDENT_SHARE):
+        return None
+    whole = torch.empty((len(split), *first.shape[1:]), dtype=first.dtype, device=device)
+    for rows in torch.arange(len(split)).split(AT_ONCE):
+        inputs, _ = split.batch(rows)
+        assert isinstance(inputs, Tensor)
+        whole[int(rows[0]) : int(rows[-1]) + 1] = sent(inputs, device)
+    return whole

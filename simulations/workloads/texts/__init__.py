@@ -1,1 +1,0 @@
-"""Text classification: tasks of GLUE, and any data set of the hub."""
