@@ -23,8 +23,9 @@ from benchmarks.flower_app import CLIENT_APP, free_port, private_flower, write_a
 from benchmarks.socket_proxy import CountingProxy, counting
 from benchmarks.socket_traffic import count_moved
 from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.rundir import RunDir, create
-from simulations.rundir.tables import read_lines
+from simulations.rundir.journal import read_lines
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
 
 

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from simulations.client.app import app as honest
 from simulations.engines import local
 from simulations.plan.plan import make_plan
-from simulations.rundir.rundir import create
+from simulations.rundir.lock import create
 from simulations.settings.settings import from_mapping
 
 HANGS = 2

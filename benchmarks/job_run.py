@@ -13,7 +13,8 @@ from benchmarks.flower_app import simulate, write_project
 from benchmarks.gate import Gate
 from simulations.engines import local, ray
 from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from fedlsg.privacy import RUN, Entry
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import save_bytes
+from simulations.rundir.journal import Journal
+from simulations.rundir.last_payload import LastPayload
 from simulations.rundir.manifest import Manifest
-from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Journal
 
 ROUNDS, CLIENTS, ASKED, PAYLOAD = 1000, 100, 10, 4096
 
@@ -38,7 +38,7 @@ def main() -> None:
             heads[RUN] = ledger.snapshot()
             for client in asked:
                 payload = os.urandom(PAYLOAD)
-                Outbox(run.outbox(client)).store("question", payload)
+                LastPayload(run.last_payload(client)).store("question", payload)
                 run.save_update(round, client, payload)
             save_bytes(run.checkpoint, os.urandom(PAYLOAD))
             for table in tables:

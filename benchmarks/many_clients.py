@@ -21,7 +21,7 @@ from benchmarks.job_run import on_ray
 from benchmarks.pairs import write
 from simulations.engines import local
 from simulations.plan.plan import make_plan
-from simulations.rundir.rundir import create
+from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 

@@ -41,7 +41,8 @@ from benchmarks.false_node import FalseNode
 from benchmarks.flower_app import Flower, private_flower, write_app
 from benchmarks.flower_processes import carrying
 from simulations.plan.plan import make_plan
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 

@@ -30,16 +30,15 @@ from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, re
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import epsilon_words, features_line
-from simulations.rundir.lock import exclusive
+from simulations.rundir.lock import create, exclusive
 from simulations.rundir.own_noise import refuse_own_noise
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.deployment import refuse_deployed_run
 from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
 from simulations.server.restore import restore
-from simulations.settings.automatic import rule_line
-from simulations.settings.method_choice import method_line
+from simulations.settings.automatic import method_line, rule_line
 from simulations.settings.published import resolve
 from simulations.settings.settings import as_config, from_mapping, names_given
 

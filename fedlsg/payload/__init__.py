@@ -5,7 +5,7 @@ from fedlsg.payload.error_feedback import check_fits, keeps_memory
 from fedlsg.payload.indices import encode_indices
 from fedlsg.payload.layout import COMPACT, IndexMode, chosen_positions, value_bytes
 from fedlsg.payload.message import Expected, pack, unpack
-from fedlsg.payload.values.dither import LEVELS, Dither, quantize
+from fedlsg.payload.values import LEVELS, Dither, quantize
 
 __all__ = [
     "COMPACT", "DEFAULT_CODEC", "LEVELS", "Codec", "Dither", "Expected", "IndexMode", "PayloadError", "all_codecs",

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fedlsg.payload.values.entropy import leb128, read_leb128
+from fedlsg.payload.values import leb128, read_leb128
 
 ALL, BITMAP, GAPS, BITS_OF_UNITS, GAPS_OF_UNITS = 0, 1, 2, 3, 5
 DIGEST_BYTES = 8

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from fedlsg.payload.codecs import Codec, PayloadError, find_codec
 from fedlsg.payload.indices import DIGEST_BYTES, Shape, digest_of, read_chosen
-from fedlsg.payload.values.dither import Dither
+from fedlsg.payload.values import Dither
 
 IndexMode = Literal["derived", "explicit", "chosen"]
 

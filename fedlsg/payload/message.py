@@ -36,7 +36,7 @@ from fedlsg.payload.layout import (
     payload_bytes,
     seal,
 )  # fmt: skip
-from fedlsg.payload.values.dither import Dither
+from fedlsg.payload.values import Dither
 
 LARGEST_SIZE = 2**32
 AT_ONCE = 2**18

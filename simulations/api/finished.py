@@ -25,9 +25,10 @@ from simulations.report.run_page import course
 from simulations.report.template import notebook_cell
 from simulations.report.words import outcome
 from simulations.rundir.examined import MODEL, RESULTS, open_run
+from simulations.rundir.journal import read_lines
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row, read_lines
+from simulations.rundir.tables import Row
 from simulations.settings.settings import Settings
 from simulations.workloads import Workload, build_model
 from simulations.workloads.own import make

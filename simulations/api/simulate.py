@@ -19,7 +19,8 @@ from simulations.engines import ahead
 from simulations.plan.continuity import begin
 from simulations.plan.start import from_root
 from simulations.run import announce, continued, execute
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
 from simulations.settings.settings import check_names_of, from_mapping, names_given, parse, permit_code, values_of

@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.curves import caption, curves
 from simulations.attack.images.attack import attack_images
 from simulations.attack.images.page import image_findings
 from simulations.attack.recorded import report
 from simulations.attack.recorded.observations import Record, open_record
 from simulations.attack.recorded.report import Findings, output_folder, refusals
+from simulations.attack.recorded.rows import caption, curves
 from simulations.attack.recorded.target import LARGE_BATCH, Options, batch_sizes
 from simulations.attack.recording import record_all, record_like
 from simulations.attack.texts.attack import attack_texts
@@ -26,7 +26,7 @@ from simulations.report.progress import Tick, bar
 from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table
 from simulations.rundir.examined import RECORD, RESULTS
 from simulations.rundir.files.atomic import write_atomically
-from simulations.settings.device import device_of
+from simulations.settings.automatic import device_of
 from simulations.settings.run import Device
 from simulations.workloads.base.workload import LoadedWorkload
 

@@ -17,7 +17,8 @@ from simulations.plan.plan import Plan
 from simulations.report.progress import count_bar
 from simulations.report.terminal import print_line
 from simulations.run import continued
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
 from simulations.settings.checks import all_refused, left_out, refusal

@@ -1,7 +1,7 @@
 """A callback: code that the server calls when a run begins, after each round, and when it ends.
 
 It sees public values alone: settings, rows of rounds.csv, the model, the summary. What it does costs no epsilon. (Under
-trust=server rows and summary have what ``simulations.rundir.released`` lists: no bytes, counts and times.) But a round
+trust=server rows and summary have what ``simulations.rundir.declared`` lists: no bytes, counts and times.) But a round
 that was chosen by its test accuracy was chosen on the test split: this accuracy is too high for new data.
 """
 

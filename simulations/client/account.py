@@ -23,8 +23,7 @@ from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.shuffled import batch_key
 from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.plan.base import Base
-from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.outbox import Outbox
+from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
@@ -88,7 +87,7 @@ class SimulatedAccount:
         again = (replace(known, attempt=entry.attempt) == entry for known in self.of_round(entry.round))
         return self.settings.reproducible and any(again)
 
-    def box(self, *, memory: bool) -> Outbox | FeedbackBox:
+    def box(self, *, memory: bool) -> LastPayload | FeedbackBox:
         """Where the last payload is kept, and with ``memory`` that of error feedback."""
         return box_of(self.run, self.client, memory=memory)
 
@@ -163,7 +162,7 @@ class NodeAccount:
             return (own,)
         return own, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
 
-    def box(self, *, memory: bool) -> Outbox | FeedbackBox:
+    def box(self, *, memory: bool) -> LastPayload | FeedbackBox:
         """As in ``SimulatedAccount``."""
         return box_of(self.run, self.client, memory=memory)
 
@@ -174,9 +173,9 @@ class NodeAccount:
 Account = SimulatedAccount | NodeAccount | GivenAccount
 
 
-def box_of(run: RunDir, client: int, *, memory: bool) -> Outbox | FeedbackBox:
+def box_of(run: RunDir, client: int, *, memory: bool) -> LastPayload | FeedbackBox:
     """What keeps a client's last payload in the directory of a run."""
-    return FeedbackBox(run.own(client), client) if memory else Outbox(run.outbox(client))
+    return FeedbackBox(run.own(client), client) if memory else LastPayload(run.last_payload(client))
 
 
 def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:

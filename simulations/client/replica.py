@@ -26,8 +26,8 @@ from fedlsg.state.server_update import read_steps
 from simulations.client.basis import load
 from simulations.grids.refusals import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
-from simulations.rundir import steps as step_files
 from simulations.rundir.files import sealed
+from simulations.rundir.updates import FAR
 from simulations.settings.resolve import downlink_codec
 from strategies.federation.basis_wire import read_basis
 from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_missed, read_reference, read_state
@@ -197,7 +197,7 @@ class Replica:
         here = NOWHERE
         if known is not None and known.owner == wanted.owner and least <= known.version <= wanted.version:
             here = known.version
-        if wanted.owner is None and wanted.version - max(here, 0) > step_files.FAR:
+        if wanted.owner is None and wanted.version - max(here, 0) > FAR:
             version = self._checkpoint(run, wanted.version)
             here = here if version is None else version
         if here != NOWHERE:

@@ -42,14 +42,13 @@ from simulations.client.secure_sum import masked_values, refuse_stage
 from simulations.client.shuffled import batches_of
 from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
-from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.outbox import Outbox
+from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.settings.settings import Settings
 from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 from strategies.federation.wire import Announcement, read_round
 
-Box = Outbox | FeedbackBox | GivenAccount
+Box = LastPayload | FeedbackBox | GivenAccount
 """What keeps a client's last payload."""
 
 
@@ -114,7 +113,7 @@ def _personal_round(
     train: Callable[[], Tensor],
 ) -> bytes:
     """The payload of a round with personal parameters, which is stored with what they became."""
-    assert not isinstance(box, Outbox)
+    assert not isinstance(box, LastPayload)
     base, frame, client = here.base, plan.frame, box.client
     before = box.memory(plan.round, personal_size(frame))
     with own_parameters(here.state.model, frame.personal, before):
@@ -249,12 +248,12 @@ def send(
     """The payload of a round's values; with noise or memory it is stored first, under its question."""
     if not keeps_memory(base.method, base.codec):
         payload = pack_values(encode(values, frame), frame, base, announced, dither, box.last)
-        if isinstance(box, Outbox) and keeps_payload(base):  # else the driver of the simulation stores it
+        if isinstance(box, LastPayload) and keeps_payload(base):  # else the driver of the simulation stores it
             box.store(question, payload)
         return payload
     if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
-    assert not isinstance(box, Outbox)
+    assert not isinstance(box, LastPayload)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
     received = decode(unpack(payload, expected_payload(frame, base, announced, dither)), frame)

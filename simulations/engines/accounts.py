@@ -22,8 +22,7 @@ from simulations.client.train import keeps_payload, own_terms, question_of, stor
 from simulations.grids.piles import Answer, Pile, Task
 from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan
-from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.outbox import Outbox
+from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir
 from strategies.federation.replica_wire import read_reference
 from strategies.federation.secure_sum.wire import MASKED, stage_of
@@ -165,7 +164,7 @@ class Accounts:
             box = account.box(memory=returned.memory is not None)
             if isinstance(box, FeedbackBox) and returned.memory is not None:
                 box.store(question, payload, returned.memory, round=entry.round)
-            elif isinstance(box, Outbox) and keeps_payload(self._plan):
+            elif isinstance(box, LastPayload) and keeps_payload(self._plan):
                 box.store(question, payload)
             return reply
         except Exception as error:

@@ -23,8 +23,7 @@ from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
 from simulations.engines.accounts import Accounts
 from simulations.engines.run_log import logging_to
-from simulations.grids.deadline import call_until
-from simulations.grids.limits import learn, limit_by, limit_of, too_slow
+from simulations.grids.deadline import call_until, learn, limit_by, limit_of, too_slow
 from simulations.grids.piles import Task
 from simulations.grids.virtual import FIRST_NODE, ClientFunction, VirtualGrid, call_client, give_id, task_identity
 from simulations.plan.plan import Plan, prepare

@@ -59,8 +59,7 @@ class Worker:
 
         from simulations.client.given_account import HISTORY
         from simulations.client.model import process
-        from simulations.grids.deadline import call_until
-        from simulations.grids.limits import too_slow
+        from simulations.grids.deadline import call_until, too_slow
         from simulations.grids.piles import pack, unpack
         from simulations.grids.virtual import give_id, task_identity
         from strategies.federation.code_identity import own_identity

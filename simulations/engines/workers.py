@@ -15,7 +15,7 @@ from simulations.engines import run_log
 from simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
 from simulations.engines.shipping import put, shipment
 from simulations.engines.worker import Job
-from simulations.grids.limits import learn, limit_by, limit_of
+from simulations.grids.deadline import learn, limit_by, limit_of
 from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir

@@ -16,7 +16,7 @@ from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.flower.announced import AnnouncingGrid, announcement
 from simulations.flower.client import OWN_CODE, code_digest, give
 from simulations.flower.fedavg import check_configs, translated
-from simulations.rundir.rundir import create
+from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
 from simulations.server.app import last_line, run_on
 from simulations.settings.published import resolve

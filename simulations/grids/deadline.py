@@ -1,4 +1,9 @@
-"""A clock that stops a client: one that hangs must not lose the replies of those before it."""
+"""How long a simulated client may take, and the clock that stops one that hangs: others' replies must not be lost.
+
+The limit follows from the settings of its run and the messages that it answers. Under a trusted server
+(``trust=server``) there is none: who slows the machine down would decide whether others reply in time, and epsilon
+counts on each client being in the sum, or not, by its own data alone.
+"""
 
 import math
 import signal
@@ -8,7 +13,45 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from flwr.app import Message, MessageType
+
 from fedlsg.failure import OwnEnd
+from fedlsg.participation import ClientLimit
+from simulations.grids.piles import Task
+from simulations.settings.run import Settings
+from strategies.federation.secure_sum.wire import MASKED, stage_of
+from strategies.federation.wire import TOO_SLOW, failure
+
+
+def limit_by(s: Settings) -> ClientLimit:
+    """Given by a setting, or learnt."""
+    return ClientLimit(s.client_timeout, learns=s.trust != "server")
+
+
+def limit_of(limit: ClientLimit, task: Task) -> float:
+    """Seconds that the client may take for a task; infinite for a query, which may load data."""
+    if task.message.metadata.message_type != MessageType.TRAIN:
+        return math.inf
+    return limit.seconds(task.message.metadata.dst_node_id, work=task.work, kind=kind_of(task.message))
+
+
+def learn(limit: ClientLimit, task: Task, reply: Message | None, seconds: float) -> None:
+    """A client took so long; a failure says nothing of the time that the work takes."""
+    trains = task.message.metadata.message_type == MessageType.TRAIN
+    if trains and reply is not None and not reply.has_error():
+        limit.took(task.message.metadata.dst_node_id, seconds, work=task.work, kind=kind_of(task.message))
+
+
+def too_slow(message: Message, seconds: float) -> Message:
+    """The reply for a client that was stopped."""
+    return failure(f"stopped: it took longer than client_timeout, which is {seconds:.3g} s here", TOO_SLOW, message)
+
+
+def kind_of(message: Message) -> str:
+    """Training, with or without a secure sum, or a stage of one that trains nothing."""
+    stage = stage_of(message.content)
+    return "" if stage in (None, MASKED) else str(stage)
+
 
 T = TypeVar("T")
 

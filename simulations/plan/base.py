@@ -27,8 +27,8 @@ from fedlsg.state import PublicState, RoundPlan, ServerState
 from simulations import workloads
 from simulations.plan.source import found_source, late_source
 from simulations.plan.unit import client_unit
-from simulations.rundir.released import EVERYTHING, RELEASED, Released
-from simulations.settings.device import device_of
+from simulations.rundir.declared import EVERYTHING, RELEASED, Released
+from simulations.settings.automatic import device_of
 from simulations.settings.participation import participation_of
 from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved

@@ -13,13 +13,12 @@ from typing import Any
 
 from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
 from fedlsg.privacy.run_ledger import JOURNAL
-from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.files import sealed
 from simulations.rundir.files.sealed import DamagedError, unseal
+from simulations.rundir.journal import verify
+from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.manifest import OTHERWISE, digest, is_mark, listed_files, parts_of
-from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import verify
 
 Say = Callable[[str], object]
 """Shows a line to the user."""
@@ -198,7 +197,7 @@ def _own_differs(run: RunDir, name: str, said: Any) -> str | None:
             check_extends(path, client, *said)
             read_entries(path)
         elif name.startswith("checkpoint/outbox/"):
-            return "damaged" if Outbox(path).damaged else None
+            return "damaged" if LastPayload(path).damaged else None
         elif path.suffix == ".pt":
             return None if sealed.is_whole(path.read_bytes()) else "damaged"
         else:

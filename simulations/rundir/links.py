@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from simulations.rundir.tables import Line, read_lines
+from simulations.rundir.journal import Line, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,62 @@
-"""Only one process writes a run directory, or a client's folder, at a time."""
+"""A new run directory; and only one process writes a run directory, or a client's folder, at a time."""
 
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from fedlsg.owner_only import open_file
+from fedlsg.owner_only import FOLDER, open_file
+from fedlsg.user_code import short
+from simulations.rundir.files.atomic import writing_to
 from simulations.rundir.rundir import RunDir
+from simulations.settings.settings import Settings
+
+
+def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
+    """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
+
+    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and is not empty
+    (nothing is overwritten), or cannot be written.
+    """
+    with writing_to(out or "runs/ in the working directory"):
+        if out is not None:
+            path = Path(out).expanduser().resolve()
+            _make(path, private=private, there=True)
+            if any(path.iterdir()):
+                raise ValueError(
+                    f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out} (from Python: "
+                    "resume=True)"
+                )
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+            return RunDir(path)
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"
+        return RunDir(_fresh(name, private=private))
+
+
+def _make(path: Path, *, private: bool, there: bool) -> None:
+    """Make a folder with its mode; its parents are not closed: other runs will be in them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=FOLDER if private else 0o777, exist_ok=there)
+
+
+def _fresh(name: str, *, private: bool) -> Path:
+    parent = Path.cwd() / "runs"
+    if parent.exists() and not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "runs is a file", str(parent))
+    for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
+        path = parent / f"{name}{suffix}"
+        try:
+            _make(path, private=private, there=False)
+            return path
+        except FileExistsError:
+            continue
+    raise ValueError(f"cannot find a free name for {parent / name}")
+
 
 try:
     import fcntl

@@ -22,10 +22,9 @@ from fedlsg.privacy import RUN
 from simulations.rundir.declared import class_of, find
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import seal, unseal
+from simulations.rundir.journal import CHUNK, EVENTS, Journal
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.steps import StepFiles
-from simulations.rundir.tables import CHUNK, Journal
-from simulations.rundir.tensorboard import FILE as EVENTS
+from simulations.rundir.updates import StepFiles
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -89,7 +88,7 @@ class Manifest:
         names, own = list(self._left_in(range(min(before + 1, round), round + 2))), list[str]()
         for client in clients:
             names += self._there([self._run.own(client) / "batches.key"])
-            own += self._there([self._run.outbox(client)])
+            own += self._there([self._run.last_payload(client)])
             if any(self._run.own(client).glob("feedback-*.bin")):
                 own.append(self._name(self._run.own(client) / "feedback-*.bin"))
         grown = {self._name(self._ledger(name)): list(head)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import strategies
+from simulations.rundir.journal import read_lines
 from simulations.rundir.links import Link, transfer_seconds
 from simulations.rundir.own_noise import corrected, counts_own_noise
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row, read_lines
+from simulations.rundir.tables import Row
 from simulations.workloads.chance import Chance
 
 

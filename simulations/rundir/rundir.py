@@ -21,12 +21,10 @@ of a client that failed may quote its data.
 """
 
 import csv
-import errno
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +32,13 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
-from fedlsg.owner_only import FOLDER, make_folder, make_parents
+from fedlsg.owner_only import make_folder, make_parents
 from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
-from fedlsg.user_code import short
 from simulations.rundir.files import sealed
-from simulations.rundir.files.atomic import write_atomically, writing_to
+from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.inside import check_inside
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
-from simulations.rundir.steps import FAR, StepFiles
-from simulations.rundir.updates import round_folder, sum_file
+from simulations.rundir.updates import FAR, StepFiles, round_folder, sum_file
 from simulations.settings.settings import Settings, as_config, from_file, values_of
 
 
@@ -102,7 +98,7 @@ class RunDir:
         """The ledger of one client, where clients keep their own (Flower's engine, deployments, older versions)."""
         return ledger_path(self.ledgers, client)
 
-    def outbox(self, client: int) -> Path:
+    def last_payload(self, client: int) -> Path:
         """The client's last payload."""
         return self.path / "checkpoint" / "outbox" / f"client-{client:06d}.bin"
 
@@ -289,46 +285,3 @@ class RunDir:
     def last_round(self) -> int:
         """The last finished round, 0 for a new run."""
         return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0
-
-
-def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
-    """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
-
-    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and is not empty
-    (nothing is overwritten), or cannot be written.
-    """
-    with writing_to(out or "runs/ in the working directory"):
-        if out is not None:
-            path = Path(out).expanduser().resolve()
-            _make(path, private=private, there=True)
-            if any(path.iterdir()):
-                raise ValueError(
-                    f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out} (from Python: "
-                    "resume=True)"
-                )
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
-            return RunDir(path)
-        name = f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"
-        return RunDir(_fresh(name, private=private))
-
-
-def _make(path: Path, *, private: bool, there: bool) -> None:
-    """Make a folder with its mode; its parents are not closed: other runs will be in them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=FOLDER if private else 0o777, exist_ok=there)
-
-
-def _fresh(name: str, *, private: bool) -> Path:
-    parent = Path.cwd() / "runs"
-    if parent.exists() and not parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "runs is a file", str(parent))
-    for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
-        path = parent / f"{name}{suffix}"
-        try:
-            _make(path, private=private, there=False)
-            return path
-        except FileExistsError:
-            continue
-    raise ValueError(f"cannot find a free name for {parent / name}")

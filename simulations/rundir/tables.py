@@ -1,36 +1,65 @@
-"""The tables of a run, appended to after each round: bytes.csv, rounds.csv and TensorBoard's events.
-
-bytes.csv has one line a message, at the three levels of ``Sent``, in the order in which the server counted them: a
-round's announcements, then its replies. Round 0 is the pruning round, if there is one. The lines of a round add up to
-its row of rounds.csv, all lines to summary.json.
-
-A checkpoint keeps the ``mark`` of both: length and digest. Bytes after the mark were written by a process that ended
-before its next checkpoint, and are cut. Bytes before it must have the digest of the mark.
-"""
+"""The tables of a run, appended to after each round: bytes.csv, rounds.csv and TensorBoard's events."""
 
 import csv
-import hashlib
 import io
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
-from fedlsg.owner_only import open_file
-from simulations.rundir import tensorboard
-from simulations.rundir.files.atomic import naming
-from simulations.rundir.files.sealed import DamagedError
-from simulations.rundir.released import AT_SERVER, EVERYTHING, Released
+from simulations.rundir.declared import AT_SERVER, EVERYTHING, Released
+from simulations.rundir.journal import LINES_HEADER, Journal, lines_of
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.simulated import SIMULATED, TIMES, Simulated, Times
-from strategies.federation.report import Direction, RoundReport
+from strategies.federation.report import RoundReport
 
-CHUNK = 2**20
-DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What rounds.csv says more of a run with a simulated clock: seconds since the run's start, at the round's end, and
+    the clients that left before they trained or came late, space-separated.
+    """
+
+    simulated_clock: float
+    dropped: str
+    late: str
+
+    @classmethod
+    def of(cls, report: RoundReport) -> "Simulated | None":
+        """Those of a round; None without a clock."""
+        if report.simulated_clock is None:
+            return None
+        dropped, late = (" ".join(map(str, who)) for who in (report.dropped, report.late))
+        return cls(simulated_clock=round(report.simulated_clock, 6), dropped=dropped, late=late)
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """Its numbers by TensorBoard's tag."""
+        counts = {f"clients/{name}": float(len(getattr(self, name).split())) for name in ("dropped", "late")}
+        return {"simulated_clock": self.simulated_clock, **counts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Where the server's time of a round went.
+
+    ``training_seconds``: until the last reply was there, in which clients train; ``communication_seconds``: making and
+    checking messages, which is the rest of ``seconds``; ``accounting_seconds``: ledgers and epsilon;
+    ``evaluation_seconds``: the test split.
+    """
+
+    training_seconds: float
+    communication_seconds: float
+    accounting_seconds: float
+    evaluation_seconds: float
+
+
+SIMULATED = tuple(field.name for field in fields(Simulated))
+TIMES = tuple(field.name for field in fields(Times))
+"""Their names. Files of earlier versions have no times."""
+
+
 BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
@@ -168,97 +197,6 @@ def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
     return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One line of bytes.csv."""
-
-    round: int
-    client: int
-    direction: Direction
-    values_bytes: int
-    payload_bytes: int
-    wire_bytes: int
-
-
-def lines_of(report: RoundReport) -> str:
-    """The lines of a round's messages."""
-    return "".join(
-        f"{report.round},{client},{direction},{values},{payload},{wire}\n"
-        for client, direction, values, payload, wire in report.sent
-    )
-
-
-def read_lines(path: Path) -> Iterator[Line]:
-    """The complete lines of a bytes.csv; without a last one that a crash left incomplete.
-
-    Raises ValueError, naming the file, for another kind of file.
-    """
-    damaged = f"{path} is damaged, or of another version: restore it from a copy"
-    with path.open(newline="") as file:
-        first = file.readline()
-        if first != LINES_HEADER:
-            if first.endswith("\n"):
-                raise ValueError(damaged)
-            return
-        for text in file:
-            if not text.endswith("\n"):
-                return
-            try:
-                round, client, direction, values, payload, wire = text.rstrip("\r\n").split(",")
-                yield Line(
-                    round=int(round), client=int(client), direction=DIRECTIONS[direction], values_bytes=int(values),
-                    payload_bytes=int(payload), wire_bytes=int(wire),
-                )  # fmt: skip
-            except (KeyError, ValueError):
-                raise ValueError(damaged) from None
-
-
-class Journal:
-    """A file that only grows, a header and then lines; and the digest of every byte that the run has written to it."""
-
-    def __init__(self, path: Path, header: str) -> None:
-        self.path, self.header = path, header
-        self.size, self._sha = 0, hashlib.sha256()
-
-    def append(self, text: str) -> None:
-        """Add text in one write; the first text after the header."""
-        data = (text if self.size else self.header + text).encode()
-        with naming(self.path), open(self.path, "ab" if self.size else "wb", opener=open_file) as file:
-            file.write(data)
-        self._sha.update(data)
-        self.size += len(data)
-
-    def mark(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {"bytes": self.size, "sha256": self._sha.hexdigest()}
-
-    def cut(self, mark: Mapping[str, Any]) -> None:
-        """Go back to a mark. Raises DamagedError if the file differs up to there."""
-        sha = verify(self.path, mark)
-        if mark["bytes"]:
-            os.truncate(self.path, mark["bytes"])
-        else:
-            self.path.unlink(missing_ok=True)
-        self.size, self._sha = mark["bytes"], sha
-
-
-def verify(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
-    """The digest's state at a mark. Raises DamagedError if the file differs up to there."""
-    sha, left = hashlib.sha256(), int(mark["bytes"])
-    if left:
-        try:
-            with path.open("rb") as file:
-                while left and (data := file.read(min(CHUNK, left))):
-                    sha.update(data)
-                    left -= len(data)
-        except FileNotFoundError:
-            pass
-    if left or sha.hexdigest() != mark["sha256"]:
-        why = "it lacks rounds that the checkpoint holds" if left else "it is not what was written"
-        raise DamagedError(f"{path} is damaged: {why}; restore it from a copy, or start a new run")
-    return sha
-
-
 class Tables:
     """The three files. Lines that a crash left after the last checkpoint are removed by ``cut``."""
 
@@ -276,7 +214,7 @@ class Tables:
         """Add a round: its messages, its row, its events, in this order."""
         self.append_messages(report)
         self._rounds.append((row if self._has_times else replace(row, times=None)).line)
-        self._events_size = tensorboard.append(self._run.path, row.round, row.scalars, timed=self._timed)
+        self._events_size = append_events(self._run.path, row.round, row.scalars, timed=self._timed)
 
     def append_messages(self, report: RoundReport) -> None:
         """Add only the messages: the pruning round has no row. Without messages that may be seen there is no file."""
@@ -300,7 +238,7 @@ class Tables:
         """Cut TensorBoard's events, too, or write them again from the rows."""
         rows = [Row.parse(row) for row in self._run.read_rounds()]
         rounds = [(row.round, row.scalars) for row in rows]
-        tensorboard.cut(self._run.path, self._events_size, rounds, timed=self._timed)
+        cut_events(self._run.path, self._events_size, rounds, timed=self._timed)
 
 
 def _parsed(of: type, names: Iterable[str], row: Mapping[str, str]) -> dict[str, Any]:
@@ -328,4 +266,3 @@ def rows_header(more: Iterable[str] = (), released: Released = EVERYTHING) -> st
 
 FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "times", "metrics", "only"))
 """Columns of every rounds.csv of which everything may be seen."""
-LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"

@@ -16,7 +16,8 @@ from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.server.deployment import Deployment, most_examples
 from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound

@@ -20,7 +20,7 @@ from fedlsg.state import ServerState
 from simulations.client.personal import own_parameters
 from simulations.plan.base import Base
 from simulations.plan.clients import parts_of_test
-from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.last_payload import FeedbackBox
 from simulations.rundir.rundir import RunDir
 from simulations.server.evaluate import Score, evaluate
 

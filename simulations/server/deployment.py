@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.discrete.release import MOST_EXAMPLES
-from simulations.grids.limits import kind_of, limit_by
+from simulations.grids.deadline import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import RUN, Settings
 from strategies.federation.bounds import EXAMPLES, reason_of

@@ -17,7 +17,7 @@ from fedlsg.frame import Frame
 from fedlsg.state import ServerState
 from simulations.client.basis import to_bytes
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.steps import StepFiles
+from simulations.rundir.updates import StepFiles
 from simulations.settings.resolve import downlink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings

@@ -14,8 +14,7 @@ from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
 from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.simulated import Times
-from simulations.rundir.tables import Row, Tables
+from simulations.rundir.tables import Row, Tables, Times
 from simulations.rundir.updates import round_folder, write_frame
 from simulations.server.by_client import ByClient, ClientScores
 from simulations.server.evaluate import Evaluation

@@ -15,13 +15,12 @@ from typing import Any
 from fedlsg.owner_only import make_file
 from fedlsg.privacy import SERVER, verify_extends
 from simulations.rundir.examined import RESUMED, SETTINGS, examine
-from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.sealed import DamagedError, load_bytes
+from simulations.rundir.journal import Journal, verify
+from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.manifest import reopen
-from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Journal, verify
 
 READ = (
     "config.toml",  # compared with the settings in the checkpoint (check_unchanged)
@@ -114,7 +113,7 @@ def _check_complete(run: RunDir, settings: Mapping[str, Any]) -> None:
 
 def _damaged_files(run: RunDir) -> list[str]:
     """A note for each damaged file that the run can continue without."""
-    outbox = [path for path in sorted(run.outbox(0).parent.glob("client-*.bin")) if Outbox(path).damaged]
+    outbox = [path for path in sorted(run.last_payload(0).parent.glob("client-*.bin")) if LastPayload(path).damaged]
     notes = [f"{path} is damaged: its payload is made again, as another attempt" for path in outbox]
     steps = [path for path in sorted(run.steps.glob("step-*.bin")) if _is_damaged(partial(load_bytes, path))]
     notes += [f"{path} is damaged: clients that need it are sent the whole model" for path in steps]

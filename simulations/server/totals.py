@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from simulations.rundir.simulated import Times
-from simulations.rundir.tables import BYTES, SUMS
+from simulations.rundir.tables import BYTES, SUMS, Times
 from strategies.federation.report import RoundReport
 
 CLIENTS = ("asked", "answered", "rejected", "dropped", "late")

@@ -1,17 +1,142 @@
-"""Which gaps of the settings the rule of ``fedlsg.training.auto`` fills, and with what.
+"""What ``auto`` stands for: where a process computes, which method a run takes, and the gaps that the rule fills.
 
-The rule is on where neither the user nor the workload's preset says a learning rate, and where a user gives
-``learning_rate=auto``, ``rounds=auto`` or ``epochs``. Each value of it can be replaced by giving that setting.
+``device`` travels as it was given: each process resolves ``auto`` for itself. So a server without a GPU may have
+clients with one. Secret and public draws are made on the CPU on every device.
+
+``method=auto``: a workload with a preset takes ``lsg``, which its settings are made for. A model of a user's own takes
+``dpsgd``: dense updates were the most accurate or level in all tasks that were measured. Where they pass
+``uplink_budget``, it takes ``lsg`` without frozen units, at the largest rank that fits.
+
+The rule of ``fedlsg.training.auto`` is on where neither the user nor the workload's preset says a learning rate, and
+where a user gives ``learning_rate=auto``, ``rounds=auto`` or ``epochs``. Each value of it can be replaced by giving
+that setting.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
 
 import strategies
-from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server
+from fedlsg.carriers import find_classifier, layer_table, prepare_model, totals
+from fedlsg.method import Method
+from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
+from simulations.settings.run import Device
 from simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
-from simulations.settings.starting_weights import loaded_parts
 from simulations.workloads import LoadedWorkload
+from simulations.workloads.base.model import build_model
+
+
+def device_of(wanted: Device) -> str:
+    """``"cpu"`` or ``"cuda"``: under ``"auto"`` CUDA if torch finds it in this process.
+
+    "cuda" is torch's current device: of several GPUs, the one that Ray or CUDA_VISIBLE_DEVICES puts first.
+    Raises ValueError for ``"cuda"`` where torch finds none.
+    """
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise ValueError(
+            "device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu, or auto to take one "
+            "where it is"
+        )
+    return "cuda" if there and wanted != "cpu" else "cpu"
+
+
+class Loaded(NamedTuple):
+    """Whether most trainable numbers below the classifier were loaded, whether it was, and the ``size_factor``."""
+
+    body: bool
+    classifier: bool
+    size: float
+
+
+def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
+    """What a run starts from that was trained before."""
+    name = settings.model or workload.default_model
+    first, second = (build_model(workload, name, settings.seed + step) for step in (0, 1))
+    head = workload.classifier or find_classifier(first)
+    others = dict(second.named_parameters())
+    count = {(part, loaded): 0 for part in ("body", "classifier") for loaded in (True, False)}
+    for path, value in first.named_parameters():
+        other = others.get(path)
+        if not value.requires_grad or value.numel() < 2 or bool((value == value.flatten()[0]).all()):
+            continue  # a bias or scale that begins as a constant says nothing
+        part = "classifier" if path.startswith(f"{head}.") else "body"
+        count[part, other is not None and other.shape == value.shape and bool((other == value).all())] += value.numel()
+    body, classifier = (count[part, True] > count[part, False] for part in ("body", "classifier"))
+    return Loaded(body, classifier, size_factor(value for value in first.parameters() if value.requires_grad))
+
+
+PRESET_METHOD, DENSE, SMALL = "lsg", "dpsgd", "lsg"
+RANKS = (32, 16, 8, 4, 2, 1)
+VALUE_BYTES = 4
+"""Of a value that no codec makes smaller."""
+
+
+def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
+    """The settings with a method in place of ``auto``; ``auto`` then names it among what fedlsg chose.
+
+    Raises ValueError for a budget that no method meets.
+    """
+    if settings.method != AUTO:
+        return settings
+    own: dict[str, Any] = {}
+    if "learning_rate" in workload.defaults:
+        name = PRESET_METHOD
+    else:
+        name, own = _of_own_model(settings, workload)
+    words = [*(settings.auto or "").split(), "method", *own]
+    return replace(settings, method=name, parameters={**own, **settings.parameters}, auto=" ".join(words))
+
+
+def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, dict[str, Any]]:
+    asked = [name for name in settings.parameters if name not in strategies.common_settings()]
+    if asked and not set(asked) <= strategies.own_settings(DENSE):
+        if not set(asked) <= strategies.own_settings(SMALL):
+            raise ValueError(f"{', '.join(asked)}: a setting of some methods; name one with method=")
+        return SMALL, {}
+    budget = settings.uplink_budget
+    if budget is None:
+        return DENSE, {}
+    dense = _bytes(strategies.recipe(DENSE), settings, workload)
+    if dense <= budget:
+        return DENSE, {}
+    least = dense
+    for rank in RANKS:
+        with suppress(ValueError):  # a rank that carries no layer of this model
+            least = _bytes(strategies.recipe(SMALL, rank=rank, sparsity=0.0), settings, workload)
+            if least <= budget:
+                return SMALL, {"rank": rank, "sparsity": 0.0}
+    raise ValueError(
+        f"uplink_budget={budget}: dense updates of this model have {dense:,} bytes, and those of method {SMALL} "
+        f"{least:,} or more; give a larger budget, or name a method and a codec, which may be smaller"
+    )
+
+
+def _bytes(method: Method, settings: Settings, workload: LoadedWorkload) -> int:
+    """Bytes of the values of an update of the workload's model."""
+    model = build_model(workload, settings.model or workload.default_model, settings.seed)
+    prepare_model(model, method.carrier, classifier=workload.classifier, seed=settings.seed)
+    rows = layer_table(model, method.carrier, workload.classifier)
+    return VALUE_BYTES * sum(values for _, _, values in totals(rows).values())
+
+
+def method_line(settings: Settings) -> str | None:
+    """Why a run has its method, in one sentence; None where a user named it, or the workload's preset has it."""
+    if "method" not in (settings.auto or "").split() or "learning_rate" not in (settings.auto or "").split():
+        return None
+    if settings.method == DENSE:
+        budget = settings.uplink_budget
+        why = "no uplink_budget is given" if budget is None else f"they fit uplink_budget={budget:,} bytes"
+        return f"method {DENSE}: dense updates are the most accurate, and {why}"
+    return (
+        f"method {settings.method}: dense updates pass uplink_budget={settings.uplink_budget:,} bytes"
+        if (settings.uplink_budget)
+        else f"method {settings.method}: it has the settings that are given"
+    )
+
 
 RULED = (
     "rounds", "sample_rate", "optimizer", "optimizer_options", "learning_rate", "classifier_learning_rate",
@@ -46,7 +171,7 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
         values.pop("rounds", None)
         found |= _schedule(settings, workload, values, rated=rated)
     elif steps and not rated:
-        found |= {"sample_rate": _rate(settings, values)}
+        found |= {"sample_rate": _sample_rate(settings, values)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
         raise ValueError(
             f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: leave one out"
@@ -74,7 +199,7 @@ def _passes(settings: Settings, values: Mapping[str, Any]) -> float:
     return (settings.epochs or EPOCHS) * clients / min(clients, int(values.get("clients_per_round") or clients))
 
 
-def _rate(settings: Settings, values: Mapping[str, Any]) -> float:
+def _sample_rate(settings: Settings, values: Mapping[str, Any]) -> float:
     return float(f"{min(1.0, _passes(settings, values) / (int(values.get('local_steps', 1)) * values['rounds'])):.4g}")
 
 

@@ -14,7 +14,7 @@ from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.rules import Facts, Rule, check_rules
 from fedlsg.secure_sum import plan_graph
-from simulations.settings.device import device_of
+from simulations.settings.automatic import device_of
 from simulations.settings.participation import availability_of, spread_of
 from simulations.settings.resolve import fill_codecs, uplink_codec
 from simulations.settings.run import Resolved, Settings

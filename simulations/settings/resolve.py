@@ -12,8 +12,7 @@ from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
-from simulations.settings.automatic import fill_auto
-from simulations.settings.method_choice import choose_method
+from simulations.settings.automatic import choose_method, fill_auto
 from simulations.settings.participation import fill_participation
 from simulations.settings.run import Resolved
 from simulations.settings.settings import (

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from benchmarks.accuracy_bytes import LABELS, SHADES, SOURCE, numbers, read
-from simulations.settings.published.catalogue import matching
+from simulations.settings.published.resolve import matching
 from tests.places import REPOSITORY
 
 README = REPOSITORY / "README.md"

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values.dither import Dither
+from fedlsg.payload.values import Dither
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Symbols: a = ``noise_floor_step``     s deviation of the noise on every value     D = a s grid step
 The error has variance a^2 / 12 in units of the noise's: 2 % at a = 1/2.
 
-    grid step (float32), one scale code a block that has values, then the coded integers (see ``entropy``)
+    grid step (float32), one scale code a block that has values, then the coded integers (see ``fedlsg.payload.values``)
 """
 
 import math
@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.method import Method
+from fedlsg.payload import values as coding
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import entropy
-from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, quantize, require_dither
+from fedlsg.payload.values import LEVELS, Dither, dequantize, quantize, require_dither
 from fedlsg.setting import Setting
 
 STEP = struct.Struct("<f")
@@ -80,9 +80,9 @@ class NoiseFloor(Codec):
         if len(grid) and not np.abs(grid).max() < LARGEST_SYMBOL:
             raise ValueError(f"values of more than 2^53 grid steps of {width:g}: choose a codec of floats")
         parts = [part for part in values.double().split(list(counts)) if len(part)]
-        codes = np.array([entropy.scale_code(float((part / width).square().mean())) for part in parts], np.uint8)
+        codes = np.array([coding.scale_code(float((part / width).square().mean())) for part in parts], np.uint8)
         each = np.repeat(codes, [len(part) for part in parts])
-        return STEP.pack(width) + codes.tobytes() + entropy.encode(grid.astype(np.int64), each, dither_classes(levels))
+        return STEP.pack(width) + codes.tobytes() + coding.encode(grid.astype(np.int64), each, dither_classes(levels))
 
     def decode(
         self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
@@ -98,7 +98,7 @@ class NoiseFloor(Codec):
         codes = np.repeat(np.frombuffer(body, np.uint8, len(lengths), STEP.size), lengths)
         levels = require_dither(dither, self.name).draw(round, int(lengths.sum()))
         stream = body[STEP.size + len(lengths) :]
-        symbols = entropy.decode(stream, codes, dither_classes(levels), largest=symbol_bound(max_norm, width))
+        symbols = coding.decode(stream, codes, dither_classes(levels), largest=symbol_bound(max_norm, width))
         return dequantize(symbols, width, levels)
 
 
@@ -110,7 +110,7 @@ def symbol_bound(max_norm: float, width: float) -> int:
 
 def dither_classes(levels: np.ndarray) -> np.ndarray:
     """Dither class of each level, uint8: its first bits."""
-    return (levels // (LEVELS // entropy.CLASSES)).astype(np.uint8)
+    return (levels // (LEVELS // coding.CLASSES)).astype(np.uint8)
 
 
 CODEC = NoiseFloor(name="noise-floor", wire_id=4, grid_from_noise=True)

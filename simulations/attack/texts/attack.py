@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.attacks.search import Progress
-from fedlsg.attacks.text.matching import TextMatching, match_text
-from fedlsg.attacks.text.token_reading import read_tokens
-from fedlsg.attacks.text.tokens import TextPrior, Vocabulary, span_test
+from fedlsg.attacks.text_matching import TextMatching, match_text
+from fedlsg.attacks.token_reading import read_tokens
+from fedlsg.attacks.tokens import TextPrior, Vocabulary, span_test
 from fedlsg.choices import choose
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import Attack, Options, Results, Target, attack_each, pick

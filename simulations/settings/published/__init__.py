@@ -5,8 +5,15 @@
 A preset is a mapping of settings; the user's own settings override it. Importing this package imports no torch.
 """
 
-from simulations.settings.published.catalogue import find, matching, presets
 from simulations.settings.published.preset import Published
-from simulations.settings.published.resolve import first_look, from_run_config, resolve, unfolded
+from simulations.settings.published.resolve import (
+    find,
+    first_look,
+    from_run_config,
+    matching,
+    presets,
+    resolve,
+    unfolded,
+)
 
 __all__ = ["Published", "find", "first_look", "from_run_config", "matching", "presets", "resolve", "unfolded"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedlsg.attacks.text.tokens import Vocabulary
+from fedlsg.attacks.tokens import Vocabulary
 
 PAD, BEGIN, END = 0, 1, 2
 TOKENS, WIDTH, LONGEST = 60, 32, 16

@@ -12,8 +12,7 @@ import fedlsg
 import strategies
 from fedlsg import user_code
 from simulations import workloads
-from simulations.rundir.simulated import TIMES
-from simulations.rundir.tables import FIELDS
+from simulations.rundir.tables import FIELDS, TIMES
 from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
 
 

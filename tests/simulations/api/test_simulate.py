@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from simulations.rundir.simulated import SIMULATED, TIMES
-from simulations.rundir.tables import FIELDS
+from simulations.rundir.tables import FIELDS, SIMULATED, TIMES
 from simulations.workloads.own import RESERVED
 from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
 

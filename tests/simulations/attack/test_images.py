@@ -14,13 +14,12 @@ from fedlsg.attacks.inversion.linear import input_of_linear
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
-from simulations.attack.curves import caption, curves, sigma_lines, sparsity_lines
 from simulations.attack.images.attack import IMAGE_ATTACKS, attack_images, attacks_named, image_prior, strongest
 from simulations.attack.images.page import COLUMNS
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import attacks_in_order, privacy_facts, style_of, summaries
-from simulations.attack.recorded.rows import Best, shown_name
+from simulations.attack.recorded.rows import Best, caption, curves, shown_name, sigma_lines, sparsity_lines
 from simulations.attack.recorded.target import Options, batch_sizes, chosen_places, membership_of, truth_of
 from simulations.attack.recording import variants
 from simulations.report.table import make_table

@@ -18,8 +18,7 @@ from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import ray
 from simulations.plan.source import late_source
-from simulations.rundir.steps import StepFiles
-from simulations.rundir.updates import read_frame, round_folder
+from simulations.rundir.updates import StepFiles, read_frame, round_folder
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
 

@@ -17,8 +17,8 @@ from fedlsg.training.compression import Compression
 from simulations.attack.recorded.observations import open_record
 from simulations.client.train import expected_payload
 from simulations.plan.plan import Base
-from simulations.rundir import feedback_box
-from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir import last_payload
+from simulations.rundir.last_payload import FeedbackBox
 from strategies.federation.wire import Announcement
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after, without_manifest
 
@@ -127,7 +127,7 @@ def test_a_resumed_run_without_its_memory_is_another(whole, tmp_path):
 
 def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
     """A run that dies before or after the ``nth`` file of payload and memory is in place, and is resumed."""
-    write, count = feedback_box.write_atomically, [0]
+    write, count = last_payload.write_atomically, [0]
 
     def crash(path: Path, *content: bytes, private: bool) -> None:
         count[0] += 1
@@ -136,10 +136,10 @@ def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
         if count[0] == nth:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(feedback_box, "write_atomically", crash)
+    monkeypatch.setattr(last_payload, "write_atomically", crash)
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", record_updates=True, **SILENT | KINDS["topk"])
-    monkeypatch.setattr(feedback_box, "write_atomically", write)
+    monkeypatch.setattr(last_payload, "write_atomically", write)
     return resume_local(tmp_path / "run")
 
 

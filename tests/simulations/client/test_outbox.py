@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.outbox import Outbox
+from simulations.rundir.last_payload import LastPayload
 from tests.simulations.support.runs import run_local
 
 
 @given(question=st.text(), other=st.text(), payload=st.binary())
 def test_the_payload_comes_back_for_its_question_only(tmp_path_factory, question, other, payload):
-    outbox = Outbox(tmp_path_factory.mktemp("outbox") / "a" / "client.bin")
+    outbox = LastPayload(tmp_path_factory.mktemp("outbox") / "a" / "client.bin")
     assert outbox.find(question) is None
     outbox.store(question, payload)
     assert outbox.find(question) == payload
@@ -23,7 +23,7 @@ def test_the_payload_comes_back_for_its_question_only(tmp_path_factory, question
 
 
 def test_only_the_last_payload_is_kept(tmp_path):
-    outbox = Outbox(tmp_path / "client.bin")
+    outbox = LastPayload(tmp_path / "client.bin")
     outbox.store("1", b"one")
     outbox.store("2", b"\n\ntwo")
     assert outbox.find("1") is None
@@ -32,7 +32,7 @@ def test_only_the_last_payload_is_kept(tmp_path):
 
 
 def test_the_file_by_hand(tmp_path):
-    Outbox(tmp_path / "client.bin").store("7/6/float32/ab", b"\x00\xff")
+    LastPayload(tmp_path / "client.bin").store("7/6/float32/ab", b"\x00\xff")
     sha = hashlib.sha256(b'"7/6/float32/ab"\n\x00\xff').hexdigest().encode()
     head = b'{"question": "7/6/float32/ab", "bytes": 2, "sha256": "' + sha + b'"}'
     assert (tmp_path / "client.bin").read_bytes() == head + b"\n\x00\xff"
@@ -44,11 +44,11 @@ def test_the_file_by_hand(tmp_path):
 )
 def test_a_file_that_is_no_outbox_answers_nothing(content, tmp_path):
     (tmp_path / "client.bin").write_bytes(content)
-    assert Outbox(tmp_path / "client.bin").find("q") is None
+    assert LastPayload(tmp_path / "client.bin").find("q") is None
 
 
 def test_every_flipped_bit_answers_nothing_and_is_named(tmp_path):
-    outbox = Outbox(tmp_path / "client.bin")
+    outbox = LastPayload(tmp_path / "client.bin")
     outbox.store("q", b"payload")
     assert not outbox.damaged
     whole = outbox.path.read_bytes()
@@ -62,7 +62,7 @@ def test_every_flipped_bit_answers_nothing_and_is_named(tmp_path):
 
 
 def test_every_cut_of_the_file_answers_nothing(tmp_path):
-    outbox = Outbox(tmp_path / "client.bin")
+    outbox = LastPayload(tmp_path / "client.bin")
     outbox.store("q", b"payload")
     whole = outbox.path.read_bytes()
     for length in range(len(whole)):
@@ -100,5 +100,5 @@ def test_the_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("choices", "stored"), [({}, True), ({"method": "sgd", "noise_multiplier": None}, False)])
 def test_what_carries_noise_is_stored_and_what_carries_none_is_not(choices, stored, tmp_path):
     run = run_local(tmp_path / "run", rounds=1, **choices)
-    assert run.directory.outbox(0).exists() is stored
+    assert run.directory.last_payload(0).exists() is stored
     assert run.rows[0].answered == "0 1"

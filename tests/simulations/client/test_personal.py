@@ -14,7 +14,7 @@ from simulations.client import train
 from simulations.engines import accounts
 from simulations.engines.local import LocalGrid
 from simulations.plan.plan import make_plan
-from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.last_payload import FeedbackBox
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 

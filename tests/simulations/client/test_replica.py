@@ -16,8 +16,8 @@ from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import local
 from simulations.plan.plan import make_plan
-from simulations.rundir import steps
-from simulations.rundir.tables import Row, read_lines
+from simulations.rundir.journal import read_lines
+from simulations.rundir.tables import Row
 from simulations.server.downlink import NOTHING
 from simulations.settings.settings import from_mapping
 from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
@@ -308,7 +308,7 @@ def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path, whole):
 
 
 def test_who_is_far_behind_reads_the_checkpoint(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(steps, "FAR", 2)
+    monkeypatch.setattr("simulations.client.replica.FAR", 2)
     stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
     (stopped.directory.steps / "step-000001.bin").unlink()
     process.cache_clear()

@@ -24,10 +24,10 @@ from simulations.callbacks.callback import Callback
 from simulations.callbacks.loggers import metrics_of, names_of, results_of
 from simulations.report.run_page import run_page
 from simulations.run import execute
-from simulations.rundir.released import AT_SERVER, EVERYTHING, RELEASED, Released
+from simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released
+from simulations.rundir.journal import EVENTS as FILE
 from simulations.rundir.results import read_run, results_csv
 from simulations.rundir.tables import Row
-from simulations.rundir.tensorboard import FILE
 from strategies.federation.exchange import Exchange
 from tests.simulations.client_level.test_runs import CLIENT_LEVEL
 from tests.simulations.support.runs import plan_at, run_local

@@ -14,10 +14,10 @@ from simulations.compare.lines import lines
 from simulations.compare.output import page
 from simulations.compare.plots import accuracy_by_total_bytes, figures
 from simulations.report.figure import looks, png
+from simulations.rundir.journal import read_lines
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.results import Result
-from simulations.rundir.simulated import Simulated
-from simulations.rundir.tables import read_lines
+from simulations.rundir.tables import Simulated
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import Run, reconfigure
 

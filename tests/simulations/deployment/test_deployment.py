@@ -15,7 +15,7 @@ from benchmarks.deployment import Deployed, deploy
 from benchmarks.flower_processes import carrying
 from benchmarks.socket_proxy import split_http
 from benchmarks.socket_traffic import Message, Moved, count_moved
-from simulations.rundir.tables import Line, read_lines
+from simulations.rundir.journal import Line, read_lines
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local
 

@@ -132,7 +132,7 @@ def test_a_stored_payload_is_sent_again_without_a_charge(tmp_path, engine, monke
         patch.setattr(Recorder, "on_round", stop)
         with pytest.raises(PowerCutError):
             engine.run(plan, directory, on_round=ignore)
-    before = {path.name: path.read_bytes() for path in directory.outbox(0).parent.iterdir()}
+    before = {path.name: path.read_bytes() for path in directory.last_payload(0).parent.iterdir()}
     run = resumed(Run(directory.path, plan), engine)
     assert charged(run, 2) == [[0]] * 3
     payloads = [run.payloads[f"round-000002/client-{client:06d}.bin"] for client in range(3)]

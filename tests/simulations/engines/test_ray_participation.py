@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simulations.engines import ray
-from simulations.rundir.simulated import TIMES
+from simulations.rundir.tables import TIMES
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 pytestmark = pytest.mark.ray

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simulations.engines import ray
-from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.last_payload import FeedbackBox
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 pytestmark = pytest.mark.ray

@@ -14,10 +14,8 @@ import pytest
 
 from fedlsg import owner_only
 from simulations.cli import app as cli
-from simulations.rundir.declared import COMMANDS, NODE, RUN, class_of, find
-from simulations.rundir.files_page import as_markdown
+from simulations.rundir.declared import AT_SERVER, COMMANDS, NODE, RUN, class_of, find
 from simulations.rundir.manifest import all_files
-from simulations.rundir.released import AT_SERVER
 from simulations.rundir.rundir import RunDir
 from simulations.workloads.base.cache import load_or_build
 from tests.places import REPOSITORY
@@ -225,9 +223,11 @@ def test_without_the_rule_for_closed_folders_private_files_are_open(tmp_path, mo
     assert "updates/round-000001/client-000000.bin" in wrong(run.path, (".",))
 
 
-def test_the_page_is_up_to_date():
-    page = (REPOSITORY / "docs" / "files.md").read_text()
-    assert as_markdown() == page, "write it anew: python -m simulations.rundir.files_page > docs/files.md"
+@pytest.mark.parametrize(("files", "kind"), [(RUN, "secret"), (COMMANDS, "private"), (NODE, "secret")])
+def test_the_page_has_every_file(files, kind):
+    rows = (f"| `{f.pattern}` | {kind if f.secret else 'public'} | {f.what} | {f.writer} |\n" for f in files)
+    table = "\n| file | class | what it is | who writes it |\n|---|---|---|---|\n" + "".join(rows)
+    assert table in (REPOSITORY / "docs" / "files.md").read_text(), f"write the table anew:\n{table}"
 
 
 def test_the_cache_of_a_user_is_its_owners_and_a_shared_one_stays_shared(tmp_path):

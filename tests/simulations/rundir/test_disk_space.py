@@ -75,7 +75,7 @@ def test_a_client_that_cannot_store_its_payload_stops_the_run(method, tmp_path):
     settings = SETTINGS | ({"method": "topk", "noise_multiplier": None} if method == "topk" else {})
     unbroken = run_local(tmp_path / "unbroken", **settings)
     plan, directory = plan_at(tmp_path / "run", **settings)
-    file = directory.outbox(1) if method == "lsg" else directory.own(1) / "feedback-000001.bin"
+    file = directory.last_payload(1) if method == "lsg" else directory.own(1) / "feedback-000001.bin"
     file.parent.mkdir(parents=True)
     full = file.with_name(f".{file.name}.{os.getpid()}")
     full.symlink_to(FULL)
@@ -91,7 +91,7 @@ def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
     """Negative control: the operating system's own error says only that there is no space."""
     plan, directory = plan_at(tmp_path / "run", **SETTINGS)
     (directory.path / "bytes.csv").symlink_to(FULL)
-    monkeypatch.setattr("simulations.rundir.tables.naming", lambda path: resumable(path.parent))
+    monkeypatch.setattr("simulations.rundir.journal.naming", lambda path: resumable(path.parent))
     with pytest.raises(DiskFullError) as error:
         local.run(plan, directory, on_round=ignore)
     assert "bytes.csv" not in str(error.value)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulations.rundir import feedback_box
-from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir import last_payload
+from simulations.rundir.last_payload import FeedbackBox
 
 M = [torch.arange(4).double() * 0.1 * k for k in range(9)]
 
@@ -175,7 +175,7 @@ def test_a_crash_before_the_file_is_in_place_leaves_the_round_before(tmp_path, m
         path.with_name(f".{path.name}.9").write_bytes(content[0])  # a torn temporary file stays behind
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(feedback_box, "write_atomically", crash)
+    monkeypatch.setattr(last_payload, "write_atomically", crash)
     with pytest.raises(KeyboardInterrupt):
         found.store("q2", b"payload", M[2], round=2)
     assert found.find("q2") is None

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulations.rundir.journal import Line, read_lines
 from simulations.rundir.links import LINKS, Link, parse_link, round_seconds, transfer_seconds
-from simulations.rundir.tables import Line, read_lines
 
 BROADBAND = LINKS["broadband"]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from simulations.rundir.files import sealed
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import Settings
 
 SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, parameters={"rank": 4})

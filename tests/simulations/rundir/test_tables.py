@@ -13,7 +13,8 @@ from fedlsg.payload.layout import COMPACT, HEADER, value_bytes
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.tables import BYTES, LINES_HEADER, Journal, Line, lines_of, read_lines
+from simulations.rundir.journal import LINES_HEADER, Journal, Line, lines_of, read_lines
+from simulations.rundir.tables import BYTES
 from simulations.server.restore import restore
 from strategies.federation.report import RoundReport, Sent
 from strategies.federation.wire import raw_array

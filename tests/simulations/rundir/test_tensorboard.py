@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.rundir import tensorboard
+from simulations.rundir import journal, tables
+from simulations.rundir.journal import EVENTS as FILE
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import FIELDS, Row
-from simulations.rundir.tensorboard import FILE
 from tests.simulations.support.runs import Run, resume_local
 
 
@@ -35,7 +35,7 @@ def seen(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def append(folder: Path, added: Row) -> int:
-    return tensorboard.append(folder, added.round, added.scalars)
+    return journal.append_events(folder, added.round, added.scalars)
 
 
 def read(path: Path) -> Iterator[tuple[int, float]]:
@@ -84,7 +84,7 @@ def test_a_resumed_run_holds_each_step_once(stopped):
 
 def test_without_the_cut_a_step_occurs_twice(stopped, monkeypatch):
     """Negative control: the crash between events and checkpoint really leaves a step too many."""
-    monkeypatch.setattr(tensorboard, "cut", lambda *_, **__: None)
+    monkeypatch.setattr(tables, "cut_events", lambda *_, **__: None)
     append(stopped.path, replace(stopped.rows[0], round=2))
     assert raw_steps(resume_local(stopped.path).path) == [1, 2, 2]
 
@@ -106,5 +106,5 @@ def test_a_torn_file_reads_as_its_whole_records(torn, steps, tmp_path_factory):
     data = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(data[:torn])
     assert list(read(folder / FILE)) == whole[: len(list(read(folder / FILE)))]
-    tensorboard.cut(folder, sizes[-1], [(one.round, one.scalars) for one in rows])
+    journal.cut_events(folder, sizes[-1], [(one.round, one.scalars) for one in rows])
     assert raw_steps(folder) == list(range(1, steps + 1))

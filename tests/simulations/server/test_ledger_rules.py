@@ -13,7 +13,7 @@ from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.client.app import app
 from simulations.client.given_account import GivenAccount
 from simulations.engines import local
-from simulations.rundir.outbox import Outbox
+from simulations.rundir.last_payload import LastPayload
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.broken_runs import Tape
 from tests.simulations.support.late_charges import charge_late
@@ -161,7 +161,7 @@ def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
 def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch, small):
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", client=Tape((2, 1)))
-    RunDir(tmp_path / "run").outbox(0).unlink()
+    RunDir(tmp_path / "run").last_payload(0).unlink()
     run = resume_local(tmp_path / "run")
     assert run.ledgers == small.ledgers
     assert run.weights.equal(small.weights)
@@ -169,9 +169,11 @@ def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch
 
 def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
     """Negative control: an outbox that never looks at the question; the ledger lacks the round that it answers."""
-    find = Outbox.find
+    find = LastPayload.find
     questions: dict[Path, str] = {}
-    monkeypatch.setattr(Outbox, "find", lambda self, question: find(self, questions.setdefault(self.path, question)))
+    monkeypatch.setattr(
+        LastPayload, "find", lambda self, question: find(self, questions.setdefault(self.path, question))
+    )
     run = run_local(tmp_path / "run")
     assert [row.rejected for row in run.rows] == ["", "0 1"]
     assert "lost the entry of round 2, whose payload is stored" in run.rows[1].reasons

@@ -17,7 +17,7 @@ from simulations.plan.plan import make_plan, prepare
 from simulations.report.progress import RoundDisplay
 from simulations.report.run_page import run_page
 from simulations.report.words import duration
-from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.last_payload import FeedbackBox
 from simulations.rundir.results import read_run
 from simulations.server import app as server_app
 from simulations.settings.settings import from_mapping

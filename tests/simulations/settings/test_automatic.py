@@ -5,8 +5,7 @@ from torch import nn
 
 from simulations import workloads
 from simulations.plan.prepare import prepare
-from simulations.settings.automatic import rule_line
-from simulations.settings.method_choice import method_line
+from simulations.settings.automatic import method_line, rule_line
 from simulations.settings.settings import as_config, from_mapping, values_of
 from tests.simulations.support.own import TEST, TRAIN, quick, workload
 

@@ -6,7 +6,7 @@ import torch
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir
-from simulations.settings.device import device_of
+from simulations.settings.automatic import device_of
 from simulations.settings.settings import as_config, from_mapping, parse
 from tests.simulations.support.runs import SMALL
 

@@ -18,9 +18,8 @@ from simulations.models import vision
 from simulations.models.small import heads
 from simulations.plan import plan
 from simulations.settings.published import Published, find, from_run_config, matching, presets, resolve
-from simulations.settings.published.catalogue import by_name, by_size, index
 from simulations.settings.published.preset import EXAMPLES, name_of
-from simulations.settings.published.resolve import unfolded
+from simulations.settings.published.resolve import by_name, by_size, index, unfolded
 from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown, command
 from simulations.settings.resolve import build_method, fill

@@ -47,7 +47,9 @@ def answer_without_payload(message: Message, context: Context) -> Message:
 
 def replay(message: Message, context: Context) -> Message:
     """Send last round's payload again."""
-    stored = RunDir(Path(str(message.content["round"]["run_dir"]))).outbox(int(context.node_config["partition-id"]))
+    stored = RunDir(Path(str(message.content["round"]["run_dir"]))).last_payload(
+        int(context.node_config["partition-id"])
+    )
     previous = stored.read_bytes().split(b"\n", 1)[1] if stored.exists() else None
     reply = honest(message, context)
     return reply if previous is None else Message(update(previous, 0), reply_to=message)

@@ -16,7 +16,7 @@ from fedlsg.privacy.ledger_entry import encode_entry, encode_line
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.run import resume_command
-from simulations.rundir.tables import read_lines
+from simulations.rundir.journal import read_lines
 from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 

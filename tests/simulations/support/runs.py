@@ -21,7 +21,8 @@ from simulations.grids.virtual import ClientFunction
 from simulations.plan.plan import Plan, make_plan
 from simulations.report import run_page
 from simulations.report.run_page import write_run_page
-from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.lock import create
+from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import simulations.workloads.base.split as base
+import simulations.workloads.base.model as base
 from simulations.workloads.base.model import build_model, fresh
 from tests.simulations.support.own import build, load, quick, workload
 

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation
 from fedlsg.attacks.replay import objective
-from fedlsg.attacks.text.matching import TextMatching, match_text, standing_in
-from fedlsg.attacks.text.tokens import TextPrior
+from fedlsg.attacks.text_matching import TextMatching, match_text, standing_in
+from fedlsg.attacks.tokens import TextPrior
 from tests.fedlsg.support.encoders import BEGIN, END, PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import method, observe
 from tests.fedlsg.support.pretend_cuda import pretended_cuda

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
-from fedlsg.attacks.text.token_reading import read_tokens
-from fedlsg.attacks.text.tokens import embedded, readers, received_span, span_test
+from fedlsg.attacks.token_reading import read_tokens
+from fedlsg.attacks.tokens import embedded, readers, received_span, span_test
 from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.encoders import PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import cross_entropy, method, observe

@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import Distance, objective
 from fedlsg.attacks.search import Box, Progress, Search, Watch, adam, search
-from fedlsg.attacks.text.tokens import TextPrior
+from fedlsg.attacks.tokens import TextPrior
 
 
 @dataclass(frozen=True, kw_only=True)

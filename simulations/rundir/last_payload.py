@@ -1,10 +1,15 @@
-"""A client's memory of error feedback, in one file with its payload: both change, or neither.
+"""The last payload of a client, kept until the next one: to send it again, byte for byte, costs no privacy.
 
+    checkpoint/outbox/client-000003.bin            JSON header, newline, payload
     clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory after it (float64)
 
-The memory is SECRET: sums of the client's gradients without noise. It is in the client's own folder, which only its
-owner can read. Only ``FeedbackBox`` reads it, and it returns only the payload for sending. (The driver of engine ray
-gives the memory to the worker that simulates this client, and stores what comes back.)
+The header holds a digest of the request's id ("question") and the payload. A damaged file is not sent, and the client
+trains again.
+
+Under error feedback a client's memory is in one file with its payload: both change, or neither. The memory is SECRET:
+sums of the client's gradients without noise. It is in the client's own folder, which only its owner can read. Only
+``FeedbackBox`` reads it, and it returns only the payload for sending. (The driver of engine ray gives the memory to the
+worker that simulates this client, and stores what comes back.)
 
 If the process ends before the file is in place, the client trains again, from the memory of round 11. If it ends
 later, the client sends the stored payload again and the memory stays. Two files would leave a moment in between.
@@ -12,18 +17,20 @@ The file of the round before is kept: the server may announce the same round onc
 another processor). The new payload then starts from the memory that the old one started from.
 
 Two processes may reply for one client: a late one with the message of an earlier round, or a second one with the same
-message. The file that is stored first stays: neither a memory of a later round nor the reply to the same question is
+message. The file that is stored first stays: neither a memory of a later round nor the reply to the same request is
 replaced. The folder is locked from that check to the end of the store (POSIX).
 """
 
 import hashlib
 import json
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.common.logger import log
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,8 +38,68 @@ from fedlsg.owner_only import make_folder
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.lock import locked_folder
 
+PAYLOAD_KEYS = {"question", "bytes", "sha256"}
+
+
+@dataclass(frozen=True)
+class LastPayload:
+    """A file with one payload and the request_id that it answers."""
+
+    path: Path
+
+    def find(self, request_id: str) -> bytes | None:
+        """The stored payload if it answers exactly this request_id."""
+        stored = self._read(request_id)
+        return None if stored is None else stored[1]
+
+    def last(self) -> bytes | None:
+        """The stored payload, whatever it answers."""
+        stored = self._read()
+        return None if stored is None else stored[1]
+
+    @property
+    def damaged(self) -> bool:
+        """Whether there is a file that is not what was stored."""
+        return self.path.exists() and self._read(quiet=True) is None
+
+    def _read(self, request_id: str | None = None, *, quiet: bool = False) -> tuple[str, bytes] | None:
+        """What is stored; the payload is not read if it answers something else than ``request_id``."""
+        try:
+            with self.path.open("rb") as file:
+                known = json.loads(file.readline())
+                if not isinstance(known, dict) or known.keys() != PAYLOAD_KEYS:
+                    raise ValueError
+                if request_id is not None and known["question"] != request_id:
+                    return None
+                payload = file.read()
+            if known != _head(known["question"], payload):
+                raise ValueError
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, AttributeError):
+            if not quiet:
+                log(WARNING, "%s is damaged: its payload is made again, as another attempt", self.path)
+            return None
+        return known["question"], payload
+
+    def store(self, request_id: str, payload: bytes) -> None:
+        """Replace the stored payload, atomically.
+
+        Not synced: if a crash of the machine loses the file, the next attempt is charged; if it damages the file, the
+        digest shows it.
+        """
+        head = json.dumps(_head(request_id, payload)).encode()
+        write_atomically(self.path, head + b"\n", payload, durable=False)
+
+
+def _head(request_id: str, payload: bytes) -> dict[str, Any]:
+    sha = hashlib.sha256(json.dumps(request_id).encode() + b"\n")
+    sha.update(payload)
+    return {"question": request_id, "bytes": len(payload), "sha256": sha.hexdigest()}
+
+
 KEPT = 2
-KEYS = {"client", "round", "question", "payload", "first", "sha256"}
+MEMORY_KEYS = {"client", "round", "question", "payload", "first", "sha256"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +107,7 @@ class Stored:
     """One file: the payload of ``round``, and the memory after it. ``first``: there was no memory before."""
 
     round: int
-    question: str
+    request_id: str
     first: bool
     payload: bytes
     memory: Float[Tensor, " size"]
@@ -53,14 +120,14 @@ class FeedbackBox:
     folder: Path
     client: int
 
-    def find(self, question: str) -> bytes | None:
-        """The stored payload that answers exactly this question."""
+    def find(self, request_id: str) -> bytes | None:
+        """The stored payload that answers exactly this request_id."""
         for round, path in self._files():
             with path.open("rb") as file:
-                if json.dumps(question).encode() not in file.readline():
+                if json.dumps(request_id).encode() not in file.readline():
                     continue
             stored = self._read(round, path)
-            if stored.question == question:
+            if stored.request_id == request_id:
                 return stored.payload
         return None
 
@@ -93,10 +160,10 @@ class FeedbackBox:
                 return self._read(number, path).memory
         return torch.zeros(size, dtype=torch.float64)
 
-    def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
+    def store(self, request_id: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
         """Write payload and memory as one, atomically and durably; delete files older than the round before.
 
-        Returns the payload to send: this one, or the one that another process has stored for the same question.
+        Returns the payload to send: this one, or the one that another process has stored for the same request_id.
         Raises ValueError for a memory that is not finite, or if the memory of a later round is stored by now.
         """
         if not bool(memory.isfinite().all()):
@@ -105,12 +172,12 @@ class FeedbackBox:
         with locked_folder(self.folder):
             files = self._files()
             self._refuse_older(round, files)
-            if (stored := self.find(question)) is not None:
+            if (stored := self.find(request_id)) is not None:
                 return stored
             first = not any(number < round for number, _ in files)
             body = payload + memory.detach().cpu().numpy().astype("<f8").tobytes()
             head = {
-                "client": self.client, "round": round, "question": question, "payload": len(payload), "first": first,
+                "client": self.client, "round": round, "question": request_id, "payload": len(payload), "first": first,
             }  # fmt: skip
             head["sha256"] = _digest(head, body)
             write_atomically(self._path(round), json.dumps(head).encode() + b"\n", body, private=True)
@@ -151,7 +218,7 @@ class FeedbackBox:
         try:
             line, body = path.read_bytes().split(b"\n", 1)
             head = json.loads(line)
-            if head.keys() != KEYS or (head["client"], head["round"]) != (self.client, round):
+            if head.keys() != MEMORY_KEYS or (head["client"], head["round"]) != (self.client, round):
                 raise ValueError
             if head["sha256"] != _digest({key: head[key] for key in head if key != "sha256"}, body):
                 raise ValueError

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from fedlsg.attacks.text.tokens import TokenScores, Vocabulary, embedded
+from fedlsg.attacks.tokens import TokenScores, Vocabulary, embedded
 
 CANDIDATES = 64
 """Tokens a position that are looked at again; the span test ranks all of them first."""

@@ -1,4 +1,13 @@
-"""Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the library constriction.
+"""Parts of codecs: public dither, entropy coder, common grid.
+
+Subtractive dither: values become integers on a grid, with an error that does not depend on them.
+
+Symbols: x a value     D grid step     u dither, uniform in [-1/2, 1/2), public     q integer sent
+    q = floor(x / D + u + 1/2)        the receiver takes (q - u) D: x plus an error uniform in (-D/2, D/2]
+The error does not depend on x (Roberts 1962; Schuchman 1964): it has zero mean whatever x is and variance D^2 / 12.
+The dither has 2^24 levels: "uniform" holds up to 2^-25 of a step.
+
+Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the library constriction.
 
 Symbols: q integers on the grid     s Gaussian scale in grid steps     u dither in [-1/2, 1/2), known to both sides
     P(q | u) = Phi((q + 1/2 - u) / s) - Phi((q - 1/2 - u) / s),  u rounded to the middle of one of ``CLASSES`` classes
@@ -10,11 +19,55 @@ truncation to them.
 A symbol beyond 4.5 s is sent as the outermost one; its excess is sent separately, as a LEB128 number.
 """
 
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import isqrt
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.randomness import public_generator
+
+LEVELS = 2**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dither:
+    """What both sides know of the rounding of one client's values: the public seed, whose values, and their noise.
+
+    noise_std: deviation of the noise on every value as it is sent, over all local steps (see ``accumulated_noise``).
+    """
+
+    seed: int
+    client: int
+    noise_std: float = 0.0
+
+    def draw(self, round: int, count: int) -> np.ndarray:
+        """Levels d of the dither u = (d + 1/2) / 2^24 - 1/2, int64: one a value, new in every round."""
+        generator = public_generator(self.seed, "dither", round, self.client)
+        return torch.randint(LEVELS, (count,), generator=generator, dtype=torch.int64).numpy()
+
+
+def require_dither(dither: Dither | None, codec: str) -> Dither:
+    """The dither of a codec that needs one. Raises ValueError if there is none."""
+    if dither is None:
+        raise ValueError(f"codec {codec!r} needs the public dither of the client")
+    return dither
+
+
+def quantize(values: np.ndarray, width: np.ndarray | float, levels: np.ndarray) -> np.ndarray:
+    """q as float64 whole numbers."""
+    return np.floor(values.astype(np.float64) / width + (levels + 0.5) / LEVELS)
+
+
+def dequantize(symbols: np.ndarray, width: np.ndarray | float, levels: np.ndarray) -> Float[Tensor, " kept"]:
+    """(q - u) D in float64, rounded once to float32: only IEEE operations, the same bits on every machine."""
+    with np.errstate(over="ignore"):  # the receiver refuses infinite values
+        return torch.from_numpy(((symbols + 0.5 - (levels + 0.5) / LEVELS) * width).astype(np.float32))
+
 
 CLASSES = 8
 """Classes of the dither: a power of two, so that a class is the dither's first bits."""

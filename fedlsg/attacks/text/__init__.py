@@ -1,1 +1,0 @@
-"""Recover tokens from one payload."""

@@ -1,1 +1,0 @@
-"""Parts of codecs: public dither, entropy coder, common grid."""
