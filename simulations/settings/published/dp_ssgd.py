@@ -7,8 +7,9 @@ Adamczewski et al. 2023, "Pre-Pruning and Gradient-Dropping Improve Differential
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
-from simulations.settings.published.preset import SIGMA, Published, Value, central, name_of
+from simulations.settings.published.preset import SIGMA, Published, Value, central, published
 
 DE_ET_AL_PAPER = "De et al. (2022)"
 
@@ -45,29 +46,20 @@ OURS = "The paper trains no such CNN: 505,098 parameters, with weight-standardis
 
 def de_et_al_presets() -> Iterator[Published]:
     """Six epsilons for each of three models."""
-    for model in MODELS:
-        for epsilon in DE_ET_AL_UPDATES:
-            yield _de_et_al(model, epsilon)
-
-
-def _de_et_al(model: str, epsilon: int) -> Published:
-    settings = central(
-        "cifar10", "dpsgd", batch=4096, rounds=DE_ET_AL_UPDATES[epsilon], epsilon=epsilon, delta=1e-5, model=model,
-        optimizer="sgd", momentum=0.0, learning_rate=2.0, clip_norm=1.0,
-        more={"augment": "flip-crop", "multiplicity": 16, "ema": 0.9999},
-    )  # fmt: skip
-    wide, accuracy = model.startswith("wrn"), ABSTRACT.get((model, epsilon))
-    own = () if accuracy else (NUMBER,) if wide else (OURS,)
-    same = () if model == MODELS[0] else (SAME,)
-    return Published(
-        name=name_of(settings, suffix="-de2022"),
-        aliases=(f"de2022-{model.removesuffix('-ws')}-eps{epsilon}",),
-        settings=settings,
-        paper=DE_ET_AL_PAPER,
-        where="Table 2" if wide else "CNN",
-        accuracy=accuracy,
-        notes=(*own, CONFIG, COUNTS[epsilon], *same, WARM_UP, SIGMA),
-    )
+    for model, (epsilon, updates) in product(MODELS, DE_ET_AL_UPDATES.items()):
+        settings = central(
+            "cifar10", "dpsgd", batch=4096, rounds=updates, epsilon=epsilon, delta=1e-5, model=model, optimizer="sgd",
+            momentum=0.0, learning_rate=2.0, clip_norm=1.0,
+            more={"augment": "flip-crop", "multiplicity": 16, "ema": 0.9999},
+        )  # fmt: skip
+        wide, accuracy = model.startswith("wrn"), ABSTRACT.get((model, epsilon))
+        own = () if accuracy else (NUMBER,) if wide else (OURS,)
+        notes = (*own, CONFIG, COUNTS[epsilon], *(() if model == MODELS[0] else (SAME,)), WARM_UP, SIGMA)
+        short = (f"de2022-{model.removesuffix('-ws')}-eps{epsilon}",)
+        where = "Table 2" if wide else "CNN"
+        yield published(
+            settings, DE_ET_AL_PAPER, where, notes, accuracy=accuracy, aliases=short, suffix="-de2022"
+        )  # fmt: skip
 
 
 PAPER = "DP-SSGD (Adamczewski et al. 2023)"
@@ -149,87 +141,63 @@ TABLE_4 = ((94.84, 0.16), (67.74, 0.31))
 """The same with both tools, their rates not given."""
 
 
+SCRATCH: Mapping[str, Value] = {"model": "wrn-16-4-ws", "learning_rate": 2.0, "multiplicity": 16, "ema": 0.999}
+RESNET_50: Mapping[str, Value] = {"model": "resnet-50", "learning_rate": 4.0, "multiplicity": 4, "ema": 0.999}
+WIDE: Mapping[str, Value] = {"model": "wrn-28-10-gain", "learning_rate": 1.0, "multiplicity": 16, "ema": 0.9}
+PAIR = ("cifar10", "cifar100")
+
+
 def presets() -> Iterator[Published]:
     """CIFAR-10 and ImageNet from scratch (Tables 1 and 3) and, pre-trained, CIFAR-10 and CIFAR-100 (Tables 1, 4, 5)."""
     for row, cells in TABLE_1.items():
         for epsilon, cell in zip(UPDATES, cells, strict=True):
-            yield _scratch(epsilon, *RATES_OF[row], cell)
+            own = (*_scratch_notes(row, epsilon), DE_ET_AL.format(f"{UPDATES[epsilon]:,}"))
+            notes = (*own, *((ONE_RUN,) if epsilon > 1 else ()))
+            short = (f"dp-ssgd-cifar10-eps{epsilon}",) if row == "dp-ssgd" else ()
+            yield _row("cifar10", SCRATCH, epsilon, *RATES_OF[row], "Table 1", cell, notes, short,
+                       batch=4096, rounds=UPDATES[epsilon])  # fmt: skip
     for row, cells in TABLE_3.items():
+        prune, drop = RATES_OF[row]
+        own = (*((IMAGENET_RATES,) if prune or drop else ()), *((SYNFLOW,) if prune else ()))
         for small, cell in zip((0.5, 1.0), cells, strict=True):
-            yield _imagenet(small, *RATES_OF[row], cell)
-    for row, rates in TABLE_5.items():
-        for rate, pair in rates.items():
-            for workload, cell in zip(("cifar10", "cifar100"), pair, strict=True):
-                prune, drop = (rate, 0.0) if row == "pre-pruning" else (0.0, rate)
-                conflict = (CONFLICT[row],) if (rate, workload) == (0.2, "cifar100") else ()
-                yield _pretrained(workload, prune, drop, "Table 5", cell, conflict)
-    for workload, cell in zip(("cifar10", "cifar100"), TABLE_4, strict=True):
-        yield _pretrained(workload, 0.2, 0.2, "Table 4", cell, (COMBINED,))
+            yield _row("imagenet", RESNET_50, small, prune, drop, "Table 3", cell,
+                       (*own, IMAGENET, IMAGENET_DELTA, RESNET), batch=16384, rounds=2346, delta=7.8e-7)  # fmt: skip
+    pretrained = [
+        (row, rate, cell, workload)
+        for row, rates in TABLE_5.items()
+        for rate, pair in rates.items()
+        for workload, cell in zip(PAIR, pair, strict=True)
+    ]
+    for row, rate, cell, workload in pretrained:
+        prune, drop = (rate, 0.0) if row == "pre-pruning" else (0.0, rate)
+        conflict = (CONFLICT[row],) if (rate, workload) == (0.2, "cifar100") else ()
+        yield _row(workload, WIDE, 1, prune, drop, "Table 5", cell, (*conflict, PRETRAINED, FINE_TUNED))
+    for workload, cell in zip(PAIR, TABLE_4, strict=True):
+        short = ("dp-ssgd-cifar100-eps1",) if workload == "cifar100" else ()
+        yield _row(workload, WIDE, 1, 0.2, 0.2, "Table 4", cell, (COMBINED, PRETRAINED, FINE_TUNED), short)
 
 
-def _scratch(epsilon: int, prune: float, drop: float, cell: tuple[float, float]) -> Published:
-    method, choices, suffix = _tools(prune, drop)
-    settings = central(
-        "cifar10", method, batch=4096, rounds=UPDATES[epsilon], epsilon=epsilon, delta=1e-5, model="wrn-16-4-ws",
-        optimizer="sgd", momentum=0.0, learning_rate=2.0, clip_norm=1.0,
-        more=choices | {"augment": "flip-crop", "multiplicity": 16, "ema": 0.999},
-    )  # fmt: skip
-    if prune and drop:
-        own: tuple[str, ...] = (RATES if epsilon == 1 else RATES_ELSEWHERE, SYNFLOW)
-    elif prune:
-        own = (PRUNE_RATE, SYNFLOW)
-    else:
-        own = (DROP_RATE,) if drop else (BASELINE,) if epsilon == 1 else ()
-    more = (ONE_RUN,) if epsilon > 1 else ()
-    return Published(
-        name=name_of(settings, suffix=suffix),
-        aliases=(f"dp-ssgd-cifar10-eps{epsilon}",) if prune and drop else (),
-        settings=settings,
-        paper=PAPER,
-        where="Table 1",
-        accuracy=cell[0],
-        spread=cell[1],
-        notes=(*own, DE_ET_AL.format(f"{UPDATES[epsilon]:,}"), *more, SIGMA),
+def _scratch_notes(row: str, epsilon: int) -> tuple[str, ...]:
+    """What a row of Table 1 leaves open."""
+    rates = RATES if epsilon == 1 else RATES_ELSEWHERE
+    baseline = (BASELINE,) if epsilon == 1 else ()
+    return {"dp-ssgd": (rates, SYNFLOW), "pre-pruning": (PRUNE_RATE, SYNFLOW), "dropping": (DROP_RATE,)}.get(
+        row, baseline
     )
 
 
-def _imagenet(epsilon: float, prune: float, drop: float, cell: tuple[float, float]) -> Published:
+def _row(
+    workload: str, training: Mapping[str, Value], epsilon: float, prune: float, drop: float, where: str,
+    cell: tuple[float, float], notes: tuple[str, ...], short: tuple[str, ...] = (), *, batch: int = 16384,
+    rounds: int = 250, delta: float = 1e-5,
+) -> Published:  # fmt: skip
     method, choices, suffix = _tools(prune, drop)
     settings = central(
-        "imagenet", method, batch=16384, rounds=2346, epsilon=epsilon, delta=7.8e-7, model="resnet-50", optimizer="sgd",
-        momentum=0.0, learning_rate=4.0, clip_norm=1.0,
-        more=choices | {"augment": "flip-crop", "multiplicity": 4, "ema": 0.999},
+        workload, method, batch=batch, rounds=rounds, epsilon=epsilon, delta=delta, optimizer="sgd", momentum=0.0,
+        clip_norm=1.0, more={**training, **choices, "augment": "flip-crop"},
     )  # fmt: skip
-    own = (IMAGENET_RATES,) if prune or drop else ()
-    return Published(
-        name=name_of(settings, suffix=suffix),
-        settings=settings,
-        paper=PAPER,
-        where="Table 3",
-        accuracy=cell[0],
-        spread=cell[1],
-        notes=(*own, *((SYNFLOW,) if prune else ()), IMAGENET, IMAGENET_DELTA, RESNET, SIGMA),
-    )
-
-
-def _pretrained(
-    workload: str, prune: float, drop: float, where: str, cell: tuple[float, float], own: tuple[str, ...]
-) -> Published:
-    method, choices, suffix = _tools(prune, drop)
-    settings = central(
-        workload, method, batch=16384, rounds=250, epsilon=1, delta=1e-5, model="wrn-28-10-gain", optimizer="sgd",
-        momentum=0.0, learning_rate=1.0, clip_norm=1.0,
-        more=choices | {"augment": "flip-crop", "multiplicity": 16, "ema": 0.9},
-    )  # fmt: skip
-    return Published(
-        name=name_of(settings, suffix=suffix),
-        aliases=("dp-ssgd-cifar100-eps1",) if where == "Table 4" and workload == "cifar100" else (),
-        settings=settings,
-        paper=PAPER,
-        where=where,
-        accuracy=cell[0],
-        spread=cell[1],
-        notes=(*own, PRETRAINED, FINE_TUNED, SIGMA),
+    return published(
+        settings, PAPER, where, (*notes, SIGMA), accuracy=cell[0], spread=cell[1], aliases=short, suffix=suffix
     )
 
 

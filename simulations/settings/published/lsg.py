@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from simulations.settings.published.preset import POISSON, QNLI, QNLI_DELTA, SIGMA, Published, Value, central, name_of
+from simulations.settings.published.preset import POISSON, QNLI, QNLI_DELTA, SIGMA, Published, Value, central, published
 
 PAPER = "LSG (Ito et al. 2023)"
 
@@ -121,15 +121,8 @@ def _text(
         workload, method, batch=2000, epochs=20, epsilon=epsilon, delta=DELTAS[workload], model="roberta-base",
         optimizer="adam", learning_rate=1e-3, clip_norm=10.0, more=choices,
     )  # fmt: skip
-    return Published(
-        name=name_of(settings),
-        aliases=_aliases(method, workload, epsilon, rank, sparsity),
-        settings=settings,
-        paper=PAPER,
-        where=where,
-        accuracy=accuracy,
-        notes=tuple(notes),
-    )
+    short = _aliases(method, workload, epsilon, rank, sparsity)
+    return published(settings, PAPER, where, notes, accuracy=accuracy, aliases=short)
 
 
 def _aliases(method: str, workload: str, epsilon: float, rank: int | None, sparsity: float) -> tuple[str, ...]:
@@ -154,15 +147,9 @@ def _table_2(method: str, epsilon: float, accuracy: float) -> Published:
         "cifar10", method, batch=350, epochs=100, epsilon=epsilon, delta=1e-5, model="wrn-28-4", optimizer="sgd",
         momentum=0.9, learning_rate=0.5, schedule="step", final_learning_rate=4e-3, clip_norm=5.0, more=sparse,
     )  # fmt: skip
-    return Published(
-        name=name_of(settings),
-        aliases=(f"sparse-dpsgd-cifar10-eps{epsilon:g}",) if sparse else (),
-        settings=settings,
-        paper=PAPER,
-        where="Table 2",
-        accuracy=accuracy,
-        notes=(*((CHOSEN, REFRESHED) if sparse else ()), SIZE, STEPS, DECAY, POISSON, SIGMA),
-    )
+    notes = (*((CHOSEN, REFRESHED) if sparse else ()), SIZE, STEPS, DECAY, POISSON, SIGMA)
+    names = (f"sparse-dpsgd-cifar10-eps{epsilon:g}",) if sparse else ()
+    return published(settings, PAPER, "Table 2", notes, accuracy=accuracy, aliases=names)
 
 
 def _low_rank_vision(
@@ -170,20 +157,18 @@ def _low_rank_vision(
     short: tuple[str, ...] = (),
 ) -> Published:  # fmt: skip
     """WRN-28-4 on CIFAR-10 from scratch, LSG or, at p = 0, the paper's RGP."""
-    settings = central(
-        "cifar10", "lsg", batch=1000, epochs=200, epsilon=epsilon, delta=1e-5, model="wrn-28-4", optimizer="sgd",
-        momentum=0.9, weight_decay=1e-4, learning_rate=0.5, schedule="step", final_learning_rate=4e-3,
-        clip_norm=1.0, rank=rank, sparsity=sparsity, power_steps=1, direction="top",
+    settings = _wrn_28_4(epsilon, rank=rank, sparsity=sparsity, clip_norm=1.0, delta=1e-5)
+    notes = (*notes, JOINT, *(() if sparsity else (P0,)), SIZE, STEPS, DECAY, POISSON, SIGMA)
+    names = tuple(f"{name}-eps{epsilon:g}" for name in short)
+    return published(settings, PAPER, where, notes, accuracy=accuracy, aliases=names)
+
+
+def _wrn_28_4(epsilon: float | None, **private: Value) -> dict[str, Value]:
+    return central(
+        "cifar10", "lsg", batch=1000, epochs=200, epsilon=epsilon, model="wrn-28-4", optimizer="sgd", momentum=0.9,
+        weight_decay=1e-4, learning_rate=0.5, schedule="step", final_learning_rate=4e-3, power_steps=1,
+        direction="top", **private,
     )  # fmt: skip
-    return Published(
-        name=name_of(settings),
-        aliases=tuple(f"{name}-eps{epsilon:g}" for name in short),
-        settings=settings,
-        paper=PAPER,
-        where=where,
-        accuracy=accuracy,
-        notes=(*notes, JOINT, *(() if sparsity else (P0,)), SIZE, STEPS, DECAY, POISSON, SIGMA),
-    )
 
 
 def _non_private_text(workload: str, accuracy: float) -> Published:
@@ -193,28 +178,11 @@ def _non_private_text(workload: str, accuracy: float) -> Published:
         learning_rate=1e-5, schedule="linear", weight_decay=0.1,
         more={"optimizer_options": "betas=0.9 0.98, eps=1e-6"},
     )  # fmt: skip
-    return Published(
-        name=name_of(settings),
-        settings=settings,
-        paper=PAPER,
-        where="Figure 4",
-        accuracy=accuracy,
-        notes=(QUOTED, FINE_TUNED, NO_WARM_UP),
-    )
+    return published(settings, PAPER, "Figure 4", (QUOTED, FINE_TUNED, NO_WARM_UP), accuracy=accuracy)
 
 
 def _non_private() -> Published:
     """The row N.P. of Table 2, quoted there from RGP's paper, is that paper's preset."""
-    settings = central(
-        "cifar10", "lsg", batch=1000, epochs=200, epsilon=None, model="wrn-28-4", optimizer="sgd", momentum=0.9,
-        weight_decay=1e-4, learning_rate=0.5, schedule="step", final_learning_rate=4e-3,
-        rank=VISION_RANK, sparsity=VISION_SPARSITY, power_steps=1, direction="top",
-    )  # fmt: skip
-    return Published(
-        name=name_of(settings),
-        aliases=("lsg-cifar10-nonprivate",),
-        settings=settings,
-        paper=PAPER,
-        where="no table",
-        notes=("Not in the paper: LSG without clip and noise, an upper bound for its Table 2.", STEPS, DECAY),
-    )
+    settings = _wrn_28_4(None, rank=VISION_RANK, sparsity=VISION_SPARSITY)
+    notes = ("Not in the paper: LSG without clip and noise, an upper bound for its Table 2.", STEPS, DECAY)
+    return published(settings, PAPER, "no table", notes, aliases=("lsg-cifar10-nonprivate",))

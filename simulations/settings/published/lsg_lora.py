@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from simulations.settings.published.lsg import CONSTANT, DELTAS, FROZEN, JOINT, P0, SLIP
-from simulations.settings.published.preset import POISSON, QNLI, SIGMA, Published, Value, central, name_of
+from simulations.settings.published.preset import POISSON, QNLI, SIGMA, Published, Value, central, published
 
 PAPER = "LSG-LoRA (Ito et al. 2024)"
 
@@ -80,18 +80,10 @@ def _preset(
         "lsg-lora": (JOINT, SCALE),
         "sparse-dpsgd": ("The paper does not give the sparsity of this baseline.", FROZEN),
     }
-    return Published(
-        name=name_of(settings),
-        aliases=_aliases(method, task, epsilon, rank, sparsity),
-        settings=settings,
-        paper=PAPER,
-        where=where,
-        accuracy=accuracy,
-        notes=(
-            *((FIGURE_4,) if where == "Figure 4" else ()),
-            *own.get(method, ()), ADAM, SLIP, CONSTANT, POISSON, SIGMA, *((QNLI,) if task == "glue-qnli" else ()),
-        ),
-    )  # fmt: skip
+    notes = [*((FIGURE_4,) if where == "Figure 4" else ()), *own.get(method, ()), ADAM, SLIP, CONSTANT, POISSON, SIGMA]
+    notes += [QNLI] if task == "glue-qnli" else []
+    short = _aliases(method, task, epsilon, rank, sparsity)
+    return published(settings, PAPER, where, notes, accuracy=accuracy, aliases=short)
 
 
 def _aliases(method: str, task: str, epsilon: int, rank: int | None, sparsity: float) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ The papers train on one machine: one client that takes one step a round. With N 
 default of a workload changes a paper's row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -124,6 +124,17 @@ def central(
         shared["mechanism"] = "none"
     merged = {**shared, **settings, **more}
     return {**merged, **dict.fromkeys(GROUP_RATES, merged["learning_rate"])}  # no paper has more than one
+
+
+def published(
+    settings: Mapping[str, Value], paper: str, where: str, notes: Iterable[str], *, accuracy: float | None = None,
+    spread: float | None = None, aliases: tuple[str, ...] = (), suffix: str = "",
+) -> Published:  # fmt: skip
+    """The preset of these settings, under their name."""
+    return Published(
+        name=name_of(settings, suffix=suffix), aliases=aliases, settings=settings, paper=paper, where=where,
+        accuracy=accuracy, spread=spread, notes=tuple(notes),
+    )  # fmt: skip
 
 
 def name_of(settings: Mapping[str, Value], *, suffix: str = "") -> str:

@@ -3,7 +3,17 @@
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from simulations.settings.published.preset import POISSON, QNLI, QNLI_DELTA, SIGMA, Published, Value, central, name_of
+from simulations.settings.published.preset import (
+    POISSON,
+    QNLI,
+    QNLI_DELTA,
+    SIGMA,
+    Published,
+    Value,
+    central,
+    name_of,
+    published,
+)
 
 PAPER = "RGP (Yu et al. 2021)"
 
@@ -147,12 +157,4 @@ def _published(settings: dict[str, Value], where: str, accuracy: float | None, n
     """Names with the rank, and short names without it: no table has two ranks."""
     name = name_of(settings)
     short = name_of({key: value for key, value in settings.items() if key != "rank"})
-    return Published(
-        name=name,
-        aliases=(short,) if short != name else (),
-        settings=settings,
-        paper=PAPER,
-        where=where,
-        accuracy=accuracy,
-        notes=notes,
-    )
+    return published(settings, PAPER, where, notes, accuracy=accuracy, aliases=(short,) if short != name else ())

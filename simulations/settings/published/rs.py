@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from simulations.settings.published.preset import SIGMA, Published, Value, central, name_of
+from simulations.settings.published.preset import SIGMA, Published, Value, central, name_of, published
 
 PAPER = "RS (Zhu and Blaschko 2023)"
 
@@ -94,16 +94,8 @@ def _preset(method: str, workload: str, model: str, epsilon: int, accuracy: floa
     aliases = [short] if short != name else []
     if (method, workload, model) == ("rs", "cifar10", "dp-cnn"):
         aliases.append(f"rs-cifar10-eps{epsilon}")
-    return Published(
-        name=name,
-        aliases=tuple(aliases),
-        settings=settings,
-        paper=PAPER,
-        where="Table 2",
-        accuracy=accuracy,
-        spread=spread,
-        notes=(*notes, SHUFFLED, SIGMA),
-    )
+    notes += [SHUFFLED, SIGMA]
+    return published(settings, PAPER, "Table 2", notes, accuracy=accuracy, spread=spread, aliases=tuple(aliases))
 
 
 def _shuffled(row: Published, epsilon: int) -> Published:
