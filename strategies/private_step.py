@@ -27,23 +27,20 @@ from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.own_loop import (
     Account,
+    Independence,
     Optimizers,
     Rehearsals,
     Release,
     Spending,
     batches_of,
-    check_batches,
-    check_example,
     check_spending,
     check_start,
-    check_synthetic,
     check_untrained,
     first_rows,
     guarded,
     make_own,
     note_trained,
     own_source,
-    same_function,
     terms_of,
 )
 from fedlsg.own_loop.batches import Data
@@ -162,20 +159,16 @@ class PrivateStep:
             optimizer=None if optimizer is None or isinstance(optimizer, str) else make_own(optimizer, model),
         )
         self._rounds = Release(
-            state=self._state,
-            loss=self._loss,
-            local=local,
-            account=self._account,
-            spending=self._spending,
+            state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
             reproducible=reproducible,
-        )
+        )  # fmt: skip
         self._trained = tuple(trainable(model))
-        self._example = example
-        self._batch: Any = None
-        self._modes: tuple[bool, ...] | None = None if self.method.mechanism.clips else ()
+        self._independence = Independence(
+            model, self._loss, example, num_examples, self._rounds.draws, clips=self.method.mechanism.clips
+        )
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
-            self._check_independence()
+            self._independence.check()
         if not self._account.ledger.entries:
             _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
 
@@ -239,7 +232,7 @@ class PrivateStep:
         if self._rehearsals.is_due(batch, groups):
             self._rounds.check_budget(self._terms)
             with restored(self._loss, generators_of=(batch, groups)):
-                self._check_independence(batch)
+                self._independence.check(batch)
                 self._rehearsals.before(batch, groups, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
@@ -304,23 +297,3 @@ class PrivateStep:
             "num_examples": s.num_examples, "sample_rate": s.sample_rate, "steps": s.steps, "delta": s.delta,
             "seed": self._state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(self.method)),
         }  # fmt: skip
-
-    def _check_independence(self, batch: Callable[[Positions], Any] | None = None) -> None:
-        """Check that the model mixes no examples, unless it was checked in the modes (train, eval) of its modules.
-
-        On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
-        """
-        modes = tuple(module.training for module in self.model.modules())
-        if batch is not None and self._modes != () and not same_function(batch, self._batch):
-            with self._rounds.draws(), restored(generators_of=(batch,)):
-                check_batches(batch, self._spending.num_examples, self._rounds.device.type)
-            self._batch = batch
-        if self._modes in ((), modes):
-            return
-        with self._rounds.draws():
-            if self._example is not None:
-                check_example(self.model, self._loss, *self._example)
-            elif batch is not None:
-                inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
-                check_synthetic(self.model, self._loss, inputs, targets)
-        self._modes = modes

@@ -1,9 +1,11 @@
-"""Before anything is charged: a whole step on made-up rows, by the code of the step itself; and its errors in words."""
+"""Before anything is charged: no examples are mixed, and a whole step runs on made-up rows; its errors in words."""
 
 import math
 import os
 import sysconfig
 import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions
-from fedlsg.own_loop.batches import named, rows_of
-from fedlsg.own_loop.examples import made_up
+from fedlsg.own_loop.alone import check_batches, same_function
+from fedlsg.own_loop.batches import guarded, named, rows_of
+from fedlsg.own_loop.examples import check_example, check_synthetic, made_up
 from fedlsg.privacy import BudgetError, LedgerError
 from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
@@ -90,6 +93,43 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Inputs, targets: In
 def _part(part: Any, rows: Tensor) -> Any:
     """Some rows on the CPU."""
     return part[rows].cpu() if isinstance(part, Tensor) else {name: value[rows].cpu() for name, value in part.items()}
+
+
+class Independence:
+    """Checks that no examples are mixed: of the model once in each mode (train, eval) of its modules.
+
+    ``example``: public rows of the owner; without them rows are made up. ``draws``: inside, generators may be drawn
+    from. ``clips``: whether there is a clip, which mixing would make useless; without one nothing is checked.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: LossFunction, example: tuple[Inputs, Inputs] | None, num_examples: int,
+        draws: Callable[[], AbstractContextManager[None]], *, clips: bool,
+    ) -> None:  # fmt: skip
+        self._model, self._loss, self._example = model, loss, example
+        self._num_examples, self._draws = num_examples, draws
+        self._batch: Any = None
+        self._modes: tuple[bool, ...] | None = None if clips else ()
+
+    def check(self, batch: Callable[[Positions], Any] | None = None) -> None:
+        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes examples.
+
+        On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
+        """
+        modes = tuple(module.training for module in self._model.modules())
+        if batch is not None and self._modes != () and not same_function(batch, self._batch):
+            with self._draws(), restored(generators_of=(batch,)):
+                check_batches(batch, self._num_examples, next(self._model.parameters()).device.type)
+            self._batch = batch
+        if self._modes in ((), modes):
+            return
+        with self._draws():
+            if self._example is not None:
+                check_example(self._model, self._loss, *self._example)
+            elif batch is not None:
+                inputs, targets = guarded(batch)(torch.arange(min(2, self._num_examples)))
+                check_synthetic(self._model, self._loss, inputs, targets)
+        self._modes = modes
 
 
 def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs) -> Exception:
