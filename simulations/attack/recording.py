@@ -22,6 +22,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
 from simulations.settings.checks import all_refused, left_out, refusal
+from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import from_mapping, parse, values_of
@@ -125,7 +126,7 @@ def record_like(
 def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, device: Device) -> str:
     """The path of a recorded run: an existing one with these settings, an interrupted one that is continued, or new."""
     wanted = {**wanted, "engine": "local", "record_updates": True}
-    if wanted.get("mechanism") in ("none", "clip-only"):
+    if wanted.get("mechanism") in WITHOUT_NOISE:
         wanted.pop("noise_multiplier", None)
     if RunDir(directory).config.exists():
         check_recorded(directory, wanted)

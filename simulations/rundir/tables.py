@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, Released
-from simulations.rundir.journal import LINES_HEADER, Journal, lines_of
+from simulations.rundir.journal import LINES_HEADER, Journal, append_events, cut_events, lines_of
 from simulations.rundir.rundir import RunDir
 from strategies.federation.report import RoundReport
 

@@ -16,6 +16,7 @@ from fedlsg.rules import Facts, Rule, check_rules
 from fedlsg.secure_sum import plan_graph
 from simulations.settings.automatic import device_of
 from simulations.settings.participation import availability_of, spread_of
+from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.resolve import fill_codecs, uplink_codec
 from simulations.settings.run import Resolved, Settings
 from simulations.settings.settings import AUTO, RUN, all_settings, codec_settings, from_values
@@ -121,7 +122,7 @@ def method_facts(s: Settings, method: Method) -> Facts:
 def check_given(s: Settings, *, deployed: bool = False) -> None:
     """Raise ValueError for settings that do not go together whatever the data are; nothing is loaded yet."""
     kind = s.parameters.get("mechanism") or ("dp" if s.method == AUTO else strategies.default_mechanism(s.method))
-    known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": kind not in ("none", "clip-only")}
+    known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": kind not in WITHOUT_NOISE}
     check_rules(all_rules(), known, WORDS)
 
 

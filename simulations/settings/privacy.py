@@ -102,6 +102,8 @@ TRUST = (
     ),
     needs("not chooses", "a sum adds position by position: take trust=client", of=SUM),
 )  # fmt: skip
+WITHOUT_NOISE = ("none", "clip-only")
+"""Mechanisms that add none."""
 ADAPTIVE = needs("clip_quantile", "it is a setting of an adaptive clip: give clip_quantile, too")
 NOISE = needs("noise", "choose method dpsgd, or mechanism=dp")
 

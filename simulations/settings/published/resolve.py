@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
 
+from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.published import dp_ssgd, lsg, lsg_lora, rgp, rs
 from simulations.settings.published.preset import GROUP_RATES, Published
 from simulations.settings.settings import KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
@@ -126,7 +127,7 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
 
         strategies.check_name(method)
         gone |= strategies.own_settings(str(preset["method"])) - strategies.own_settings(method)
-    silent = method == "sgd" or given.get("mechanism") in ("none", "clip-only")
+    silent = method == "sgd" or given.get("mechanism") in WITHOUT_NOISE
     if silent or "noise_multiplier" in given:
         gone.add("epsilon")
     if "batch_size" in given:
