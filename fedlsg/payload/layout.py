@@ -30,6 +30,8 @@ Version 2, where indices are sent or values take no fixed number of bytes:
     end-16  16    SHA-256 of d, k (d in mode 3), the whole frame digest, public seed, client and everything before, cut
 
 All numbers are little-endian.
+
+Which codecs suit a method, and which runs keep the memory of error feedback (see ``Compression``).
 """
 
 import hashlib
@@ -40,9 +42,11 @@ from typing import Literal
 from jaxtyping import Int
 from torch import Tensor
 
-from fedlsg.payload.codecs import Codec, PayloadError, find_codec
+from fedlsg.method import Method
+from fedlsg.payload.codecs import Codec, PayloadError, all_codecs, find_codec
 from fedlsg.payload.indices import DIGEST_BYTES, Shape, digest_of, read_chosen
 from fedlsg.payload.values import Dither
+from fedlsg.training import check_memory
 
 IndexMode = Literal["derived", "explicit", "chosen"]
 
@@ -126,3 +130,27 @@ def indices_held(message: bytes) -> bytes | None:
 
 def _show(field: object) -> str:
     return field.hex()[:16] if isinstance(field, bytes) else str(field)
+
+
+def keeps_memory(method: Method, codec: Codec) -> bool:
+    """Whether clients remember what they left out: by recipe, or because the codec needs it without noise."""
+    return method.compression.error_feedback or (codec.needs_feedback and method.mechanism.kind == "none")
+
+
+def check_fits(codec: Codec, method: Method) -> None:
+    """Raise ValueError for a codec that does not suit the method's values; the message lists the codecs that do."""
+    reason = misfit(codec, method)
+    if reason:
+        others = [repr(other.name) for other in all_codecs().values() if not misfit(other, method)]
+        raise ValueError(f"{reason}; codecs that fit: {', '.join(others)}")
+
+
+def misfit(codec: Codec, method: Method) -> str:
+    """Why a codec does not suit a method; empty if it does."""
+    try:
+        codec.check(method)
+        if keeps_memory(method, codec):
+            check_memory(method.name, method.mechanism, method.carrier, method.mask, method.prune)
+    except ValueError as error:
+        return str(error)
+    return ""

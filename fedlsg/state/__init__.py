@@ -4,8 +4,7 @@ from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState, mean_frame
 from fedlsg.state.round_plan import ClientTerms, Phase, RoundPlan, phase_of, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
-from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_update, replay
-from fedlsg.state.snapshot import extra_vectors, restart
+from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_update, extra_vectors, replay, restart
 
 __all__ = [
     "ClientTerms", "Phase", "PublicState", "RoundPlan", "ServerState", "Step", "StepError", "encode_pruning",

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from fedlsg.carriers import merge
 from fedlsg.owner_only import make_parents
+from simulations.models.encoder import save_pretrained
 from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.models.transformers_form import save_pretrained
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import prepare
 from simulations.report.terminal import checked, print_whole

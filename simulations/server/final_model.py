@@ -11,7 +11,7 @@ from fedlsg.gradients import trainable
 from fedlsg.state import ServerState
 from fedlsg.user_code import DATA, shown
 from fedlsg.version import version
-from simulations.models.transformers_form import describe
+from simulations.models.encoder import describe
 from simulations.plan.plan import Base
 from simulations.plan.start import rows_behind, starts_of
 from simulations.workloads import Options

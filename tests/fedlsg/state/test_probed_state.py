@@ -11,8 +11,7 @@ from fedlsg.method import Schedule
 from fedlsg.payload import find_codec
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState, load_weights
-from fedlsg.state.server_update import read_steps, replay
-from fedlsg.state.snapshot import extra_vectors, restart
+from fedlsg.state.server_update import extra_vectors, read_steps, replay, restart
 from strategies import recipe
 from strategies.federation.sparse_downlink import SparseDownlink
 from tests.strategies.small_federation import StepsInMemory, model, server_state, values_for

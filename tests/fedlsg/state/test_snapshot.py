@@ -7,8 +7,7 @@ from fedlsg.gradients.supported import trainable
 from fedlsg.payload import find_codec
 from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import load_weights
-from fedlsg.state.server_update import read_steps, replay
-from fedlsg.state.snapshot import extra_vectors, restart
+from fedlsg.state.server_update import extra_vectors, read_steps, replay, restart
 from fedlsg.training.optimizers import names
 from strategies.federation.sparse_downlink import SparseDownlink
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for

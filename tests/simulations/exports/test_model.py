@@ -11,9 +11,8 @@ from rich.console import Console
 
 from fedlsg.carriers import Lora
 from simulations.exports.model import export_command
-from simulations.models.encoder import build_encoder
+from simulations.models.encoder import build_encoder, describe, save_pretrained
 from simulations.models.encoder_source import find_encoder
-from simulations.models.transformers_form import describe, save_pretrained
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from simulations.workloads.base.split import Split
-from simulations.workloads.normalise import normalised
+from simulations.workloads.base.workload import normalised
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 
 ALL = torch.arange(24)

@@ -15,8 +15,7 @@ from torch import Tensor
 from fedlsg.frame import Frame
 from fedlsg.payload import Codec, Dither, find_codec
 from fedlsg.state.server_state import ServerState
-from fedlsg.state.server_update import HEADER, DownDither, Step, StepError, read_steps, replay
-from fedlsg.state.snapshot import extra_vectors, restart
+from fedlsg.state.server_update import HEADER, DownDither, Step, StepError, extra_vectors, read_steps, replay, restart
 from fedlsg.training.compression import largest
 from strategies.federation.replica_wire import (  # fmt: skip
     NOWHERE,

@@ -21,8 +21,16 @@ from fedlsg.masks.pruning import prunable
 from fedlsg.payload import Codec, find_codec
 from fedlsg.payload.layout import HEADER as PAYLOAD_HEADER
 from fedlsg.state.server_state import ServerState
-from fedlsg.state.server_update import HEADER, PRUNING, encode_pruning, encode_update, read_steps, replay
-from fedlsg.state.snapshot import extra_vectors, restart
+from fedlsg.state.server_update import (
+    HEADER,
+    PRUNING,
+    encode_pruning,
+    encode_update,
+    extra_vectors,
+    read_steps,
+    replay,
+    restart,
+)
 from strategies.federation.replica_wire import (
     Reference,
     catch_up,
