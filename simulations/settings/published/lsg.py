@@ -167,7 +167,7 @@ def _wrn_28_4(epsilon: float | None, **private: Value) -> dict[str, Value]:
     return central(
         "cifar10", "lsg", batch=1000, epochs=200, epsilon=epsilon, model="wrn-28-4", optimizer="sgd", momentum=0.9,
         weight_decay=1e-4, learning_rate=0.5, schedule="step", final_learning_rate=4e-3, power_steps=1,
-        direction="top", **private,
+        direction="top", more=private,
     )  # fmt: skip
 
 
