@@ -1,10 +1,14 @@
-"""Which clients are selected in a round: a public draw."""
+"""Which clients are selected in a round: a public draw, whose cost is that of the selected clients, not of all."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from itertools import islice
 
 import torch
 
 from fedlsg.randomness import public_generator
+
+AT_ONCE = 1024
+"""64-bit numbers that are drawn together."""
 
 
 def select_clients(
@@ -19,11 +23,27 @@ def select_clients(
     if per_round >= clients and available is None:
         return list(range(clients))
     order = draw_order(clients, round=round, seed=seed)
-    there = order if available is None else [client for client in order if client in available]
-    return sorted(there[:per_round])
+    there = order if available is None else (client for client in order if client in available)
+    return sorted(islice(there, per_round))
 
 
-def draw_order(clients: int, *, round: int, seed: int) -> list[int]:
-    """All clients in the order of a round's public draw: the first ones are selected."""
-    order: list[int] = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
-    return order
+def draw_order(clients: int, *, round: int, seed: int) -> Iterator[int]:
+    """All clients in the order of a round's public draw: the first ones are selected.
+
+    The shuffle of Fisher and Yates, of which only positions that were swapped are kept. It is ``torch.randperm`` of the
+    same generator: its i-th 32-bit number, modulo the clients that are left, says whom the i-th place gets.
+    """
+    generator, moved, place = public_generator(seed, "clients", round), dict[int, int](), 0
+    while place < clients:
+        drawn = torch.empty(AT_ONCE, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+        for number in drawn.tolist():
+            for half in ((number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF):
+                if place == clients:
+                    return
+                here, other = moved.pop(place, place), place + half % (clients - place)
+                if other == place:
+                    yield here
+                else:
+                    yield moved.get(other, other)
+                    moved[other] = here
+                place += 1
