@@ -169,7 +169,7 @@ class Chosen(Set[int]):
         return frozenset(it)
 
     def __contains__(self, client: object) -> bool:
-        return bool(self._chosen[client])
+        return isinstance(client, int) and bool(self._chosen[client])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._chosen.nonzero()[0].tolist())

@@ -31,7 +31,7 @@ def spent_of(folder: str, rounds: list[dict[int, float]]) -> Spent:
     return spent
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5)
 @given(ROUNDS)
 def test_rounds_one_by_one_are_what_all_ledgers_say(rounds):
     """Oracle: each client composed alone, in a new reader."""
