@@ -95,8 +95,8 @@ def continued(
         raise ValueError(
             f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run"
         )
-    with working(console, "loading data") as say:
-        plan = ready_plan(settings, progress=say)
+    with working(console, "loading data") as phase:
+        plan = ready_plan(settings, progress=phase)
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
     if not recorded(directory.path):  # of an older version
         keep_code(directory.path, as_config(plan.settings), plan.own_code)
