@@ -122,7 +122,8 @@ def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
         listed = [torch.as_tensor(part) for part in workload.parts]
         check_disjoint(listed, size)
         sizes = [len(part) for part in listed]
-        rows, owner = torch.cat(listed).numpy(), np.repeat(np.arange(len(sizes)), sizes)
+        rows = torch.cat([torch.arange(0), *listed]).numpy()
+        owner = np.repeat(np.arange(len(sizes)), sizes)
     else:
         known = dict.fromkeys((*SCHEMES, *([] if workload.parts is None else [GIVEN]), *workload.columns))
         try:
