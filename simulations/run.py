@@ -29,6 +29,7 @@ from simulations.plan.start import from_root
 from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
+from simulations.report.waiting import lasting, working
 from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import create, exclusive
 from simulations.rundir.own_noise import refuse_own_noise
@@ -51,8 +52,8 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
     settings = from_mapping(from_root(resolve(given)))
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
-    with console.status("loading data, calibrating noise") as status:
-        plan = ready_plan(settings, progress=status.update, given=names_given(given))
+    with working(console, "loading data, calibrating noise") as say:
+        plan = ready_plan(settings, progress=say, given=names_given(given))
     directory = create(out, plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     begin(plan, directory)
@@ -93,8 +94,8 @@ def continued(
         raise ValueError(
             f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run"
         )
-    with console.status("loading data") as status:
-        plan = ready_plan(settings, progress=status.update)
+    with working(console, "loading data") as phase:
+        plan = ready_plan(settings, progress=phase)
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
     if not recorded(directory.path):  # of an older version
         keep_code(directory.path, as_config(plan.settings), plan.own_code)
@@ -126,11 +127,18 @@ def execute(
         with (
             last_word(f"{KILLED}; {words}", console) if ray else nullcontext(),
             showing(console, plan.schedule.rounds, done) as display,
+            lasting(console) as say,
         ):
+            say("starting the engine")
             for row in directory.read_rounds()[:done]:
                 display.count(Row.parse(row))
 
-            summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round, callbacks=callbacks)
+            def on_round(row: Row) -> None:
+                display.on_round(row)
+                last = row.round == plan.schedule.rounds
+                say("the last checks and the report" if last else f"round {row.round + 1}")
+
+            summary = engine(plan.settings.engine)(plan, directory, on_round=on_round, callbacks=callbacks)
     except (KeyboardInterrupt, SystemExit, RayLostError):
         if directory.config.exists():
             console.print(words, markup=False, highlight=False, soft_wrap=True)

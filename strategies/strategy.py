@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from fedlsg.gradients import trainable
 from fedlsg.participation import Participation
 from fedlsg.privacy import BudgetError
-from fedlsg.state import ServerState
+from fedlsg.state import ServerState, sizes_of
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink, FullDownlink
 from strategies.federation.exchange import Exchange
@@ -132,7 +132,7 @@ class FedLSG(Strategy):
         plan = self.state.plan(self.settings.local, self.settings.sums)
         received = self.exchange.run(plan, range(len(terms)))
         if len(received.clients) >= least:
-            self.downlink.prune(plan.frame, received.updates, num_examples=sum(t.num_examples for t in terms))
+            self.downlink.prune(plan.frame, received.updates, num_examples=sum(sizes_of(terms)))
         report = self.exchange.end(received.clients)
         self.on_pruned(report)
         if self.state.awaits_pruning:

@@ -18,16 +18,20 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fedlsg.randomness import public_generator
 
 COLUMNS = ["client", "from", "to"]
+AT_ONCE = 1024
+"""64-bit numbers that are drawn together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +110,30 @@ def select_clients(
     if per_round >= clients and available is None:
         return list(range(clients))
     order = draw_order(clients, round=round, seed=seed)
-    there = order if available is None else [client for client in order if client in available]
-    return sorted(there[:per_round])
+    there = order if available is None else (client for client in order if client in available)
+    return sorted(islice(there, per_round))
 
 
-def draw_order(clients: int, *, round: int, seed: int) -> list[int]:
-    """All clients in the order of a round's public draw: the first ones are selected."""
-    order: list[int] = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
-    return order
+def draw_order(clients: int, *, round: int, seed: int) -> Iterator[int]:
+    """All clients in the order of a round's public draw: the first ones are selected.
+
+    The shuffle of Fisher and Yates, of which only positions that were swapped are kept. It is ``torch.randperm`` of the
+    same generator: its i-th 32-bit number, modulo the clients that are left, says whom the i-th place gets.
+    """
+    generator, moved, place = public_generator(seed, "clients", round), dict[int, int](), 0
+    while place < clients:
+        drawn = torch.empty(AT_ONCE, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+        for number in drawn.tolist():
+            for half in ((number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF):
+                if place == clients:
+                    return
+                here, other = moved.pop(place, place), place + half % (clients - place)
+                if other == place:
+                    yield here
+                else:
+                    yield moved.get(other, other)
+                    moved[other] = here
+                place += 1
 
 
 Traffic = Mapping[int, tuple[int, int]]
@@ -180,21 +200,25 @@ class Participation:
         times = [now]
         if isinstance(self.availability, Trace):
             times += [time for time in self.availability.arrivals if time > now]
-        start, there = now, self.available(round, now)
+        start, there = now, self._there(round, now)
         for time in times:
-            if len(found := self.available(round, time)) >= self.least:
+            if len(found := self._there(round, time)) >= self.least:
                 start, there = time, found
                 break
         return start, select_clients(self.clients, self.selected, round=round, seed=self.seed, available=there)
 
     def available(self, round: int, now: float) -> frozenset[int]:
         """The clients that are there when a round starts at a time."""
+        return frozenset(self._there(round, now))
+
+    def _there(self, round: int, now: float) -> "Chosen":
         if isinstance(self.availability, Trace):
-            trace = self.availability
-            return frozenset(client for client in range(self.clients) if trace.available(client, now))
+            there, trace = np.ones(self.clients, dtype=bool), self.availability
+            there[[client for client in trace.intervals if not trace.available(client, now)]] = False
+            return Chosen(there)
         return self._draw("available", round, self.availability)
 
-    def leaving(self, round: int) -> frozenset[int]:
+    def leaving(self, round: int) -> Set[int]:
         """The clients that leave a round before they train, if it selects them."""
         return self._draw("dropout", round, self.dropout) if self.dropout else frozenset()
 
@@ -234,13 +258,37 @@ class Participation:
             if isinstance(self.availability, Trace):
                 now = start + self.finish(round, selected, {}).seconds
 
-    def selections(self, rounds: int) -> list[int]:
+    def selections(self, rounds: int) -> Counter[int]:
         """How often each client is selected in the public schedule: more often where others are away."""
-        counts = Counter(client for selected in self.schedule(rounds) for client in selected)
-        return [counts[client] for client in range(self.clients)]
+        return Counter(client for selected in self.schedule(rounds) for client in selected)
 
-    def _draw(self, purpose: str, round: int, chance: float) -> frozenset[int]:
+    def most_selections(self, rounds: int) -> int:
+        """The largest of ``selections``."""
+        if self.availability == 1.0 and self.selected >= self.clients:
+            return rounds
+        return max(self.selections(rounds).values(), default=0)
+
+    def _draw(self, purpose: str, round: int, chance: float) -> "Chosen":
         """The clients that a chance hits: one uniform number a client, of a round's own generator."""
         generator = public_generator(self.seed, purpose, round)
-        hit = torch.rand(self.clients, generator=generator, dtype=torch.float64) < chance
-        return frozenset(hit.nonzero().flatten().tolist())
+        return Chosen((torch.rand(self.clients, generator=generator, dtype=torch.float64) < chance).numpy())
+
+
+class Chosen(Set[int]):
+    """Some of very many clients: a byte for each, whether it is one of them."""
+
+    def __init__(self, chosen: np.ndarray) -> None:
+        self._chosen = chosen
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:  # type: ignore[override]
+        return frozenset(it)
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int) and bool(self._chosen[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._chosen.nonzero()[0].tolist())
+
+    def __len__(self) -> int:
+        return int(self._chosen.sum())

@@ -26,9 +26,10 @@ LONGEST_PAUSE = 16
 
 @dataclass(kw_only=True)
 class Health:
-    """By client: ``failures`` in a row, ``due``: the first round after its pause, ``asked``: training rounds so far.
+    """By client: ``failures`` in a row, ``due``: the first round after its pause.
 
-    ``since``: the first round in which a client failed, 0 if none has. ``left_out``: why a client is in no secure sum.
+    ``since``: the first round in which a client failed, 0 if none has; ``asked``: training rounds of a client from that
+    round on (before it, the public draw alone says who was asked). ``left_out``: why a client is in no secure sum.
     """
 
     since: int = 0
@@ -41,7 +42,7 @@ class Health:
         """Enter a training round. The pause after the n-th failure in a row is 2^(n-1) rounds."""
         asked = list(asked)
         self.since = self.since or (round if set(asked) & set(failed) else 0)
-        for client in asked:
+        for client in asked if self.since else ():
             self.asked[client] = self.asked.get(client, 0) + 1
             if client in failed:
                 self.failures[client] = self.failures.get(client, 0) + 1
@@ -54,17 +55,19 @@ class Health:
         self.failures.pop(client, None)
         self.due.pop(client, None)
 
-    def choose(self, candidates: Sequence[int], number: int, *, round: int, least: int = 1) -> list[int]:
-        """The clients of a round, ascending; ``candidates``: in the order of the public draw.
+    def choose(self, candidates: Iterable[int], number: int, *, round: int, least: int = 1) -> list[int]:
+        """The clients of a round, ascending; ``candidates``: in the order of the public draw, no more than are needed.
 
         The first ``number`` that are in no pause; then those that failed once. Who failed twice or more in a row waits
         until its pause is over, unless there are fewer than ``least`` others; if there is no other, it is asked.
         Guarantee: while nobody fails, the first of the draw.
         """
-        ready = [client for client in candidates if self.due.get(client, 0) <= round]
-        paused = sorted(
-            (client for client in candidates if self.due.get(client, 0) > round), key=lambda one: self.failures[one]
-        )
+        ready, paused = list[int](), list[int]()
+        for client in candidates:
+            (ready if self.due.get(client, 0) <= round else paused).append(client)
+            if len(ready) == number:
+                break
+        paused.sort(key=lambda one: self.failures[one])
         once = [client for client in paused if self.failures[client] == 1]
         chosen = (ready + once)[:number]
         wanted = min(least, number) if chosen else number

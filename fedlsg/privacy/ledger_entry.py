@@ -12,8 +12,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from fedlsg.accounting.events import (
@@ -49,7 +50,7 @@ Key = tuple[int, str, int, int]
 """Client, run, round, attempt."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """One attempt of one client in one round: ``steps`` noisy steps on its ``num_examples`` examples.
 
@@ -149,6 +150,8 @@ class Entry:
 
 
 FIELDS = tuple(field.name for field in fields(Entry))
+kind_of: Callable[[Entry], Hashable] = attrgetter(*(n for n in FIELDS if n not in ("client", "round", "attempt")))
+"""All of an entry but whose and when it is: rows of entries of the same kinds cost the same, against every reader."""
 OPTIONAL = {
     "run": "", "log_ratio": 0.0, "unit": "example", "batches": 0, "first_batch": 0, "min_survivors": 0, "colluders": 0,
 }  # fmt: skip

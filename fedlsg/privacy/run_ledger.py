@@ -12,6 +12,7 @@ journal of an older version, whose charges may be in those ledgers already. A cl
 
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ RUN = "run"
 """Name of the run's ledger among the ledgers of a checkpoint, and of its file."""
 JOURNAL = "journal.jsonl"
 """Of versions before the run's ledger: read, never written."""
+CLIENTS_REMEMBERED = 4096
+"""Clients whose totals are kept: those of others are made again from their entries."""
 HEADER = {"schema": 3, "ledger": RUN, "adjacency": ADJACENCY}
 
 
@@ -126,7 +129,7 @@ class RunLedger:
         self._stamp: tuple[int, int, int] | None = None
         self._folder_synced = False
         self._seen = (0, GENESIS)
-        self._clients: dict[int, ClientCharges] = {}
+        self._clients: OrderedDict[int, ClientCharges] = OrderedDict()
         earlier = Records()
         if (self.folder / JOURNAL).exists():
             earlier.read(self.folder / JOURNAL, _content(self.folder / JOURNAL))
@@ -135,9 +138,10 @@ class RunLedger:
 
     def of(self, client: int) -> "ClientCharges":
         """What a client is charged for; of ``SERVER``: what all clients are, where the server adds the noise."""
-        if client not in self._clients:
-            self._clients[client] = ClientCharges(self, client)
-        return self._clients[client]
+        self._clients[client] = found = self._clients.pop(client, None) or ClientCharges(self, client)
+        if len(self._clients) > CLIENTS_REMEMBERED:
+            self._clients.popitem(last=False)
+        return found
 
     def clients(self) -> list[int]:
         """Every client with a charge or a ledger of its own; without the server."""
@@ -224,15 +228,15 @@ class ClientCharges(Charges):
         super().__init__()
         self._ledger, self.client = ledger, client
         self.path = ledger.path
+        self._own_path = ledger_path(ledger.folder, client)
         self._own: Ledger | None = None
         self._counted = (0, 0)
 
     @property
     def own(self) -> Ledger | None:
         """The chained ledger of this client alone, where there is one."""
-        path = ledger_path(self._ledger.folder, self.client)
-        if self._own is None and path.exists():
-            self._own = Ledger(path, client=self.client)
+        if self._own is None and self._own_path.exists():
+            self._own = Ledger(self._own_path, client=self.client)
         return self._own
 
     @property

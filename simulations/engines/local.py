@@ -17,7 +17,6 @@ from flwr.common.logger import log
 
 from fedlsg.participation import ClientLimit
 from fedlsg.state import RoundPlan
-from simulations import workloads
 from simulations.callbacks.callback import Callback
 from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
@@ -56,8 +55,8 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         self._states: dict[int, RecordDict] = {}
 
     def representatives(self) -> Sequence[int]:
-        """All clients: in one process a question costs little."""
-        return range(self.num_partitions)
+        """One client: this process has the code and the data of all of them."""
+        return range(min(1, self.num_partitions))
 
     def expect(self, plan: RoundPlan) -> None:
         """The clients are charged for this round."""
@@ -125,7 +124,7 @@ def run(
     limit = limit_by(plan.settings)
     accounts = Accounts(plan, directory, here=True)
     grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)), limit=limit, accounts=accounts)
-    own = workloads.own(plan.settings.workload) is not None and not is_served()
-    clients = serving(prepare(plan.settings, loaded=plan.workload)) if own else nullcontext()
+    own = prepare(plan.settings, loaded=plan.workload, parts=plan.parts) if not is_served() else None
+    clients = nullcontext() if own is None else serving(own)
     with logging_to(directory.log), task_identity(), clients:
         return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

@@ -45,10 +45,8 @@ def _updates(plan: Plan) -> str | None:
 
 def _batches(plan: Plan) -> str | None:
     """A batch of a client is empty with probability (1 - q)^N."""
-    empty = max(
-        math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0
-        for size, rate in zip(plan.sizes, plan.rates, strict=True)
-    )
+    rates = {size: plan.rate_of(size) for size in dict.fromkeys(plan.sizes)}
+    empty = max(math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0 for size, rate in rates.items())
     if empty < EMPTY or plan.client_unit is not None or plan.settings.sampling != "poisson":
         return None
     return (

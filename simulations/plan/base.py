@@ -40,6 +40,7 @@ from simulations.workloads import (
     fetcher,
 )
 from simulations.workloads.base.split import Augment
+from simulations.workloads.parts import Parts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,16 +112,23 @@ class Base:
             found["source"] = digest_of(user_code.load(source, "source"))
         return found
 
-    @property
-    def sizes(self) -> list[int]:
+    @cached_property
+    def sizes(self) -> Sequence[int]:
         """Declared number of examples N_k of every client."""
-        return [len(part) for part in self.parts] if self.declared is None else list(self.declared)
+        if self.declared is not None:
+            return self.declared
+        return self.parts.sizes if isinstance(self.parts, Parts) else [len(part) for part in self.parts]
 
-    @property
+    @cached_property
     def rates(self) -> list[float]:
         """Poisson rate of every client."""
+        of = {size: self.rate_of(size) for size in dict.fromkeys(self.sizes)}
+        return list(map(of.__getitem__, self.sizes))
+
+    def rate_of(self, num_examples: int) -> float:
+        """Poisson rate of a client with so many examples."""
         size = self.settings.batch_size
-        return [self.local.sample_rate if size is None else min(size / n, 1.0) for n in self.sizes]
+        return self.local.sample_rate if size is None else min(size / num_examples, 1.0)
 
     def build_model(self) -> nn.Module:
         """The initial model as the method trains it: public, equal in every process, on this process's device."""
@@ -220,12 +228,14 @@ class Base:
         """
         if self.draws_in_secret:
             return [self.schedule.rounds] * len(self.sizes)
-        return [self.steps_a_round * rounds for rounds in self.participation.selections(self.schedule.rounds)]
+        counts = self.participation.selections(self.schedule.rounds)
+        return [self.steps_a_round * counts[client] for client in range(len(self.sizes))]
 
     @cached_property
     def most_steps(self) -> int:
         """The largest number of noisy steps of a client in the public schedule, which noise is calibrated to."""
-        return max(self.steps)
+        rounds = self.schedule.rounds
+        return rounds if self.draws_in_secret else self.steps_a_round * self.participation.most_selections(rounds)
 
     @property
     def draws_in_secret(self) -> bool:

@@ -11,7 +11,7 @@ The server multiplies values that have their noise already: it is post-processin
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from statistics import fmean
 
 from jaxtyping import Int64
@@ -26,24 +26,27 @@ from simulations.workloads.partition import matching_parts
 SAME = 1e-9
 
 
-def client_weights(base: Base) -> list[float]:
-    """The factor of each client's values. Raises ValueError where the server sees a sum alone and they are not 1."""
-    s, batch = base.settings, base.local.expected_batch
+def client_weights(base: Base) -> dict[int, float]:
+    """The factor of the values of clients, by their declared size.
+
+    Raises ValueError where the server sees a sum alone and factors are not 1.
+    """
+    s, sizes = base.settings, dict.fromkeys(base.sizes)
     if s.weighting is None:
-        return [1.0] * len(base.sizes)
-    mean = fmean(base.sizes)
-    counted = [mean if s.weighting == "examples" else size for size in base.sizes]
-    exact = [batch / (rate * size) for rate, size in zip(base.rates, counted, strict=True)]
-    found = [1.0 if math.isclose(weight, 1.0, rel_tol=SAME) else weight for weight in exact]
-    if s.trust != "client" and any(weight != 1 for weight in found):
+        return dict.fromkeys(sizes, 1.0)
+    mean, batch = fmean(base.sizes), base.local.expected_batch
+    exact = {size: batch / (base.rate_of(size) * (mean if s.weighting == "examples" else size)) for size in sizes}
+    found = {size: 1.0 if math.isclose(weight, 1.0, rel_tol=SAME) else weight for size, weight in exact.items()}
+    if s.trust != "client" and any(weight != 1 for weight in found.values()):
+        least, most = min(found.values()), max(found.values())
         raise ValueError(
-            f"weighting={s.weighting} multiplies each client's values, from {min(found):.3g} to {max(found):.3g} here, "
+            f"weighting={s.weighting} multiplies each client's values, from {least:.3g} to {most:.3g} here, "
             f"and under trust={s.trust} the server sees their sum alone: leave weighting out, or take trust=client"
         )
     return found
 
 
-def parts_of_test(base: Base) -> list[Int64[Tensor, " n"]]:
+def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
     """Rows of the test split for each client; the first test split where there are several."""
     s = base.settings
     return matching_parts(

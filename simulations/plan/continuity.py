@@ -22,6 +22,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.settings.participation import trace_digest
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
+from simulations.workloads.parts import digest
 
 HARMLESS = frozenset({
     "engine", "device", "threads", "client_cpus", "client_gpus", "workers", "data_from",
@@ -42,11 +43,7 @@ ROWS_AT_ONCE = 1024
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
     """The part of a plan in a checkpoint: settings, owner of each example, and digests of the public test splits."""
-    sha = hashlib.sha256()
-    if plan.declared is not None:
-        sha.update(repr(tuple(plan.declared)).encode())
-    for part in plan.parts:
-        sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
+    said = b"" if plan.declared is None else repr(tuple(plan.declared)).encode()
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     settings = {**as_config(plan.settings), "device": plan.device}  # the one in use: auto may find another later
     own: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
@@ -54,7 +51,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         own["source"] = source_digest(plan.probe_source)
     if (trace := trace_digest(plan.participation)) is not None:
         own["trace"] = trace
-    return {"settings": settings, "partition": sha.hexdigest(), "tests": tests, **own}
+    return {"settings": settings, "partition": digest(plan.parts, said), "tests": tests, **own}
 
 
 def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:

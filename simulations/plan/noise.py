@@ -6,7 +6,7 @@ from statistics import fmean
 
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
-from fedlsg.state import PublicState, mean_frame
+from fedlsg.state import PublicState, each, mean_frame
 from simulations.plan.plan import Plan
 from simulations.settings.run import Resolved
 
@@ -42,7 +42,7 @@ def pull(plan: Plan) -> float | None:
 def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
     return rho(
         plan.method.mechanism,
-        [terms.noise_multiplier * terms.weight for terms in plan.terms],
+        each(plan.terms, lambda terms: terms.noise_multiplier * terms.weight),
         clients_per_round=1 if plan.draws_in_secret else plan.settings.clients_per_round,
         values=values,
         blocks=blocks,

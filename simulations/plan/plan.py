@@ -27,7 +27,7 @@ from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.own_loop import check_families
-from fedlsg.state import ClientTerms
+from fedlsg.state import AllTerms, ClientTerms, different_terms
 from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base
@@ -51,7 +51,7 @@ TOKENS = 16
 class Plan(Base):
     """A base with the terms of every client: its Poisson rate and its calibrated noise multiplier."""
 
-    terms: tuple[ClientTerms, ...]
+    terms: Sequence[ClientTerms]
 
 
 def make_plan(
@@ -70,11 +70,13 @@ def make_plan(
         check_source(base.probe_source, base.build_model(), base.workload)
     own = workloads.own(base.settings.workload) is not None
     if own:
+        progress("checking the rows")
         check_rows(base)
+    progress(f"calibrating the noise of {len(base.sizes):,} clients")
     terms = client_terms(base)
     if own and declared is None:
         check_train_shape(base.build_model(), base.workload.train, base.workload.test, device=base.device)
-    common = {t.noise_multiplier for t in terms}
+    common = {t.noise_multiplier for t in different_terms(terms)}
     if base.method.mechanism.adds_noise:
         largest = max(common)
         mechanism = replace(base.method.mechanism, noise_multiplier=largest)
@@ -85,8 +87,8 @@ def make_plan(
     return Plan(**{f.name: getattr(base, f.name) for f in fields(Base)}, terms=terms)
 
 
-def client_terms(base: Base) -> tuple[ClientTerms, ...]:
-    """Rate and nominal noise multiplier of every client."""
+def client_terms(base: Base) -> Sequence[ClientTerms]:
+    """Rate and nominal noise multiplier of every client; both follow from its declared size."""
     s, mechanism = base.settings, base.method.mechanism
     if mechanism.private:
         check_delta(s.delta, max(base.sizes) if base.client_unit is None else len(base.sizes))
@@ -96,13 +98,16 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
         )
     blocks = count_blocks(base)
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
-    shared = shared_rates([base.accounted_rate(rate) for rate in base.rates], limit=SHARED)
-    settings = [(q, base.accounted_steps(size)) for q, size in zip(shared, base.sizes, strict=True)]
-    sigmas = noise_of_each(base, blocks, set(settings))
+    weights = client_weights(base)
+    rates = {size: base.rate_of(size) for size in weights}
+    shared = shared_rates(map(base.accounted_rate, rates.values()), limit=SHARED)
+    settings = {size: (q, base.accounted_steps(size)) for q, size in zip(shared, rates, strict=True)}
+    sigmas = noise_of_each(base, blocks, set(settings.values()))
     pruning: dict[tuple[float, int, float], float] = {}
-    terms = []
-    for size, rate, setting, weight in zip(base.sizes, base.rates, settings, client_weights(base), strict=True):
-        one = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigmas[setting], weight=weight)
+    terms = list[ClientTerms]()
+    for size, setting in settings.items():
+        rate = rates[size]
+        one = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigmas[setting], weight=weights[size])
         if base.method.prune.reads_data:
             key = rate, setting[1], one.noise_multiplier
             if key not in pruning:
@@ -116,13 +121,12 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
         terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=most) for t in terms]
     if mechanism.private:
         different = {
-            (t.sample_rate, setting[1], t.noise_multiplier, t.prune_noise_multiplier): t
-            for t, setting in zip(terms, settings, strict=True)
+            (t.sample_rate, settings[t.num_examples][1], t.noise_multiplier, t.prune_noise_multiplier): t for t in terms
         }
         for events in front([tuple(events_of(base, t, blocks)) for t in different.values()]):
             check_certified(events, s.delta)
             check_budget(events, base)
-    return tuple(terms)
+    return AllTerms(base.sizes, {one.num_examples: one for one in terms})
 
 
 def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:

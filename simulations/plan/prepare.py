@@ -39,11 +39,13 @@ def prepare(
     declared: Sequence[int] | None = None,
     own: Own | None = None,
     loaded: LoadedWorkload | None = None,
+    parts: Sequence[Tensor] | None = None,
     given: Collection[str] = (),
 ) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
 
-    ``loaded``: the data, where another process has loaded them for these settings. In a deployment only the public part
+    ``loaded``: the data, where another process has loaded them for these settings; ``parts``: of them, where this one
+    has. In a deployment only the public part
     of the workload is loaded: the server gives the N_k that its clients ``declared``, a client gives its ``own``
     training rows. ``given``: settings that a user gave for this run: one of them that has no effect is refused.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
@@ -65,7 +67,9 @@ def prepare(
         workload = replace(workload, train=own.read(workload))
     filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(filled, workload)
-    parts = _make_parts(filled, workload, own) if declared is None else []
+    if parts is None:
+        progress(f"dealing rows to {filled.clients} clients")
+        parts = _make_parts(filled, workload, own) if declared is None else []
     mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
     rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
     assert rate is not None, "without a batch size there is a rate: see FALLBACK"

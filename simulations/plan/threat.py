@@ -28,7 +28,7 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
     s, rounds = base.settings, base.schedule.rounds
     if s.trust == "server":
         return s.clients_per_round / s.clients, rounds
-    rounds = max(base.participation.selections(rounds))
+    rounds = base.participation.most_selections(rounds)
     if s.unit == "client":
         return 1.0, rounds
     batches = rounds * s.local_steps

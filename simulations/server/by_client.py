@@ -62,7 +62,7 @@ class ClientScores:
         self._base, self._state, self._run = base, state, run
 
     @cached_property
-    def _parts(self) -> list[Int64[Tensor, " n"]]:
+    def _parts(self) -> Sequence[Int64[Tensor, " n"]]:
         return parts_of_test(self._base)
 
     @cached_property

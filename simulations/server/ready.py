@@ -9,6 +9,7 @@ from torch import nn
 from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
 from fedlsg.row_checks import model_outputs, spread
+from fedlsg.state import different_terms
 from simulations import workloads
 from simulations.client.rehearsal import rehearse
 from simulations.plan.plan import Base, Plan, make_plan
@@ -27,8 +28,9 @@ def ready_plan(
     """
     plan = make_plan(settings, progress=progress, declared=declared, given=given)
     progress("a round on public rows")
-    rehearse(plan, max(plan.terms, key=lambda terms: terms.num_examples))
+    rehearse(plan, max(different_terms(plan.terms), key=lambda terms: terms.num_examples))
     if workloads.own(plan.settings.workload) is not None:
+        progress("measuring the initial model")
         check_evaluation(plan)
     return plan
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fedlsg.gradients import trainable
-from fedlsg.state import RoundPlan, ServerState
+from fedlsg.state import RoundPlan, ServerState, different_terms
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
 from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
@@ -143,7 +143,8 @@ class Recorder:
         are then those of all attempts. Raises RuntimeError as ``on_round`` does.
         """
         self._receive(report)
-        self.totals.add_pruning(report, noise_multiplier=max(t.prune_noise_multiplier for t in self.plan.terms))
+        most = max(t.prune_noise_multiplier for t in different_terms(self.plan.terms))
+        self.totals.add_pruning(report, noise_multiplier=most)
         self.tables.append_messages(report)
         self.checkpoint(report.asked)
 

@@ -2,36 +2,40 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
 from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
 from fedlsg.privacy import RUN, SERVER
+from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.readers import READERS, WITH_SERVER
 from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.rundir.rundir import RunDir
 from strategies.federation.report import RoundReport
+
+History = tuple[Event, ...] | None
+"""What an epsilon is of; None where a mechanism was not private, which has no bound."""
 
 
 class Spent:
     """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's entries, for everybody.
 
     ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were then, which a
-    resumed run must find again.
+    resumed run must find again. A round costs what its clients and the different histories cost, not what all clients
+    would.
     """
 
     def __init__(self, run: RunDir, clients: int, *, delta: float, at_server: bool = False) -> None:
         self._run, self._clients, self._delta = run, clients, delta
         self._ledger = run.charges
         self._server = self._ledger.of(SERVER) if at_server else None
-        self._charged: dict[int, ClientCharges] = {}
-        """Clients that were charged: the others have nothing to be read."""
-        self._events: dict[int, tuple[Event, ...] | None] = {}
-        self._open_new()
+        self._events: dict[int, History] = {}
+        """Of clients that were charged: the others have nothing to be read."""
+        self._counts = Counter[History]()
         self._late = set[int]()
         self.heads: dict[str, tuple[int, str]] = {}
-        self._note(self._all)
+        self._note([*self._read_all(), *([] if self._server is None else [SERVER])])
 
     def receive(self, report: RoundReport, name: str) -> None:
         """Read what a round has charged.
@@ -42,14 +46,18 @@ class Spent:
         for client in (*report.late, *report.payloads):
             self.check_charged(client, report.round, name)
 
-    def _open_new(self) -> None:
-        """Find the clients that were charged since."""
+    def _read_all(self) -> list[int]:
+        """Read the ledgers of all clients that were charged; clients with equal entries are composed once."""
+        self._events, known, found = {}, dict[Hashable, History](), list[int]()
         for client in self._ledger.clients():
-            if client < self._clients and client not in self._charged:
-                self._events[client] = _events(self._client(client))
-
-    def _client(self, client: int) -> ClientCharges:
-        return self._charged.setdefault(client, self._ledger.of(client))
+            if client < self._clients:
+                entries = tuple(map(kind_of, self._ledger.of(client).entries))
+                if entries not in known:
+                    known[entries] = _events(self._ledger.of(client))
+                self._events[client] = known[entries]
+                found.append(client)
+        self._counts = Counter(self._events.values())
+        return found
 
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.
@@ -58,20 +66,25 @@ class Spent:
         """
         self._late |= set(rejected)
         for client in (changed := sorted({*selected, *self._late})):
-            self._events[client] = _events(self._client(client))
-        self._note([self._client(client) for client in changed])
+            if client in self._events:
+                self._counts[before := self._events[client]] -= 1
+                if not self._counts[before]:
+                    del self._counts[before]
+            self._events[client] = now = _events(self._ledger.of(client))
+            self._counts[now] += 1
+        self._note([*changed, *([] if self._server is None else [SERVER])])
 
     def check_charged(self, client: int, round: int, name: str) -> None:
         """Raise RuntimeError if a client that replied has no entry for the round: its epsilon would be wrong."""
-        if not self._client(client).of_round(round, name):
+        if not self._ledger.of(client).of_round(round, name):
             raise RuntimeError(
                 f"client {client} replied in round {round}, and its ledger in {self._run.ledgers} has no entry for "
                 "that round: its epsilon is unknown"
             )
 
-    def _note(self, changed: Iterable[ClientCharges]) -> None:
+    def _note(self, changed: Iterable[int]) -> None:
         """Keep the ends of the run's ledger, and of ledgers that clients keep themselves."""
-        own = {str(charges.client): charges.own for charges in changed}
+        own = {str(client): self._ledger.of(client).own for client in changed}
         self.heads |= {name: ledger.snapshot() for name, ledger in own.items() if ledger is not None and ledger.entries}
         if self._ledger.snapshot()[0]:
             self.heads[RUN] = self._ledger.snapshot()
@@ -82,8 +95,7 @@ class Spent:
 
     def certified(self) -> Spread:
         """The largest and the median epsilon over all clients; infinite where a mechanism was not private."""
-        self._open_new()
-        self._events = {client: _events(charges) for client, charges in self._charged.items()}
+        self._read_all()
         return self._over_clients(certified=True)
 
     def by_reader(self) -> dict[str, float]:
@@ -92,7 +104,7 @@ class Spent:
         A server that adds the noise knows it. The client that epsilon is about is not among the participants. Of
         private mechanisms alone: ``certified`` is infinite for others.
         """
-        claims = list(self._charged.values()) if self._server is None else [self._server]
+        claims = [self._server] if self._server is not None else [self._ledger.of(client) for client in self._each()]
         known: dict[tuple[tuple[Event, ...], ...], float] = {}
         found: dict[str, float] = {}
         for reader in READERS:
@@ -107,7 +119,7 @@ class Spent:
     def bounds(self, client: int) -> dict[str, Any]:
         """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts of failures."""
         try:
-            bound = compose((self._server or self._client(client)).events(), delta=self._delta)
+            bound = compose((self._server or self._ledger.of(client)).events(), delta=self._delta)
         except AccountingError as error:
             none = {"reported": "none", "witness": "unwitnessed", "client": client}
             return none | {"intervals": {}, "failures": {"all": str(error)}}
@@ -118,33 +130,38 @@ class Spent:
     @property
     def reproducible(self) -> bool:
         """Whether any noise came from a known seed, also in earlier processes of the run."""
-        return any(ledger.reproducible for ledger in self._all)
+        seeded = (self._ledger.of(client).reproducible for client in self._ledger.clients())
+        return any(seeded) or (self._server is not None and self._server.reproducible)
 
-    @property
-    def _all(self) -> list[ClientCharges]:
-        own = list(self._charged.values())
-        return own if self._server is None else [*own, self._server]
+    def _each(self) -> list[int]:
+        """The first client of each history."""
+        first: dict[tuple[Hashable, ...], int] = {}
+        for client in sorted(self._events):
+            first.setdefault(tuple(map(kind_of, self._ledger.of(client).entries)), client)
+        return list(first.values())
 
     def _over_clients(self, *, certified: bool) -> Spread:
-        """By distinct histories, each with a client that has it; clients that were never charged have the empty one."""
-        first: dict[tuple[Event, ...] | None, int] = {}
-        counts = Counter[tuple[Event, ...] | None]()
-        if self._server is not None:
-            first[events := _events(self._server)], counts[events] = 0, 1
-        else:
-            for client, events in self._events.items():
-                first[events] = min(first.get(events, client), client)
-                counts[events] += 1
-            if idle := self._clients - len(self._events):
-                first.setdefault((), next(c for c in range(self._clients) if c not in self._events))
-                counts[()] += idle
+        """By distinct histories, ``certified`` with the first client that has each; who was never charged has ()."""
+        counts = Counter(self._counts) if self._server is None else Counter([_events(self._server)])
+        if self._server is None and (idle := self._clients - len(self._events)):
+            counts[()] += idle
+        first = self._first(idle > 0) if certified and self._server is None else dict.fromkeys(counts, 0)
         if None in counts:
-            return Spread(largest=math.inf, median=_median_of(counts[None], sum(counts.values())), worst=first[None])
-        ordered = sorted(first, key=first.__getitem__)
-        population = [events for events in ordered if events is not None]
+            return Spread(largest=math.inf, median=_median_of(counts[None], counts.total()), worst=first[None])
+        population = sorted((events for events in counts if events is not None), key=first.__getitem__)
         compute = spread if certified else displayed
         found = compute(population, delta=self._delta, counts=[counts[events] for events in population])
         return replace(found, worst=first[population[found.worst]])
+
+    def _first(self, idle: bool) -> dict[History, int]:
+        """The first client with each history; ``idle``: whether some were never charged."""
+        first: dict[History, int] = {}
+        for client in sorted(self._events):
+            first.setdefault(self._events[client], client)
+        if idle:
+            unknown = next(client for client in range(self._clients) if client not in self._events)
+            first[()] = min(first.get((), unknown), unknown)
+        return first
 
 
 def _median_of(endless: int, clients: int) -> float:
@@ -152,6 +169,6 @@ def _median_of(endless: int, clients: int) -> float:
     return math.inf if 2 * endless >= clients else 0.0
 
 
-def _events(ledger: ClientCharges) -> tuple[Event, ...] | None:
+def _events(ledger: ClientCharges) -> History:
     """The mechanism invocations of a client; None where one was not private, which has no bound."""
     return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()

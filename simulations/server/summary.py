@@ -13,6 +13,7 @@ import torch
 
 from fedlsg.accounting import Spread
 from fedlsg.discrete import SumTerms
+from fedlsg.state import different_terms
 from fedlsg.user_code import shown
 from simulations.plan.plan import Plan
 from simulations.rundir.tables import BYTES
@@ -127,7 +128,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "epsilon_by_reader": dict(o.by_reader),
         "delta": s.delta,
         "accountant": dict(o.bounds),
-        "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
+        "noise_multiplier": max(t.noise_multiplier for t in different_terms(plan.terms)),
         "rho": o.rho,
         "pruning": pruning if prune.active else None,
         "unit": s.unit,

@@ -186,10 +186,9 @@ def _only(workload: LoadedWorkload, rows: Int64[Tensor, " n"]) -> LoadedWorkload
         check_disjoint(parts, len(workload.train))
         parts = [new[new >= 0] for new in (places[part] for part in parts)]
     columns = {name: values[rows.numpy()] for name, values in workload.columns.items()}
-    others = workload.train.pick((places < 0).nonzero().squeeze(1))
-    return replace(
-        workload, train=workload.train.pick(rows), columns=columns, parts=parts, left_out=(*workload.left_out, others)
-    )
+    others = (places < 0).nonzero().squeeze(1)
+    left_out = (*workload.left_out, *([workload.train.pick(others)] if len(others) else []))
+    return replace(workload, train=workload.train.pick(rows), columns=columns, parts=parts, left_out=left_out)
 
 
 def _fewer_rows(workload: LoadedWorkload, count: int) -> Int64[Tensor, " count"]:

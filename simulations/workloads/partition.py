@@ -3,7 +3,7 @@
 A partition represents data that the clients have always held. It is drawn once from a public seed and then fixed:
 adding or removing one example adds or removes it in one client's part, and nothing is dealt again. It belongs to the
 privacy contract: epsilon composes in parallel over clients only if no two of them hold the same example.
-``check_disjoint`` is that guard.
+``Parts`` cannot hold one twice; of lists of rows ``check_disjoint`` is that guard.
 
 Our own few lines rather than flwr-datasets: a partition must not depend on what happens to be installed, and that
 library takes seconds to import. On the shuffled data and for equal seeds, the schemes equal its IidPartitioner,
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedlsg.choices import choose
 from simulations.workloads.base.workload import GIVEN, LoadedWorkload
+from simulations.workloads.parts import Parts
 
 # Enough to find a feasible setting, few enough to refuse an infeasible one at once.
 _MAX_DRAWS = 1000
@@ -35,7 +36,7 @@ def partition(
     seed: int,
     alpha: float = 0.5,
     shards_per_client: int = 2,
-) -> list[Int64[Tensor, " n_k"]]:
+) -> Parts:
     """Indices of each client's examples, sorted.
 
     scheme:
@@ -64,13 +65,19 @@ def partition(
     order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
     shuffled, rng = labels.cpu().numpy()[order], np.random.Generator(np.random.PCG64(seed))
     dealt = deal(shuffled, num_clients, rng, alpha=alpha, shards_per_client=shards_per_client)
-    parts = [torch.from_numpy(np.sort(order[indices])) for indices in dealt]
-    check_disjoint(parts, len(labels))
-    if (total := sum(map(len, parts))) != len(labels):
-        raise RuntimeError(f"the {scheme} scheme dealt {total} of {len(labels)} examples")
-    if not all(map(len, parts)):
+    if dealt.shape != order.shape:
+        raise RuntimeError(f"the {scheme} scheme dealt {len(dealt)} of {len(order)} examples")
+    parts = _owned(order, dealt, num_clients)
+    if not min(parts.sizes):
         raise ValueError(f"{scheme} leaves a client without examples: lower {num_clients=}")
     return parts
+
+
+def _owned(order: Int64[np.ndarray, " n"], dealt: Int64[np.ndarray, " n"], clients: int) -> Parts:
+    """The parts of rows whose owners are ``dealt`` in a given order."""
+    owner = np.empty_like(dealt)
+    owner[order] = dealt
+    return Parts(owner, clients)
 
 
 def matching_parts(
@@ -82,7 +89,7 @@ def matching_parts(
     seed: int,
     alpha: float,
     shards_per_client: int,
-) -> list[Int64[Tensor, " n_k"]]:
+) -> Parts:
     """Rows of a test split with the class mix that ``partition`` gives each client of the classes ``train``.
 
     iid and shards: the same scheme and seed. dirichlet: the very shares of each class; a client with small shares may
@@ -101,10 +108,10 @@ def matching_parts(
         train.cpu().numpy()[shuffled], num_clients, np.random.Generator(np.random.PCG64(seed)), alpha=alpha
     )
     order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
-    return [torch.from_numpy(np.sort(order[rows])) for rows in _cut(labels.cpu().numpy()[order], shares)]
+    return _owned(order, _spread(labels.cpu().numpy()[order], shares), num_clients)
 
 
-def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n_k"]]:
+def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
     """The natural partition of a workload: ``given`` are its own lists of rows, else a column makes the clients.
 
     One client for each value of the column, in the order of the sorted values. Guarantees as ``partition``.
@@ -112,8 +119,11 @@ def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n
     """
     size = len(workload.train)
     if name == GIVEN and workload.parts is not None:
-        parts = [torch.as_tensor(part) for part in workload.parts]
-        check_disjoint(parts, size)
+        listed = [torch.as_tensor(part) for part in workload.parts]
+        check_disjoint(listed, size)
+        sizes = [len(part) for part in listed]
+        rows = torch.cat([torch.arange(0), *listed]).numpy()
+        owner = np.repeat(np.arange(len(sizes)), sizes)
     else:
         known = dict.fromkeys((*SCHEMES, *([] if workload.parts is None else [GIVEN]), *workload.columns))
         try:
@@ -121,20 +131,22 @@ def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n
         except ValueError as error:
             raise ValueError(f"{error}; what is no scheme is a column of train, of texts or numbers") from None
         _check_complete(workload.columns[name], name)
-        values, owner = np.unique(workload.columns[name], return_inverse=True)
-        parts = [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(len(values))]
-    if empty := [client for client, part in enumerate(parts) if not len(part)]:
-        raise ValueError(f"partition={name} leaves client {empty[0]} without examples: leave that client out")
-    if (total := sum(map(len, parts))) != size:
+        _, owner = np.unique(workload.columns[name], return_inverse=True)
+        rows, sizes = np.arange(size), np.bincount(owner).tolist()
+    if 0 in sizes:
+        raise ValueError(f"partition={name} leaves client {sizes.index(0)} without examples: leave that client out")
+    if len(rows) != size:
         raise ValueError(
-            f"partition={name} has {total} of {size} training rows: give every row to a client, or leave the "
+            f"partition={name} has {len(rows)} of {size} training rows: give every row to a client, or leave the "
             "others out of the training data"
         )
-    return [part.sort().values for part in parts]
+    return _owned(rows, owner, len(sizes))
 
 
 def _check_complete(values: np.ndarray, name: str) -> None:
     """Raise ValueError, naming the row, unless each row names its client."""
+    if values.dtype.kind in "biu":
+        return
     for row, value in enumerate(values.tolist()):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise ValueError(
@@ -151,6 +163,11 @@ def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) ->
     Raises ValueError, naming the clients and the example, if two clients hold it or one holds it twice (either makes
     the claimed epsilon false), and if an index is outside [0, num_examples) or is not int64.
     """
+    if parts and all(part.dtype == torch.int64 and part.ndim == 1 for part in parts):
+        rows = torch.cat([part.cpu() for part in parts])
+        inside = not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < num_examples
+        if inside and not bool((rows.bincount() > 1).any()):
+            return
     owner = torch.full((num_examples,), -1, dtype=torch.int64)
     for client, part in enumerate(parts):
         if part.dtype != torch.int64 or part.ndim != 1:
@@ -179,31 +196,37 @@ def _check(labels: Tensor, num_clients: int, seed: int) -> None:
         raise ValueError(f"expected {seed=} >= 0")
 
 
-def _iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator, **_: float) -> list[np.ndarray]:
+def _even(count: int, parts: int) -> np.ndarray:
+    """The part of each of ``count`` examples in a row, cut into equal parts; the first ones have one more if needed."""
+    return np.repeat(np.arange(parts), count // parts + (np.arange(parts) < count % parts))
+
+
+def _iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator, **_: float) -> np.ndarray:
     # The labels come shuffled.
-    return np.array_split(np.arange(len(labels)), num_clients)
+    return _even(len(labels), num_clients)
 
 
 def _shards(
     labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, shards_per_client: int, **_: float
-) -> list[np.ndarray]:
+) -> np.ndarray:
     num_shards = num_clients * shards_per_client
     if not num_clients <= num_shards <= len(labels):
         raise ValueError(
             f"expected {shards_per_client=} >= 1 with num_clients * shards_per_client <= {len(labels)}, the number "
             f"of examples, got {num_shards}"
         )
-    shards = np.array_split(np.argsort(labels, kind="stable"), num_shards)
-    dealt = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
-    return [np.concatenate([shards[shard] for shard in hand]) for hand in dealt]
+    of_shard, owner = np.empty(num_shards, dtype=np.int64), np.empty(len(labels), dtype=np.int64)
+    of_shard[rng.permutation(num_shards)] = np.repeat(np.arange(num_clients), shards_per_client)
+    owner[np.argsort(labels, kind="stable")] = of_shard[_even(len(labels), num_shards)]
+    return owner
 
 
 def _dirichlet(
     labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float, **_: float
-) -> list[np.ndarray]:
+) -> np.ndarray:
     if not 0 < alpha < float("inf"):
         raise ValueError(f"expected a finite {alpha=} > 0")
-    return _cut(labels, _shares(labels, num_clients, rng, alpha=alpha))
+    return _spread(labels, _shares(labels, num_clients, rng, alpha=alpha))
 
 
 def _shares(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float) -> dict[int, np.ndarray]:
@@ -227,14 +250,16 @@ def _counts(shares: np.ndarray, size: int) -> np.ndarray:
     return np.diff(cuts, prepend=0, append=size)
 
 
-def _cut(labels: np.ndarray, shares: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-    """Examples of each client, class by class."""
-    members = {label: np.flatnonzero(labels == label) for label in shares}
-    hands = [np.split(rows, _counts(shares[label], len(rows)).cumsum()[:-1]) for label, rows in members.items()]
-    return [np.concatenate(hand) for hand in zip(*hands, strict=True)]
+def _spread(labels: np.ndarray, shares: Mapping[int, np.ndarray]) -> np.ndarray:
+    """The client of each example, class by class; nobody's where its class has no shares."""
+    owner = np.full(len(labels), -1)
+    for label, own in shares.items():
+        rows = np.flatnonzero(labels == label)
+        owner[rows] = np.repeat(np.arange(len(own)), _counts(own, len(rows)))
+    return owner
 
 
-_SCHEMES: Mapping[str, Callable[..., list[np.ndarray]]] = MappingProxyType(
+_SCHEMES: Mapping[str, Callable[..., np.ndarray]] = MappingProxyType(
     {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards}
 )
 SCHEMES = tuple(_SCHEMES)

@@ -4,7 +4,7 @@ It works on the report of a round, which has the payload bytes of every message.
 starts: every client is there, and none leaves or is late. Without a clock (``Participation.timed``) it only selects.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from fedlsg.participation import Finish, Health, Participation, Traffic
 from fedlsg.state import Phase, phase_of
@@ -27,7 +27,7 @@ class SimulatedClock:
         self._start, selected = self.participation.begin(round, self.now)
         return selected
 
-    def open(self, report: RoundReport) -> frozenset[int]:
+    def open(self, report: RoundReport) -> Set[int]:
         """The clients that will leave a round before they train; they get its announcement, and never reply."""
         self._finish = None
         return self.participation.leaving(report.round) if self._runs(report) else frozenset()

@@ -3,10 +3,11 @@
 import errno
 import os
 import time
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, islice
 from logging import WARNING
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from fedlsg.participation import draw_order
 from fedlsg.privacy import LedgerError
-from fedlsg.state import Phase, RoundPlan
+from fedlsg.state import Phase, RoundPlan, sizes_of
 from strategies.federation.bounds import check_reply, reason_of
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink
@@ -55,9 +56,9 @@ class Exchange:
     def __init__(self, expectations: Expectations, downlink: Downlink, clock: SimulatedClock) -> None:
         self.expectations, self.downlink, self.clock = expectations, downlink, clock
         settings = expectations.settings
-        self.roster = Roster(settings.timeout, declared=[terms.num_examples for terms in settings.terms])
+        self.roster = Roster(settings.timeout, declared=sizes_of(settings.terms))
         self._sent: list[tuple[int, Message]] = []
-        self._leaving: frozenset[int] = frozenset()
+        self._leaving: Set[int] = frozenset()
         self._replacements = list[int]()
 
     def join(self, roster: Roster, copies: LedgerCopies) -> None:
@@ -96,15 +97,16 @@ class Exchange:
         """
         conditions, wanted = self.clock.participation, 1 if self.replaces else number
         order = draw_order(conditions.clients, round=round, seed=conditions.seed)
-        own = set(order[: conditions.selected])
-        candidates = [one for one in order if one not in but and (one in own or self._has_spare_round(one, round))]
+        own = list(islice(order, conditions.selected))
+        others = (client for client in order if self._has_spare_round(client, round))
+        candidates = (client for client in chain(own, others) if client not in but)
         return self.clock.health.choose(candidates, number, round=round, least=wanted if least is None else least)
 
     def _has_spare_round(self, client: int, round: int) -> bool:
         """Whether the client's noise covers one more round than those that the draw still has for it."""
-        turns = self._turns.get(client, [])
-        later = len(turns) - bisect_right(turns, round)
-        return self.clock.health.asked.get(client, 0) + later < self._most_rounds
+        turns, health = self._turns.get(client, []), self.clock.health
+        asked = bisect_left(turns, health.since or round) + health.asked.get(client, 0)
+        return asked + len(turns) - bisect_right(turns, round) < self._most_rounds
 
     @cached_property
     def _turns(self) -> dict[int, list[int]]:

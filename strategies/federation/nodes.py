@@ -78,14 +78,14 @@ class Roster:
         most_examples: int = EXAMPLES,
     ) -> None:
         self.accept, self.most_examples = accept, most_examples
-        self.sizes: dict[int, int] = {} if declared is None else dict(enumerate(declared))
+        self.sizes: dict[int, int] = {}
         self.refused: dict[int, str] = {}
-        self._deployed = declared is None
+        self._declared, self._deployed = declared or (), declared is None
+        self._nodes: Sequence[int] = ()  # of all clients, where one of each process was asked: they never leave
         self._clients = 0
         self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
         self._node_of: dict[int, int] = {}
-        self._asked = set[int]()
-        self._returned = set[int]()
+        self._asked, self._returned = set[int](), set[int]()
         self._refreshes = 0
         self._failures: dict[int, tuple[int, int]] = {}
         """Of a node that was refused: how often, and the refresh from which it is asked again."""
@@ -97,10 +97,12 @@ class Roster:
 
     def node(self, partition: int) -> int | None:
         """The client's node, None while it has none."""
-        return self._node_of.get(partition)
+        return self._nodes[partition] if self._nodes else self._node_of.get(partition)
 
     def client_of(self, node: int) -> int | None:
         """The client that a node is, None while it is none."""
+        if node in self._nodes:
+            return self._nodes.index(node)
         return next((partition for partition, one in self._node_of.items() if one == node), None)
 
     def returned(self, node: int) -> None:
@@ -113,7 +115,7 @@ class Roster:
         back, self._returned = self._returned, set()
         return back
 
-    def gather(self, grid: Grid, clients: int) -> list[int]:
+    def gather(self, grid: Grid, clients: int) -> Sequence[int]:
         """Find every client's node, before anything is trained; returns N_k of each.
 
         A node that replies with an error gets another query: in a deployment for two minutes, so that its operator can
@@ -129,8 +131,9 @@ class Roster:
             asked = [nodes[client] for client in few]
             self._ask(grid, asked, clients, self._patience)
             if self._asked.issuperset(asked) and not self.refused:
-                self._node_of = dict(enumerate(nodes[:clients]))
-                self._asked = set(nodes)
+                self._nodes, self._clients = nodes[:clients], clients
+                self._returned.clear()
+                return self._declared
         attempts = 0
         while True:
             self._ask(grid, [node for node in nodes if node not in self._asked], clients, self._patience)
@@ -150,10 +153,12 @@ class Roster:
         self._clients = clients
         if not self._deployed:  # a simulated client that hangs in training replies to its query all the same
             self._returned.clear()
-        return [self.sizes[partition] for partition in range(clients)]
+        return [self.sizes[partition] for partition in range(clients)] if self._deployed else self._declared
 
     def refresh(self, grid: Grid) -> None:
         """Forget nodes that have left, and query those that are new or have returned."""
+        if self._nodes:
+            return
         nodes = set(grid.get_node_ids())
         for partition, node in list(self._node_of.items()):
             if node not in nodes:
@@ -250,7 +255,7 @@ class Roster:
                 f"client {partition} declares {num_examples:,} examples, the run takes {self.most_examples:,} at most: "
                 "delta must be below 1 / N_k; lower delta if the number is right"
             )
-        known = self.sizes.get(partition)
+        known = self.sizes.get(partition) if self._deployed else self._declared[partition]
         if known is not None and known != num_examples:
             raise RuntimeError(
                 f"client {partition} holds {num_examples} examples, the run declares {known}: data, partition settings "
@@ -282,10 +287,10 @@ def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
         )
 
 
-def wait_for_nodes(grid: Grid, count: int) -> list[int]:
+def wait_for_nodes(grid: Grid, count: int) -> Sequence[int]:
     """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError after two minutes."""
     deadline = time.monotonic() + CONNECT_SECONDS
-    while len(nodes := list(grid.get_node_ids())) < count:
+    while len(nodes := found if isinstance(found := grid.get_node_ids(), range) else list(found)) < count:
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"the run has {count} clients, the federation only {len(nodes)} nodes; "

@@ -68,7 +68,8 @@ class SparseDownlink(Downlink):
         self.store = store
         self.version = 0
         self.steps: deque[bytes] = deque()
-        self.held: dict[int, int] = dict.fromkeys(range(clients), 0)
+        self.held: dict[int, int] = {}
+        """Of clients that do not hold version 0: the version, or NOWHERE."""
         self.repairs: Counter[int] = Counter()
         self.typical = 0
         self._leaves: dict[int, int | None] = {}
@@ -84,7 +85,7 @@ class SparseDownlink(Downlink):
     ) -> Mapping[int, Records]:
         """Clients at the same version share their records."""
         for client in lost:
-            self.held.pop(client, None)
+            self.held[client] = NOWHERE
             self.repairs[client] += 1
         pays = self._pays(frame)
         starts = {client: self._start(client, frame, pays) for client in selected}
@@ -166,10 +167,12 @@ class SparseDownlink(Downlink):
         self.store.save(self.version, self.steps[-1])
         while self._missed_bytes(self.first) > self._whole_bytes(frame):
             self.steps.popleft()
+        if self.first:  # who holds an older version is as one that holds none
+            self.held = {client: version for client, version in self.held.items() if version >= self.first}
 
     def _start(self, client: int, frame: Frame, pays: bool) -> int:
         """The version that a client's message starts from: its own, the newest (whole model), or NOWHERE."""
-        base = self.held.get(client, NOWHERE)
+        base = self.held.get(client, 0)
         if base >= self.first and self._missed_bytes(base) <= self._whole_bytes(frame):
             return base
         return WHOLE if pays and self.repairs[client] <= REPAIRS_ALLOWED else NOWHERE

@@ -256,12 +256,12 @@ def test_delta_is_compared_with_the_largest_client():
         plan_of(delta=1 / 719)
 
 
-def test_overlapping_partitions_are_refused(monkeypatch):
-    def overlapping(labels, num_clients, rng, **_):
-        return [torch.arange(len(labels)).numpy(), torch.arange(3).numpy()]
+def test_a_partition_that_gives_rows_to_nobody_of_the_run_is_refused(monkeypatch):
+    def to_a_stranger(labels, num_clients, rng, **_):
+        return torch.arange(len(labels)).numpy() % (num_clients + 1)
 
-    monkeypatch.setattr(simulations.workloads.partition, "_SCHEMES", {"iid": overlapping})
-    with pytest.raises(ValueError, match="partitions overlap: clients 0 and 1 both hold example"):
+    monkeypatch.setattr(simulations.workloads.partition, "_SCHEMES", {"iid": to_a_stranger})
+    with pytest.raises(ValueError, match=r"expected owners -1\.\.1 of rows, got 2"):
         plan_of()
 
 

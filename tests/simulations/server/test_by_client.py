@@ -28,7 +28,7 @@ def mix(labels: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def test_parts_of_the_test_split_have_the_class_mix_of_their_clients(scheme):
     plan = plan_of(**UNEQUAL | {"partition": scheme})
     parts, train, test = parts_of_test(plan), plan.workload.train.labels, plan.workload.test.labels
-    assert torch.cat(parts).sort().values.equal(torch.arange(len(test)))
+    assert torch.cat(list(parts)).sort().values.equal(torch.arange(len(test)))
     apart = [[float((mix(train, own) - mix(test, part)).abs().sum()) for part in parts] for own in plan.parts]
     assert all(row[client] < 0.25 for client, row in enumerate(apart))
     assert all(row[client] == min(row) for client, row in enumerate(apart))  # and not that of another client

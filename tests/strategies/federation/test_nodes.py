@@ -26,6 +26,9 @@ class Nodes(LocalGrid):
         self.nodes, self.there, self.questions = list(nodes), list(range(len(nodes))), list[int]()
         super().__init__(self.client, len(nodes), {})
 
+    def representatives(self) -> range:
+        return range(len(self.nodes))
+
     def client(self, message: Message, context: Any) -> Message:
         number = int(context.node_config["partition-id"])
         self.questions.append(number)
