@@ -12,8 +12,8 @@ is checked separately (``bias_lost``).
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -49,10 +49,17 @@ class Slot:
     units: Int[Tensor, " kept"] | None = None
     turned: bool = False
 
-    @property
+    @cached_property
     def part(self) -> Part:
         """The part of the block, for a weight (m, n)."""
         return TURNED.get(self.block.part, self.block.part) if self.turned else self.block.part
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether it is a whole dense weight that nothing weighs in the clip, for which ghost clipping may be used."""
+        block = self.block
+        dense = block.part == "dense" and self.parameter == "weight"
+        return dense and block.kept == block.size and block.weight == 1
 
 
 def make_slot(position: int, block: Block, *, turned: bool = False) -> Slot:
@@ -65,9 +72,9 @@ def make_slot(position: int, block: Block, *, turned: bool = False) -> Slot:
     return Slot(position=position, parameter=name, block=block, keep=block.keep, turned=turned)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Carried:
-    """A layer's carriers and its formulas for a carried weight; ``A`` if u is computed from the output."""
+    """A layer's carriers and its formulas for a carried weight; ``A`` in a pass in which u comes from the output."""
 
     formulas: CarriedGradients
     L: Float[Tensor, "m r"]
@@ -75,9 +82,15 @@ class Carried:
     A: Float[Tensor, "m r"] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Layer:
-    """A module that owns trainable parameters, with its formulas, its blocks, and its weight's carriers."""
+    """A module that owns trainable parameters, with its formulas, its blocks, and its weight's carriers.
+
+    The rest follows from these. ``parameters``: the module's own trainable ones; ``types``: the types of all that it
+    owns, by its own name. ``from_input``: the slot of the weight whose block needs the input itself: dR, or the dense
+    weight; ``from_inner``: whether a block needs u. ``narrows``: whether u may be computed from the output, because it
+    is narrower than the input (``through_outputs``).
+    """
 
     path: str
     module: nn.Module
@@ -85,41 +98,53 @@ class Layer:
     slots: tuple[Slot, ...]
     dtype: torch.dtype
     carried: Carried | None
+    is_norm: bool = field(init=False)
+    parameters: tuple[nn.Parameter, ...] = field(init=False)
+    types: Mapping[str, torch.dtype] = field(init=False)
+    from_input: Slot | None = field(init=False)
+    from_inner: bool = field(init=False)
+    narrows: bool = field(init=False)
 
-    @cached_property
-    def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The module's own trainable parameters."""
+    def __post_init__(self) -> None:
         own = self.module._parameters  # get_parameter takes 20 times as long
-        return tuple(p for slot in self.slots if slot.block.part != "R" and (p := own[slot.parameter]) is not None)
-
-    @cached_property
-    def types(self) -> dict[str, torch.dtype]:
-        """The types of these parameters, by the module's own name."""
-        return {name: p.dtype for name, p in self.module._parameters.items() if p is not None}
-
-    @cached_property
-    def from_input(self) -> Slot | None:
-        """The slot of the weight whose block needs the input itself: dR, or the dense weight."""
-        return next((s for s in self.slots if s.parameter == "weight" and s.part not in ("L", "core")), None)
+        trained = (own[slot.parameter] for slot in self.slots if slot.block.part != "R")
+        self.is_norm = isinstance(self.formulas, NormGradients)
+        self.parameters = tuple(p for p in trained if p is not None)
+        self.types = {name: p.dtype for name, p in own.items() if p is not None}
+        inputs = (s for s in self.slots if s.parameter == "weight" and s.part not in ("L", "core"))
+        self.from_input = next(inputs, None)
+        c = self.carried
+        self.from_inner = c is not None and any(slot.part in ("L", "core") for slot in self.slots)
+        self.narrows = (
+            c is not None
+            and type(self.module) in PRODUCTS
+            and c.L.shape[0] < c.R.shape[1]
+            and c.L.shape[1] == c.R.shape[0]
+            and c.L.dtype in (self.types["weight"], torch.float32, torch.float64)
+        )
 
 
 def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32, ways: Ways | None = None) -> list[Layer]:
-    """The layers of ``LAYERS`` to hook, in model order. ``check_frame`` must have accepted the frame."""
-    slots: dict[str, list[Slot]] = {}
-    others = (ways or ways_of(model)).others
+    """The layers of ``LAYERS`` to hook, in model order, for one pass. ``check_frame`` must have accepted the frame."""
+    layers = make_layers(model, frame, precision, ways or ways_of(model))
+    through_outputs(layers)
+    return layers
+
+
+def make_layers(model: nn.Module, frame: Frame, precision: Precision, ways: Ways) -> list[Layer]:
+    """The layers without the shortcuts of a pass, which depend on the values of the weights."""
+    slots: dict[str, list[tuple[int, Block]]] = {}
+    others = ways.others
     for position, block in enumerate(frame.blocks):
-        if block.parameter in others:
-            continue
-        path = block.parameter.rpartition(".")[0]
-        turned = is_turned(model.get_submodule(path))
-        slots.setdefault(path, []).append(make_slot(position, block, turned=turned))
+        if block.parameter not in others:
+            slots.setdefault(block.parameter.rpartition(".")[0], []).append((position, block))
     coordinates = {c.name: c for c in frame.coordinates}
-    layers = [
-        make_layer(path, module, tuple(slots[path]), coordinates)
-        for path, module in model.named_modules()
-        if path in slots
-    ]
-    layers = through_outputs(layers)
+    layers = []
+    for path, module in model.named_modules():
+        if path in slots:
+            turned = is_turned(module)
+            own = tuple(make_slot(position, block, turned=turned) for position, block in slots[path])
+            layers.append(make_layer(path, module, own, coordinates))
     return [in_bfloat16(layer) for layer in layers] if precision.mixed else layers
 
 
@@ -142,25 +167,28 @@ def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinate
     return Layer(path=path, module=module, formulas=formulas, slots=slots, dtype=dtype, carried=carried)
 
 
-def through_outputs(layers: list[Layer]) -> list[Layer]:
-    """The layers, with A where the output is narrower than the input and the carriers allow this shortcut to u."""
-    shortcuts = {}
+def through_outputs(layers: Sequence[Layer]) -> None:
+    """Give the layers A where the output is narrower than the input and the carriers allow this shortcut to u.
+
+    In every pass anew: it depends on the values of the weights.
+    """
+    gaps: list[tuple[Carried, Tensor, Tensor]] = []
     for layer in layers:
         carried = layer.carried
-        if carried is None or carried.L.shape[1] != carried.R.shape[0]:
+        if carried is None:
             continue
-        if type(layer.module) in PRODUCTS and carried.L.shape[0] < carried.R.shape[1]:
-            A, gap = output_carriers(layer.module.get_parameter("weight").detach(), carried.L, carried.R)
-            bias = layer.module.bias
-            shortcuts[layer] = A, gap + bias_lost(bias.detach(), A) if isinstance(bias, Tensor) else gap
-    if not shortcuts:
-        return layers
-    gaps = torch.stack([gap for _, gap in shortcuts.values()]).tolist()  # one transfer
-    for (layer, (A, _)), gap in zip(shortcuts.items(), gaps, strict=True):
-        carried = layer.carried
-        if carried is not None and gap <= tolerance(carried.R):
-            layers[layers.index(layer)] = replace(layer, carried=replace(carried, A=A))
-    return layers
+        carried.A = None
+        if layer.narrows:
+            W, bias = layer.module._parameters["weight"], layer.module._parameters["bias"]
+            assert W is not None
+            A, gap = output_carriers(W.detach(), carried.L, carried.R)
+            gaps.append((carried, A, gap if bias is None else gap + bias_lost(bias.detach(), A)))
+    if not gaps:
+        return
+    found = torch.stack([gap for *_, gap in gaps]).tolist()  # one transfer
+    for (carried, A, _), gap in zip(gaps, found, strict=True):
+        if gap <= tolerance(carried.R):
+            carried.A = A
 
 
 def output_carriers(
@@ -193,5 +221,5 @@ def in_bfloat16(layer: Layer) -> Layer:
         return layer
     carried = layer.carried
     if carried is not None:
-        carried = replace(carried, L=carried.L.bfloat16(), R=carried.R.bfloat16(), A=None)
+        carried = replace(carried, L=carried.L.bfloat16(), R=carried.R.bfloat16())
     return replace(layer, dtype=torch.bfloat16, carried=carried)
