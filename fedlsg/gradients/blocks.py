@@ -147,7 +147,7 @@ def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Floa
     if slot.turned and slot.parameter == "weight":
         value = value.mT
     if slot.units is None and value.shape[1:] != block.shape:
-        value = value.reshape(len(g), *block.shape)
+        value = value.reshape(g.shape[0], *block.shape)
     return value if slot.keep.index is None else kept_values(value, slot.keep)
 
 

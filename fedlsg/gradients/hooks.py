@@ -151,6 +151,8 @@ class Pass:
             p.requires_grad_(True)
         if not torch.is_grad_enabled():
             return None  # no gradient comes back through this call
+        if layer.is_norm:
+            self.rematerialization.on_norm(module, args, kwargs, output)
         call = self.count(layer)
         if self.shared and (given := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, given, output)

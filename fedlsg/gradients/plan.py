@@ -14,7 +14,6 @@ is checked separately (``bias_lost``).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +23,7 @@ from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, Part
 from fedlsg.gradients.calls.ways import Ways, ways_of
 from fedlsg.gradients.formulas.layers import CarriedGradients, LayerGradients, formulas_of, is_turned
 from fedlsg.gradients.formulas.norm import NormGradients
+from fedlsg.gradients.known import modules_of
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.tensors import matrix_in_memory_order, to_memory_order
 
@@ -40,6 +40,8 @@ class Slot:
 
     ``units`` are the kept out units of dL or in units of dR, if the mask keeps whole units. The others are never
     computed, and ``keep`` then selects nothing. ``turned``: the layer stores its weight transposed (``make_layer``).
+    ``part``: the part of the block, for a weight (m, n). ``whole``: whether it is a whole dense weight that nothing
+    weighs in the clip, for which ghost clipping may be used.
     """
 
     position: int
@@ -48,28 +50,25 @@ class Slot:
     keep: Keep = EVERYTHING
     units: Int[Tensor, " kept"] | None = None
     turned: bool = False
-
-    @cached_property
-    def part(self) -> Part:
-        """The part of the block, for a weight (m, n)."""
-        return TURNED.get(self.block.part, self.block.part) if self.turned else self.block.part
-
-    @cached_property
-    def whole(self) -> bool:
-        """Whether it is a whole dense weight that nothing weighs in the clip, for which ghost clipping may be used."""
-        block = self.block
-        dense = block.part == "dense" and self.parameter == "weight"
-        return dense and block.kept == block.size and block.weight == 1
+    part: Part
+    whole: bool
 
 
 def make_slot(position: int, block: Block, *, turned: bool = False) -> Slot:
     """The slot of the frame's block at ``position``."""
     name = block.parameter.rpartition(".")[2]
-    if block.kept == block.size:
-        return Slot(position=position, parameter=name, block=block, turned=turned)
-    if (block.part, block.keep.axis) in (("L", 0), ("R", 1)):
-        return Slot(position=position, parameter=name, block=block, units=block.keep.index, turned=turned)
-    return Slot(position=position, parameter=name, block=block, keep=block.keep, turned=turned)
+    whole = block.kept == block.size
+    units = not whole and (block.part, block.keep.axis) in (("L", 0), ("R", 1))
+    return Slot(
+        position=position,
+        parameter=name,
+        block=block,
+        keep=EVERYTHING if whole or units else block.keep,
+        units=block.keep.index if units else None,
+        turned=turned,
+        part=TURNED.get(block.part, block.part) if turned else block.part,
+        whole=whole and block.part == "dense" and name == "weight" and block.weight == 1,
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -106,15 +105,18 @@ class Layer:
     narrows: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        own = self.module._parameters  # get_parameter takes 20 times as long
-        trained = (own[slot.parameter] for slot in self.slots if slot.block.part != "R")
+        own, c = self.module._parameters, self.carried  # get_parameter takes 20 times as long
         self.is_norm = isinstance(self.formulas, NormGradients)
-        self.parameters = tuple(p for p in trained if p is not None)
         self.types = {name: p.dtype for name, p in own.items() if p is not None}
-        inputs = (s for s in self.slots if s.parameter == "weight" and s.part not in ("L", "core"))
-        self.from_input = next(inputs, None)
-        c = self.carried
-        self.from_inner = c is not None and any(slot.part in ("L", "core") for slot in self.slots)
+        self.parameters, self.from_input, self.from_inner = (), None, False
+        for slot in self.slots:
+            p = own[slot.parameter]
+            if p is not None and slot.block.part != "R":
+                self.parameters += (p,)
+            if slot.part in ("L", "core"):
+                self.from_inner = c is not None
+            elif slot.parameter == "weight" and self.from_input is None:
+                self.from_input = slot
         self.narrows = (
             c is not None
             and type(self.module) in PRODUCTS
@@ -140,7 +142,7 @@ def make_layers(model: nn.Module, frame: Frame, precision: Precision, ways: Ways
             slots.setdefault(block.parameter.rpartition(".")[0], []).append((position, block))
     coordinates = {c.name: c for c in frame.coordinates}
     layers = []
-    for path, module in model.named_modules():
+    for path, module in modules_of(model).items():
         if path in slots:
             turned = is_turned(module)
             own = tuple(make_slot(position, block, turned=turned) for position, block in slots[path])
@@ -172,32 +174,39 @@ def through_outputs(layers: Sequence[Layer]) -> None:
 
     In every pass anew: it depends on the values of the weights.
     """
-    gaps: list[tuple[Carried, Tensor, Tensor]] = []
+    carriers, products = [], []
     for layer in layers:
-        carried = layer.carried
-        if carried is None:
-            continue
-        carried.A = None
-        if layer.narrows:
-            W, bias = layer.module._parameters["weight"], layer.module._parameters["bias"]
+        if layer.narrows and (carried := layer.carried) is not None:
+            W, bias = (layer.module._parameters[name] for name in ("weight", "bias"))
             assert W is not None
-            A, gap = output_carriers(W.detach(), carried.L, carried.R)
-            gaps.append((carried, A, gap if bias is None else gap + bias_lost(bias.detach(), A)))
-    if not gaps:
+            carriers.append((carried, bias))
+            products.append((carried.L.mT @ matrix_in_memory_order(W.detach()), to_memory_order(carried.R, W)))
+    if not products:
         return
-    found = torch.stack([gap for *_, gap in gaps]).tolist()  # one transfer
-    for (carried, A, _), gap in zip(gaps, found, strict=True):
-        if gap <= tolerance(carried.R):
-            carried.A = A
+    inverses = inverse_of_each([core @ rows.mT for core, rows in products])
+    rests = [
+        torch.addmm(rows, inverse, core, beta=-1) for inverse, (core, rows) in zip(inverses, products, strict=True)
+    ]
+    gaps = list(torch._foreach_norm(rests))  # of S^-1 L^T W - R: NaN or huge if there is no such A
+    for place, (inverse, (carried, bias)) in enumerate(zip(inverses, carriers, strict=True)):
+        carried.A = carried.L @ inverse.mT
+        if bias is not None:
+            gaps[place] = gaps[place] + bias_lost(bias.detach(), carried.A)
+    for (carried, _), gap in zip(carriers, torch.stack(gaps).tolist(), strict=True):  # one transfer
+        if not gap <= tolerance(carried.R):
+            carried.A = None
 
 
-def output_carriers(
-    W: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
-) -> tuple[Float[Tensor, "m r"], Float[Tensor, ""]]:
-    """A, and the Frobenius norm of S^-1 L^T W - R: NaN or huge if there is no such A."""
-    core, rows = L.mT @ matrix_in_memory_order(W), to_memory_order(R, W)
-    inverse, _ = torch.linalg.inv_ex(core @ rows.mT)
-    return L @ inverse.mT, torch.linalg.vector_norm(inverse @ core - rows)
+def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tensor, "r r"]]:
+    """The inverse of each matrix, in one call for all of a size and kind; no error for those that have none."""
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    for place, S in enumerate(squares):
+        alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
+    found: dict[int, Tensor] = {}
+    for places in alike.values():
+        made, _ = torch.linalg.inv_ex(torch.stack([squares[place] for place in places]))
+        found |= zip(places, made.unbind(), strict=True)
+    return [found[place] for place in range(len(squares))]
 
 
 def bias_lost(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:

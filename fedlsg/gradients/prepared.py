@@ -11,8 +11,8 @@ from torch import nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.called import CallLayer, call_layers
-from fedlsg.gradients.calls.ways import Ways, ways_of
-from fedlsg.gradients.known import Known, known
+from fedlsg.gradients.calls.ways import BY_LAYERS, Ways, ways_of
+from fedlsg.gradients.known import Known, known, modules_of
 from fedlsg.gradients.plan import Layer, make_layers, through_outputs
 from fedlsg.gradients.precision import Precision
 from fedlsg.gradients.rematerialize import NORMS
@@ -21,7 +21,7 @@ from fedlsg.gradients.supported import Checked, check
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """See above. ``known``: the state of the model for which it was made. ``norms``: its norms, trained or not."""
+    """See above. ``known``: the state of the model for which it was made. ``norms``: its norms that are no layers."""
 
     known: Known
     kind: object
@@ -44,15 +44,19 @@ def prepare(model: nn.Module, frame: Frame, precision: Precision, read: Collecti
     found = _prepared.get(frame)
     if found is None or found.known is not now or found.kind != kind:
         parameters = check(model, frame, now)
-        ways = ways_of(model, read)
+        ways = BY_LAYERS if now.answers.get("by layers") and not read else ways_of(model, read)
+        now.answers["by layers"] = ways is BY_LAYERS
+        layers = make_layers(model, frame, precision, ways)
+        hooked = {id(layer.module) for layer in layers}
+        norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
         found = _prepared[frame] = Prepared(
             known=now,
             parameters=parameters,
             kind=kind,
             ways=ways,
-            layers=make_layers(model, frame, precision, ways),
+            layers=layers,
             calls=list(call_layers(model, frame, ways)),
-            norms=[module for module in model.modules() if type(module) in NORMS],
+            norms=norms,
         )
     through_outputs(found.layers)
     return found

@@ -74,7 +74,7 @@ class Rematerialization:
     def of(self, x: Tensor) -> Rematerialized | None:
         """The value of a layer's input x, with one more reader; None if x has to be kept."""
         node = x.grad_fn
-        if node is None or x.numel() // len(x) < REMATERIALIZED_FROM:
+        if node is None or x.numel() // x.shape[0] < REMATERIALIZED_FROM:
             return None
         value = self.values.get(node)
         if value is None:
