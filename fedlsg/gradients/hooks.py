@@ -46,7 +46,7 @@ from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.plan import Layer
 from fedlsg.gradients.precision import Precision, without_autocast
-from fedlsg.gradients.prepared import Prepared
+from fedlsg.gradients.prepared import Prepared, place
 from fedlsg.gradients.rematerialize import Rematerialization, release
 from fedlsg.gradients.sources import replace_parameters, table, takes_shared, without_batch
 from fedlsg.gradients.supported import Checked
@@ -90,24 +90,6 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", prepared: Prepared
         step.due.clear()  # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
         step.memories.clear()
         step.uses = None  # it holds the pass, too
-
-
-def place(
-    placed: list[tuple[dict[Any, Any], object]], module: nn.Module, hook: Callable[..., Any], *, before: bool = False
-) -> None:
-    """Register a hook with keyword arguments, as torch does in 20 times the time.
-
-    A forward hook comes first, so that it sees the layer's own output, before a hook of the user changes it; a hook
-    ``before`` the call comes last.
-    """
-    own, key = vars(module), object()
-    hooks = own["_forward_pre_hooks" if before else "_forward_hooks"]
-    hooks[key] = hook
-    if not before and len(hooks) > 1:
-        hooks.move_to_end(key, last=False)
-    marked = own["_forward_pre_hooks_with_kwargs" if before else "_forward_hooks_with_kwargs"]
-    marked[key] = True
-    placed += ((hooks, key), (marked, key))
 
 
 def freeze(layer: Layer | CallLayer, *_: object) -> None:

@@ -15,9 +15,8 @@ How data flows through this package:
 Reads private data, and what it returns is not private: clip it and add noise before anything is released.
 """
 
-import sys
 from collections.abc import Callable, Collection, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,7 +34,7 @@ from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.gradients.prepared import prepare
+from fedlsg.gradients.prepared import force_eager, prepare
 from fedlsg.gradients.supported import Checked, UnsupportedLayerError, check
 from fedlsg.gradients.uses import Uses
 
@@ -292,12 +291,3 @@ def losses_of(
             "reduction='none', and average within an example only"
         )
     return losses
-
-
-def force_eager() -> AbstractContextManager[object]:
-    """Switch torch.compile off inside the context.
-
-    A model that is compiled with hooks is compiled again for the hooks of every pass, until torch gives up. A model
-    that was compiled without hooks may skip them, and its gradients would silently be zeros.
-    """
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -3,10 +3,14 @@
 A frame is used in several passes: by all clients that a worker trains in a round, in local steps, for microbatches.
 """
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from fedlsg.frame import Frame
@@ -60,3 +64,30 @@ def prepare(model: nn.Module, frame: Frame, precision: Precision, read: Collecti
         )
     through_outputs(found.layers)
     return found
+
+
+def place(
+    placed: list[tuple[dict[Any, Any], object]], module: nn.Module, hook: Callable[..., Any], *, before: bool = False
+) -> None:
+    """Register a hook with keyword arguments, as torch does in 20 times the time.
+
+    A forward hook comes first, so that it sees the layer's own output, before a hook of the user changes it; a hook
+    ``before`` the call comes last.
+    """
+    own, key = vars(module), object()
+    hooks = own["_forward_pre_hooks" if before else "_forward_hooks"]
+    hooks[key] = hook
+    if not before and len(hooks) > 1:
+        hooks.move_to_end(key, last=False)
+    marked = own["_forward_pre_hooks_with_kwargs" if before else "_forward_hooks_with_kwargs"]
+    marked[key] = True
+    placed += ((hooks, key), (marked, key))
+
+
+def force_eager() -> AbstractContextManager[object]:
+    """Switch torch.compile off inside the context.
+
+    A model that is compiled with hooks is compiled again for the hooks of every pass, until torch gives up. A model
+    that was compiled without hooks may skip them, and its gradients would silently be zeros.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -164,7 +164,7 @@ def clipped_sum(
     The sum is taken and returned in float32 at least, and in float64 if ``wide``. The factors are the same in both, so
     an example adds the same whether it has many neighbours or few.
     """
-    narrow = reduce(torch.promote_types, {block.dtype for block in gradients}, torch.float32)
+    narrow = reduce(torch.promote_types, (block.dtype for block in gradients), torch.float32)
     dtype = torch.float64 if wide else narrow
     if not mechanism.clips:
         return torch.cat([block.sum(0, dtype=dtype).flatten() for block in gradients if isinstance(block, Tensor)])
