@@ -77,7 +77,8 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", prepared: Prepared
         for module in prepared.norms:
             place(placed, module, step.rematerialization.on_norm)
         if step.uses is not None:
-            for hooked in (*prepared.layers, *prepared.calls):
+            everything: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
+            for hooked in everything:
                 place(placed, hooked.module, partial(step.on_input, hooked), before=True)
         with nullcontext() if step.uses is None else replace_parameters(model, frame, step.ways.uses, step.uses):
             yield

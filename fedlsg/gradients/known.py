@@ -60,7 +60,7 @@ def _mark(module: nn.Module, marks: list[Any], parts: list[Any]) -> None:
         if p is not None:
             parts.append(p)
             marks += (name, id(p), p.requires_grad, p.dtype, p.shape, bool(p._backward_hooks))
-    if has_settings(kind):
+    if has_settings(kind):  # type: ignore[arg-type]
         marks += map(own.get, SETTINGS)
         marks += [buffer is None for buffer in module._buffers.values()]
     marks += map(type, module._forward_pre_hooks.values())
