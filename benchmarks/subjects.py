@@ -57,7 +57,41 @@ def roberta(batch: int, length: int = 128) -> Subject:
     )
 
 
-SUBJECTS: dict[str, Callable[[int], Subject]] = {"wrn-28-4": wrn, "encoder-6x384": encoder, "roberta-base": roberta}
+def bare_wrn(batch: int) -> Subject:
+    """WRN-28-1 on 8 x 8 images: as many layers as WRN-28-4, and hardly any arithmetic. For two examples."""
+    torch.manual_seed(0)
+    return Subject(
+        build=_with_seed(lambda: wide_resnet(28, 1, channels=3, num_classes=10, form="standard")),
+        inputs=torch.randn(batch, 3, 8, 8),
+        targets=torch.randint(10, (batch,)),
+    )
+
+
+def bare_encoder(batch: int) -> Subject:
+    """As many layers as the encoder, of width 96, on 4 tokens: hardly any arithmetic. For two examples."""
+    torch.manual_seed(0)
+    return Subject(
+        build=_with_seed(lambda: Encoder(layers=6, width=96, heads=12, length=4)),
+        inputs=torch.randint(1000, (batch, 4)),
+        targets=torch.randint(2, (batch,)),
+    )
+
+
+def mlp(batch: int) -> Subject:
+    """A network of 64-128-10, 9,610 parameters: the model of the default job."""
+    torch.manual_seed(0)
+    return Subject(
+        build=_with_seed(lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))),
+        inputs=torch.randn(batch, 64),
+        targets=torch.randint(10, (batch,)),
+        classifier="2",
+    )
+
+
+SUBJECTS: dict[str, Callable[[int], Subject]] = {
+    "wrn-28-4": wrn, "encoder-6x384": encoder, "roberta-base": roberta, "wrn-bare": bare_wrn,
+    "encoder-bare": bare_encoder, "mlp": mlp,
+}  # fmt: skip
 SMALL = ("wrn-28-4", "encoder-6x384")
 """Those of which a CPU takes a step within a second."""
 

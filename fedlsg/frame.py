@@ -135,6 +135,13 @@ class Frame:
         return Frame(coordinates=dense, blocks=make_blocks(dense))
 
     @cached_property
+    def layout(self) -> tuple[tuple[object, ...], ...]:
+        """The coordinates and blocks without the values of carriers: names, shapes, forms. Equal where these are."""
+        where = [(c.name, c.shape, c.form, None if c.L is None else c.L.shape, None if c.R is None else c.R.shape)
+                 for c in self.coordinates]  # fmt: skip
+        return (*where, *[(b.parameter, b.part, b.shape) for b in self.blocks])
+
+    @cached_property
     def wire(self) -> "Frame":
         """The frame that a payload is packed in."""
         if self.personal:

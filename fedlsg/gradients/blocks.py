@@ -22,7 +22,7 @@ from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.rematerialize import Rematerialized
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class LayerMemory:
     """What one layer keeps from its call until backward.
 
@@ -50,7 +50,7 @@ class LayerMemory:
 
 def needs_input(layer: Layer) -> bool:
     """Whether a block of the layer needs x itself. Norm layers do, but autograd keeps x for them anyway."""
-    return layer.from_input is not None and not isinstance(layer.formulas, NormGradients)
+    return layer.from_input is not None and not layer.is_norm
 
 
 def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> LayerMemory:
@@ -58,11 +58,7 @@ def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> La
     memory = LayerMemory(again=again)
     if again is None:
         keep_input(layer, memory, x)
-    if (
-        layer.carried is not None
-        and layer.carried.A is None
-        and any(slot.part in ("L", "core") for slot in layer.slots)
-    ):
+    if layer.carried is not None and layer.from_inner and layer.carried.A is None:
         memory.u = layer.carried.formulas.inner(x, layer.carried.R)
     return memory
 
@@ -77,8 +73,9 @@ def keep_input(layer: Layer, memory: LayerMemory, x: Tensor) -> None:
 def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, node: Node | None) -> None:
     """Add what the layer's blocks need of its output y, which ``node`` computed."""
     carried = layer.carried
-    if isinstance(layer.formulas, NormGradients):
+    if layer.is_norm:
         if memory.x is not None:
+            assert isinstance(layer.formulas, NormGradients)
             memory.statistics = layer.formulas.statistics(x, node)
     elif carried is not None and isinstance(carried.formulas, StandardizedConvGradients):
         memory.note = note_output(carried.formulas.layer, x, y.detach().to(layer.dtype))
@@ -95,9 +92,7 @@ def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, nod
 
 def use_ghost(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> bool:
     """Whether the slot is a whole dense weight for which ghost clipping is cheaper than one gradient an example."""
-    block = slot.block
-    whole = block.part == "dense" and slot.parameter == "weight" and block.kept == block.size and block.weight == 1
-    if not whole or memory.x is None:
+    if not slot.whole or memory.x is None:
         return False
     return product(layer.module, memory.x, g).cheaper if slot.turned else ghost_is_cheaper(layer.module, g)
 
@@ -106,7 +101,7 @@ def choose_block(
     step: Graph, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor
 ) -> Tensor | GhostGradients | Factors:
     """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
-    if slot.block.parameter in step.factored:
+    if step.factored and slot.block.parameter in step.factored:
         assert memory.x is not None
         assert isinstance(layer.formulas, CarriedGradients)
         if step.called[layer.path] > 1 and isinstance(layer.module, nn.Conv2d):
@@ -114,7 +109,7 @@ def choose_block(
             raise unsupported(layer.path, layer.module, reason)
         first, second = (memory.x, g) if slot.turned else (g, memory.x)
         return Factors(formulas=layer.formulas, g=first, x=second, version=first._version)
-    if step.ghosts(layer.path) and use_ghost(layer, slot, memory, g):
+    if slot.whole and step.ghosts(layer.path) and use_ghost(layer, slot, memory, g):
         assert memory.x is not None
         kept = g if step.storage is None else step.storage.rounded(g)
         if slot.turned:
@@ -123,13 +118,15 @@ def choose_block(
         return GhostGradients(layer.module, kept, memory.x, kept._version)
     if memory.x is not None and memory.x.dtype != layer.dtype:
         memory.x = memory.x.to(layer.dtype) if step.storage is None else step.storage.unpack(memory.x)
-    return form_block(layer, slot, memory, g).to(layer.types[slot.parameter])
+    value, dtype = form_block(layer, slot, memory, g), layer.types[slot.parameter]
+    return value if value.dtype == dtype else value.to(dtype)
 
 
 def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch *kept"]:
     """Kept coordinates of one block for each example, in ascending order once they are flattened."""
     formulas, block = layer.formulas, slot.block
-    if isinstance(formulas, NormGradients) and memory.x is not None and not memory.done:
+    if layer.is_norm and memory.x is not None and not memory.done:
+        assert isinstance(formulas, NormGradients)
         assert memory.statistics is not None
         scale, shift = formulas.scale_and_shift(g, memory.x, memory.statistics)
         memory.done = {"weight": scale, "bias": shift}
@@ -150,8 +147,8 @@ def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Floa
     if slot.turned and slot.parameter == "weight":
         value = value.mT
     if slot.units is None and value.shape[1:] != block.shape:
-        value = value.reshape(len(g), *block.shape)
-    return kept_values(value, slot.keep)
+        value = value.reshape(g.shape[0], *block.shape)
+    return value if slot.keep.index is None else kept_values(value, slot.keep)
 
 
 def left_gradient(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch kept r"]:

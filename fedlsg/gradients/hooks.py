@@ -31,7 +31,6 @@ from fedlsg.gradients.blocks import (
 from fedlsg.gradients.called import (
     CallLayer,
     arguments,
-    call_layers,
     check_batch,
     examples_first,
     own_memory,
@@ -45,9 +44,10 @@ from fedlsg.gradients.calls.survey import Axis, Survey
 from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
 from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.plan import Layer, plan
+from fedlsg.gradients.plan import Layer
 from fedlsg.gradients.precision import Precision, without_autocast
-from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
+from fedlsg.gradients.prepared import Prepared, place
+from fedlsg.gradients.rematerialize import Rematerialization, release
 from fedlsg.gradients.sources import replace_parameters, table, takes_shared, without_batch
 from fedlsg.gradients.supported import Checked
 from fedlsg.gradients.unbatched import axis_of_read, plain
@@ -55,6 +55,8 @@ from fedlsg.gradients.uses import Uses
 from fedlsg.gradients.where import axis_of, is_constant, leads_to
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
+Call = tuple[str, int]
+"""The path of a layer, and the number of one of its calls from 1; of other uses, a negative number."""
 AGAIN = (
     "called in backward, as activation checkpointing does, where its gradient cannot be split by example; switch "
     "checkpointing off (model.gradient_checkpointing_disable()), or freeze it"
@@ -62,39 +64,32 @@ AGAIN = (
 
 
 @contextmanager
-def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) -> Iterator[None]:
-    """Hook the layers inside the context; on exit remove the hooks and unfreeze ``parameters``, even after an error."""
-    handles = []
-    ways = step.ways
-    layers = plan(model, frame, step.precision, ways)
-    calls = list(call_layers(model, frame, ways))
+def hook_layers(model: nn.Module, frame: Frame, step: "Pass", prepared: Prepared) -> Iterator[None]:
+    """Hook the layers inside the context; on exit remove the hooks and unfreeze the parameters, even after an error."""
+    placed: list[tuple[dict[Any, Any], object]] = []
     try:
-        for call in calls:
-            handles.append(call.module.register_forward_pre_hook(partial(freeze, call)))
-            handles.append(
-                call.module.register_forward_hook(partial(step.on_call, call), with_kwargs=True, prepend=True)
-            )
-        for layer in layers:
-            handles.append(layer.module.register_forward_pre_hook(partial(freeze, layer)))
-            # The first hook sees the layer's own output, before a hook of the user changes it.
-            on_output = partial(step.on_output, layer)
-            handles.append(layer.module.register_forward_hook(on_output, with_kwargs=True, prepend=True))
-        norms = (module for module in model.modules() if type(module) in NORMS)
-        handles += [module.register_forward_hook(step.rematerialization.on_norm, prepend=True) for module in norms]
+        for call in prepared.calls:
+            place(placed, call.module, partial(freeze, call), before=True)
+            place(placed, call.module, partial(step.on_call, call))
+        for layer in prepared.layers:
+            place(placed, layer.module, partial(freeze, layer), before=True)
+            place(placed, layer.module, partial(step.on_output, layer))
+        for module in prepared.norms:
+            place(placed, module, step.rematerialization.on_norm)
         if step.uses is not None:
-            everything: list[Layer | CallLayer] = [*layers, *calls]
+            everything: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
             for hooked in everything:
-                on_input = partial(step.on_input, hooked)
-                handles.append(hooked.module.register_forward_pre_hook(on_input, with_kwargs=True))
-        with nullcontext() if step.uses is None else replace_parameters(model, frame, ways.uses, step.uses):
+                place(placed, hooked.module, partial(step.on_input, hooked), before=True)
+        with nullcontext() if step.uses is None else replace_parameters(model, frame, step.ways.uses, step.uses):
             yield
     finally:
-        for p in parameters.values():
+        for p in prepared.parameters.values():
             p.requires_grad_(True)
-        for handle in handles:
-            handle.remove()
+        for hooks, key in placed:
+            hooks.pop(key, None)
         step.rematerialization.forget()
         step.due.clear()  # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
+        step.memories.clear()
         step.uses = None  # it holds the pass, too
 
 
@@ -119,11 +114,11 @@ class Pass:
     precision: Precision
     factored: Collection[str] = ()
     storage: ActivationStorage | None = None
-    memories: dict[str, LayerMemory] = field(default_factory=dict)
+    memories: dict[Call, LayerMemory] = field(default_factory=dict)
     called: Counter[str] = field(default_factory=Counter)
     shared: dict[str, Tensor] = field(default_factory=dict)
     in_backward: bool = False
-    due: dict[str, tuple[str, nn.Module, Node]] = field(default_factory=dict)
+    due: dict[Call, tuple[str, nn.Module, Node]] = field(default_factory=dict)
     starts: list[Tensor] = field(default_factory=list)
     rematerialization: Rematerialization = field(default_factory=Rematerialization)
     ways: Ways = BY_LAYERS
@@ -139,8 +134,10 @@ class Pass:
             p.requires_grad_(True)
         if not torch.is_grad_enabled():
             return None  # no gradient comes back through this call
+        if layer.is_norm:
+            self.rematerialization.on_norm(module, args, kwargs, output)
         call = self.count(layer)
-        if (given := self.shared.pop(layer.path, None)) is not None:
+        if self.shared and (given := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, given, output)
         x = args[0] if args else kwargs["input"]
         axis = axis_of(self, layer, x)
@@ -157,12 +154,12 @@ class Pass:
         node.register_prehook(partial(self.on_gradient, layer, call, output.shape, axis))
         return output if start else None
 
-    def count(self, layer: Layer | CallLayer) -> str:
-        """The name of a new call of a layer."""
+    def count(self, layer: Layer | CallLayer) -> Call:
+        """The key of a new call of a layer."""
         if self.in_backward:
             raise unsupported(layer.path, layer.module, AGAIN)
-        self.called[layer.path] += 1
-        return f"{layer.path} {self.called[layer.path]}"
+        number = self.called[layer.path] = self.called.get(layer.path, 0) + 1
+        return layer.path, number
 
     def add(self, position: int, value: Any) -> None:
         """Add a gradient to a block."""
@@ -224,7 +221,7 @@ class Pass:
         self, path: str, module: nn.Module, node: Node, arrived: Callable[[tuple[Tensor | None, ...]], None]
     ) -> None:
         """Call ``arrived`` with the gradients at a node; the pass is refused if none arrive that should."""
-        key = f"{path} {len(self.due)}"
+        key = path, -1 - len(self.due)
 
         def once(gradients: tuple[Tensor | None, ...]) -> None:
             del self.due[key]
@@ -235,22 +232,24 @@ class Pass:
 
     def keep(self, layer: Layer, x: Tensor, output: Tensor, axis: Axis) -> LayerMemory:
         """What the layer's blocks need of its input x and its output."""
+        same = x.dtype == layer.dtype
+        own = axis == 0 and same and needs_input(layer)
+        again, node = self.rematerialization.of(x) if own else None, output.grad_fn
         with torch.no_grad(), without_autocast(x.device.type):
-            own = axis == 0 and needs_input(layer) and x.dtype == layer.dtype
-            again, node = self.rematerialization.of(x) if own else None, output.grad_fn
             if axis != 0:
                 x, output, node = examples_first(x, axis, self.batch), examples_first(output, axis, self.batch), None
-            given, x = x.detach(), x.detach().to(layer.dtype)
+            given = x = x.detach()
+            x = x if same else x.to(layer.dtype)
             memory = remember(layer, x, again)
             remember_output(layer, memory, x, output, node)
-            if memory.x is not None and memory.x is x and given.itemsize < x.itemsize:
+            if not same and memory.x is x and given.itemsize < x.itemsize:
                 memory.x, memory.version = given, given._version  # autograd keeps this one, not the wider copy
             if self.storage is not None:
                 self.storage.pack_memory(memory)
             return memory
 
     def on_gradient(
-        self, layer: Layer, call: str, shape: torch.Size, axis: Axis, gradients: tuple[Tensor | None, ...]
+        self, layer: Layer, call: Call, shape: torch.Size, axis: Axis, gradients: tuple[Tensor | None, ...]
     ) -> None:
         """Backward hook: form the layer's blocks, then free its memory."""
         memory = self.memories.pop(call)
@@ -262,7 +261,9 @@ class Pass:
             raise unsupported(layer.path, layer.module, reason)
         if gradients[0] is None:
             return  # autograd's way to say zero
-        g = gradients[0].reshape(shape).to(layer.dtype)
+        g = gradients[0]
+        g = g if g.shape == shape else g.reshape(shape)
+        g = g if g.dtype == layer.dtype else g.to(layer.dtype)
         g = g if axis == 0 else examples_first(g, axis, self.batch)
         with without_autocast(g.device.type):
             if memory.again is not None:

@@ -15,9 +15,8 @@ How data flows through this package:
 Reads private data, and what it returns is not private: clip it and add noise before anything is released.
 """
 
-import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,12 +29,12 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
 from fedlsg.gradients.calls.errors import ReadElsewhereError
 from fedlsg.gradients.calls.survey import Survey, copies_of, survey
-from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.embedding import embed
 from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
+from fedlsg.gradients.prepared import force_eager, prepare
 from fedlsg.gradients.supported import Checked, UnsupportedLayerError, check
 from fedlsg.gradients.uses import Uses
 
@@ -164,14 +163,15 @@ def run_pass(
 ) -> None:
     """One pass, in which the parameters ``read`` are followed by their uses."""
     precision = step.precision
-    step.ways, step.parameters = ways_of(model, read), parameters
+    prepared = prepare(model, frame, precision, read)
+    step.ways, step.parameters = prepared.ways, prepared.parameters
     with force_eager():
-        step.survey = survey_of(model, inputs, parameters)
+        step.survey = survey_of(model, inputs, parameters, prepared.known.answers)
     if step.ways.calls or step.ways.uses or any(None in axes for axes in step.survey.layers.values()):
         step.uses = Uses(step=step, starts=step.starts)
     rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
     like = next(iter(parameters.values()))
-    with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
+    with force_eager(), rounding as step.storage, hook_layers(model, frame, step, prepared), torch.enable_grad():
         losses = losses_of(model, loss_fn, inputs, targets, precision, batch=step.batch, like=like)
         followed = step.uses is not None
         step.backward(losses, parameters)
@@ -182,8 +182,10 @@ def run_pass(
         )
 
 
-def survey_of(model: nn.Module, inputs: Batch, parameters: Checked) -> Survey:
-    """Where the examples are in what the model's layers and tables read.
+def survey_of(
+    model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any] | None = None
+) -> Survey:
+    """Where the examples are in what the model's layers and tables read; kept in ``answers`` (``known``).
 
     Positions of a sequence of length 1 do not show, so that a survey of one does not count for longer ones.
     """
@@ -195,7 +197,7 @@ def survey_of(model: nn.Module, inputs: Batch, parameters: Checked) -> Survey:
 
     tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
     kind = (*parameters, *(tuple(n == 1 for n in t.shape[1:]) for t in tensors))
-    return survey(model, lambda scales: call(model, copies(scales)), kind)
+    return survey(model, lambda scales: call(model, copies(scales)), kind, {} if answers is None else answers)
 
 
 def summable(frame: Frame) -> bool:
@@ -289,12 +291,3 @@ def losses_of(
             "reduction='none', and average within an example only"
         )
     return losses
-
-
-def force_eager() -> AbstractContextManager[object]:
-    """Switch torch.compile off inside the context.
-
-    A model that is compiled with hooks is compiled again for the hooks of every pass, until torch gives up. A model
-    that was compiled without hooks may skip them, and its gradients would silently be zeros.
-    """
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -12,9 +12,8 @@ is checked separately (``bias_lost``).
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +23,7 @@ from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, Part
 from fedlsg.gradients.calls.ways import Ways, ways_of
 from fedlsg.gradients.formulas.layers import CarriedGradients, LayerGradients, formulas_of, is_turned
 from fedlsg.gradients.formulas.norm import NormGradients
+from fedlsg.gradients.known import modules_of
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.tensors import matrix_in_memory_order, to_memory_order
 
@@ -40,6 +40,8 @@ class Slot:
 
     ``units`` are the kept out units of dL or in units of dR, if the mask keeps whole units. The others are never
     computed, and ``keep`` then selects nothing. ``turned``: the layer stores its weight transposed (``make_layer``).
+    ``part``: the part of the block, for a weight (m, n). ``whole``: whether it is a whole dense weight that nothing
+    weighs in the clip, for which ghost clipping may be used.
     """
 
     position: int
@@ -48,26 +50,30 @@ class Slot:
     keep: Keep = EVERYTHING
     units: Int[Tensor, " kept"] | None = None
     turned: bool = False
-
-    @property
-    def part(self) -> Part:
-        """The part of the block, for a weight (m, n)."""
-        return TURNED.get(self.block.part, self.block.part) if self.turned else self.block.part
+    part: Part
+    whole: bool
 
 
 def make_slot(position: int, block: Block, *, turned: bool = False) -> Slot:
     """The slot of the frame's block at ``position``."""
     name = block.parameter.rpartition(".")[2]
-    if block.kept == block.size:
-        return Slot(position=position, parameter=name, block=block, turned=turned)
-    if (block.part, block.keep.axis) in (("L", 0), ("R", 1)):
-        return Slot(position=position, parameter=name, block=block, units=block.keep.index, turned=turned)
-    return Slot(position=position, parameter=name, block=block, keep=block.keep, turned=turned)
+    whole = block.kept == block.size
+    units = not whole and (block.part, block.keep.axis) in (("L", 0), ("R", 1))
+    return Slot(
+        position=position,
+        parameter=name,
+        block=block,
+        keep=EVERYTHING if whole or units else block.keep,
+        units=block.keep.index if units else None,
+        turned=turned,
+        part=TURNED.get(block.part, block.part) if turned else block.part,
+        whole=whole and block.part == "dense" and name == "weight" and block.weight == 1,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Carried:
-    """A layer's carriers and its formulas for a carried weight; ``A`` if u is computed from the output."""
+    """A layer's carriers and its formulas for a carried weight; ``A`` in a pass in which u comes from the output."""
 
     formulas: CarriedGradients
     L: Float[Tensor, "m r"]
@@ -75,9 +81,15 @@ class Carried:
     A: Float[Tensor, "m r"] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Layer:
-    """A module that owns trainable parameters, with its formulas, its blocks, and its weight's carriers."""
+    """A module that owns trainable parameters, with its formulas, its blocks, and its weight's carriers.
+
+    The rest follows from these. ``parameters``: the module's own trainable ones; ``types``: the types of all that it
+    owns, by its own name. ``from_input``: the slot of the weight whose block needs the input itself: dR, or the dense
+    weight; ``from_inner``: whether a block needs u. ``narrows``: whether u may be computed from the output, because it
+    is narrower than the input (``through_outputs``).
+    """
 
     path: str
     module: nn.Module
@@ -85,41 +97,56 @@ class Layer:
     slots: tuple[Slot, ...]
     dtype: torch.dtype
     carried: Carried | None
+    is_norm: bool = field(init=False)
+    parameters: tuple[nn.Parameter, ...] = field(init=False)
+    types: Mapping[str, torch.dtype] = field(init=False)
+    from_input: Slot | None = field(init=False)
+    from_inner: bool = field(init=False)
+    narrows: bool = field(init=False)
 
-    @cached_property
-    def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The module's own trainable parameters."""
-        own = self.module._parameters  # get_parameter takes 20 times as long
-        return tuple(p for slot in self.slots if slot.block.part != "R" and (p := own[slot.parameter]) is not None)
-
-    @cached_property
-    def types(self) -> dict[str, torch.dtype]:
-        """The types of these parameters, by the module's own name."""
-        return {name: p.dtype for name, p in self.module._parameters.items() if p is not None}
-
-    @cached_property
-    def from_input(self) -> Slot | None:
-        """The slot of the weight whose block needs the input itself: dR, or the dense weight."""
-        return next((s for s in self.slots if s.parameter == "weight" and s.part not in ("L", "core")), None)
+    def __post_init__(self) -> None:
+        own, c = self.module._parameters, self.carried  # get_parameter takes 20 times as long
+        self.is_norm = isinstance(self.formulas, NormGradients)
+        self.types = {name: p.dtype for name, p in own.items() if p is not None}
+        self.parameters, self.from_input, self.from_inner = (), None, False
+        for slot in self.slots:
+            p = own[slot.parameter]
+            if p is not None and slot.block.part != "R":
+                self.parameters += (p,)
+            if slot.part in ("L", "core"):
+                self.from_inner = c is not None
+            elif slot.parameter == "weight" and self.from_input is None:
+                self.from_input = slot
+        self.narrows = (
+            c is not None
+            and type(self.module) in PRODUCTS
+            and c.L.shape[0] < c.R.shape[1]
+            and c.L.shape[1] == c.R.shape[0]
+            and c.L.dtype in (self.types["weight"], torch.float32, torch.float64)
+        )
 
 
 def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32, ways: Ways | None = None) -> list[Layer]:
-    """The layers of ``LAYERS`` to hook, in model order. ``check_frame`` must have accepted the frame."""
-    slots: dict[str, list[Slot]] = {}
-    others = (ways or ways_of(model)).others
+    """The layers of ``LAYERS`` to hook, in model order, for one pass. ``check_frame`` must have accepted the frame."""
+    layers = make_layers(model, frame, precision, ways or ways_of(model))
+    through_outputs(layers)
+    return layers
+
+
+def make_layers(model: nn.Module, frame: Frame, precision: Precision, ways: Ways) -> list[Layer]:
+    """The layers without the shortcuts of a pass, which depend on the values of the weights."""
+    slots: dict[str, list[tuple[int, Block]]] = {}
+    others = ways.others
     for position, block in enumerate(frame.blocks):
-        if block.parameter in others:
-            continue
-        path = block.parameter.rpartition(".")[0]
-        turned = is_turned(model.get_submodule(path))
-        slots.setdefault(path, []).append(make_slot(position, block, turned=turned))
+        if block.parameter not in others:
+            slots.setdefault(block.parameter.rpartition(".")[0], []).append((position, block))
     coordinates = {c.name: c for c in frame.coordinates}
-    layers = [
-        make_layer(path, module, tuple(slots[path]), coordinates)
-        for path, module in model.named_modules()
-        if path in slots
-    ]
-    layers = through_outputs(layers)
+    layers = []
+    for path, module in modules_of(model).items():
+        if path in slots:
+            turned = is_turned(module)
+            own = tuple(make_slot(position, block, turned=turned) for position, block in slots[path])
+            layers.append(make_layer(path, module, own, coordinates))
     return [in_bfloat16(layer) for layer in layers] if precision.mixed else layers
 
 
@@ -142,34 +169,44 @@ def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinate
     return Layer(path=path, module=module, formulas=formulas, slots=slots, dtype=dtype, carried=carried)
 
 
-def through_outputs(layers: list[Layer]) -> list[Layer]:
-    """The layers, with A where the output is narrower than the input and the carriers allow this shortcut to u."""
-    shortcuts = {}
+def through_outputs(layers: Sequence[Layer]) -> None:
+    """Give the layers A where the output is narrower than the input and the carriers allow this shortcut to u.
+
+    In every pass anew: it depends on the values of the weights.
+    """
+    carriers, products = [], []
     for layer in layers:
-        carried = layer.carried
-        if carried is None or carried.L.shape[1] != carried.R.shape[0]:
-            continue
-        if type(layer.module) in PRODUCTS and carried.L.shape[0] < carried.R.shape[1]:
-            A, gap = output_carriers(layer.module.get_parameter("weight").detach(), carried.L, carried.R)
-            bias = layer.module.bias
-            shortcuts[layer] = A, gap + bias_lost(bias.detach(), A) if isinstance(bias, Tensor) else gap
-    if not shortcuts:
-        return layers
-    gaps = torch.stack([gap for _, gap in shortcuts.values()]).tolist()  # one transfer
-    for (layer, (A, _)), gap in zip(shortcuts.items(), gaps, strict=True):
-        carried = layer.carried
-        if carried is not None and gap <= tolerance(carried.R):
-            layers[layers.index(layer)] = replace(layer, carried=replace(carried, A=A))
-    return layers
+        if layer.narrows and (carried := layer.carried) is not None:
+            W, bias = (layer.module._parameters[name] for name in ("weight", "bias"))
+            assert W is not None
+            carriers.append((carried, bias))
+            products.append((carried.L.mT @ matrix_in_memory_order(W.detach()), to_memory_order(carried.R, W)))
+    if not products:
+        return
+    inverses = inverse_of_each([core @ rows.mT for core, rows in products])
+    rests = [
+        torch.addmm(rows, inverse, core, beta=-1) for inverse, (core, rows) in zip(inverses, products, strict=True)
+    ]
+    gaps = list(torch._foreach_norm(rests))  # of S^-1 L^T W - R: NaN or huge if there is no such A
+    for place, (inverse, (carried, bias)) in enumerate(zip(inverses, carriers, strict=True)):
+        carried.A = carried.L @ inverse.mT
+        if bias is not None:
+            gaps[place] = gaps[place] + bias_lost(bias.detach(), carried.A)
+    for (carried, _), gap in zip(carriers, torch.stack(gaps).tolist(), strict=True):  # one transfer
+        if not gap <= tolerance(carried.R):
+            carried.A = None
 
 
-def output_carriers(
-    W: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
-) -> tuple[Float[Tensor, "m r"], Float[Tensor, ""]]:
-    """A, and the Frobenius norm of S^-1 L^T W - R: NaN or huge if there is no such A."""
-    core, rows = L.mT @ matrix_in_memory_order(W), to_memory_order(R, W)
-    inverse, _ = torch.linalg.inv_ex(core @ rows.mT)
-    return L @ inverse.mT, torch.linalg.vector_norm(inverse @ core - rows)
+def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tensor, "r r"]]:
+    """The inverse of each matrix, in one call for all of a size and kind; no error for those that have none."""
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    for place, S in enumerate(squares):
+        alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
+    found: dict[int, Tensor] = {}
+    for places in alike.values():
+        made, _ = torch.linalg.inv_ex(torch.stack([squares[place] for place in places]))
+        found |= zip(places, made.unbind(), strict=True)
+    return [found[place] for place in range(len(squares))]
 
 
 def bias_lost(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:
@@ -193,5 +230,5 @@ def in_bfloat16(layer: Layer) -> Layer:
         return layer
     carried = layer.carried
     if carried is not None:
-        carried = replace(carried, L=carried.L.bfloat16(), R=carried.R.bfloat16(), A=None)
+        carried = replace(carried, L=carried.L.bfloat16(), R=carried.R.bfloat16())
     return replace(layer, dtype=torch.bfloat16, carried=carried)

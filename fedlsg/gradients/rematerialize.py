@@ -61,7 +61,7 @@ class Rematerialization:
         self.norms: dict[Node, nn.Module] = {}
         self.values: dict[Node, Rematerialized] = {}
 
-    def on_norm(self, module: nn.Module, _args: object, output: Tensor) -> None:
+    def on_norm(self, module: nn.Module, _args: object, _kwargs: object, output: Tensor) -> None:
         """Forward hook of a norm: note which module made a node of the graph."""
         if output.grad_fn is not None and output.grad_fn.name() in NORM_NODES:
             self.norms[output.grad_fn] = module
@@ -74,7 +74,7 @@ class Rematerialization:
     def of(self, x: Tensor) -> Rematerialized | None:
         """The value of a layer's input x, with one more reader; None if x has to be kept."""
         node = x.grad_fn
-        if node is None or x[0].numel() < REMATERIALIZED_FROM:
+        if node is None or x.numel() // x.shape[0] < REMATERIALIZED_FROM:
             return None
         value = self.values.get(node)
         if value is None:

@@ -22,6 +22,7 @@ from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
 from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown
 from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
+from fedlsg.gradients.known import Known, known
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (WeightNorm, "a hook of weight_norm", "parametrizations.weight_norm(layer, {!r}), which trains, in its place"),
@@ -39,11 +40,18 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
     As ``model.named_parameters()``, in a third of its time: this is called several times in every step.
     """
-    first: dict[nn.Parameter, str] = {}
-    for name, parameter in _named(model):
-        if parameter.requires_grad:
-            first.setdefault(parameter, name)
-    return {name: parameter for parameter, name in first.items()}
+    first: dict[int, tuple[str, nn.Parameter]] = {}
+    _collect(model, "", first)
+    return dict(first.values())
+
+
+def _collect(module: nn.Module, prefix: str, first: dict[int, tuple[str, nn.Parameter]]) -> None:
+    for name, p in module._parameters.items():
+        if p is not None and p.requires_grad and id(p) not in first:
+            first[id(p)] = prefix + name, p
+    for name, child in module._modules.items():
+        if child is not None:
+            _collect(child, f"{prefix}{name}.", first)
 
 
 def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
@@ -56,11 +64,19 @@ def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parame
             yield from _named(child, f"{prefix}{name}.")
 
 
-def check(model: nn.Module, frame: Frame) -> Checked:
-    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed."""
-    check_supported(model)
-    check_frame(model, frame.embedded or frame)
-    return trainable(model)
+def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
+    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed.
+
+    A model that has not changed is not checked again for a frame of the same coordinates. ``now``: what is ``known`` of
+    it.
+    """
+    checked = (now or known(model)).answers
+    found: Checked | None = checked.get(frame.layout)
+    if found is None:
+        check_supported(model)
+        check_frame(model, frame.embedded or frame)
+        found = checked[frame.layout] = trainable(model)
+    return found
 
 
 def check_supported(model: nn.Module) -> None:

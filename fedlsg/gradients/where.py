@@ -30,6 +30,8 @@ def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
 def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
     """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
     axis, size = surveyed(step, layer, step.called[layer.path]), -1
+    if axis == 0 and x.ndim and x.shape[0] == step.batch and isinstance(layer, Layer) and layer.formulas.batch_first(x):
+        return 0
     if axis is None and (read := leaves_of(x)):
         names = [name for name, p in step.parameters.items() if any(p is q for q in read)]
         if names:

@@ -23,7 +23,8 @@ class Units(Mask, kind="units"):
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
         """Dense blocks whole."""
         importance = cache(partial(self._importance, public))  # one look at W for both of its blocks
-        return tuple(replace(block, keep=self._keep(block, rate, public, importance)) for block in blocks)
+        kept = [(block, self._keep(block, rate, public, importance)) for block in blocks]
+        return tuple(block if keep is block.keep else replace(block, keep=keep) for block, keep in kept)
 
     def _keep(
         self, block: Block, rate: float, public: Public, importance: Callable[[str], tuple[Tensor, Tensor]]

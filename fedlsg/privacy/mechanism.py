@@ -174,28 +174,35 @@ def clipped_sum(
         gradients = [zero_rows(block, ~finite) for block in gradients]
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
-    factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
+    rows = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes)).split(1)
+    each = list(zip(rows if len(rows) == len(gradients) else rows * len(gradients), gradients, strict=True))
     with without_autocast(norms.device.type):
-        parts = (
-            block.weighted_sum(factor, finite).to(dtype)
-            if isinstance(block, GhostGradients)
-            else weighted_sum(factor, block, dtype)
-            for factor, block in zip(factors, gradients, strict=True)
-        )
         if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):
-            return torch.cat([part.flatten() for part in parts])  # attacks differentiate through it
+            return torch.cat([part_of(row[0], block, finite, dtype).flatten() for row, block in each])  # for attacks
         total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
-        for own, part in zip(total.split(sizes), parts, strict=True):  # one by one: no second copy to join
-            own.view(part.shape).copy_(part)
+        exact = dtype == torch.float64 or keeps_digits(norms.device.type)
+        for own, (row, block) in zip(total.unsqueeze(0).split(sizes, 1), each, strict=True):  # no second copy to join
+            if exact and isinstance(block, Tensor) and block.dtype == dtype == row.dtype and block.is_contiguous():
+                torch.mm(row, block.flatten(1), out=own)  # ``weighted_sum``, in place
+            else:
+                part = part_of(row[0], block, finite, dtype)
+                own.view(part.shape).copy_(part)
     return total
 
 
-def clip_norms(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism) -> Float[Tensor, "blocks batch"]:
-    """The norms that the clip compares with C, in float64: of each block, or of the whole gradient in every block."""
+def part_of(
+    factor: Float[Tensor, " batch"], block: Tensor | GhostGradients, finite: Bool[Tensor, " batch"], dtype: torch.dtype
+) -> Tensor:
+    """The sum of one block of ``clipped_sum``."""
+    if isinstance(block, GhostGradients):
+        return block.weighted_sum(factor, finite).to(dtype)
+    return weighted_sum(factor, block, dtype)
+
+
+def clip_norms(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism) -> Float[Tensor, "rows batch"]:
+    """The norms that the clip compares with C, in float64: a row for each block, or one of the whole gradient."""
     squares = torch.stack([norms_of(block) for block in gradients]).square()
-    if mechanism.clip == "joint":
-        squares = squares.sum(0, keepdim=True).expand_as(squares)
-    return squares.sqrt()
+    return (squares.sum(0, keepdim=True) if mechanism.clip == "joint" else squares).sqrt()
 
 
 def zero_rows(block: Tensor | GhostGradients, rows: Bool[Tensor, " batch"]) -> Tensor | GhostGradients:
@@ -221,7 +228,8 @@ def weighted_sum(
     A block in another memory order is summed in that order, and the result keeps it.
     A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
     """
-    rows = in_memory_order(block)
+    axes = None if block.is_contiguous() else axes_in_memory(block)
+    rows = block if axes is None else block.permute(0, *axes)
     flat = rows.flatten(1)
     factors = factors.to(dtype)
     exact = factors.dtype == torch.float64 or keeps_digits(flat.device.type)
@@ -231,7 +239,8 @@ def weighted_sum(
         total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
     else:
         total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
-    return total.view(rows.shape[1:]).permute(own_order(block))
+    total = total.view(rows.shape[1:])
+    return total if axes is None else total.permute(own_order(block))
 
 
 def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
@@ -239,6 +248,8 @@ def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
     if t.is_contiguous():
         return list(range(1, t.ndim))
     strides: Sequence[int] = t.stride()
+    if t.ndim == 3 and strides[1] < strides[2]:
+        return [2, 1]
     return sorted(range(1, t.ndim), key=lambda axis: -strides[axis])
 
 
@@ -274,5 +285,5 @@ def add_noise(total: Float[Tensor, " kept"], mechanism: Mechanism, noise: Secret
         return total
     noisy = torch.empty_like(total)
     for part, out in zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
-        out.copy_(part.double() + noise.normal(part.numel()).to(total.device) * mechanism.noise_std)
+        out.copy_(noise.normal(part.numel()).to(total.device).mul_(mechanism.noise_std).add_(part))
     return noisy

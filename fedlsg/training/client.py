@@ -112,7 +112,7 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
     linear: it is made from noisy values, in their coordinates, and reads no example.
     """
     local, parameters = x.local, x.parameters
-    dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
+    dtype = reduce(torch.promote_types, {p.dtype for p in parameters.values()}, torch.float32)
     start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
     velocity = accumulated = torch.zeros(0)
     try:

@@ -114,4 +114,5 @@ def _filled(tensor: Tensor, rows: int) -> Tensor:
 
 def without_filling(gradients: Sequence[Tensor | GhostGradients], rows: int) -> list[Tensor | GhostGradients]:
     """The gradients of the first ``rows`` rows: those of examples."""
-    return [g.first(rows) if isinstance(g, GhostGradients) else g[:rows] for g in gradients]
+    filled = bool(gradients) and gradients[0].shape[0] != rows
+    return [g.first(rows) if isinstance(g, GhostGradients) else g[:rows] for g in gradients] if filled else [*gradients]

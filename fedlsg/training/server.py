@@ -83,7 +83,7 @@ def server_step(
 
 def widest(parameters: Iterable[Tensor]) -> torch.dtype:
     """The type that holds numbers of all parameters: theirs, where they have one."""
-    return reduce(torch.promote_types, (p.dtype for p in parameters))
+    return reduce(torch.promote_types, {p.dtype for p in parameters})
 
 
 def linear_in_the_gradient(optimizer: Optimizer) -> bool:

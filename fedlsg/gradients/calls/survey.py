@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -48,22 +47,24 @@ class Survey:
     failure: str = ""
 
 
-_known: WeakKeyDictionary[nn.Module, dict[Hashable, Survey]] = WeakKeyDictionary()
-
-
-def survey(model: nn.Module, run: Callable[[tuple[float, ...]], Any], kind: Hashable = None) -> Survey:
-    """The survey of a model, which is kept. ``run(scales)`` calls it on copies of one example times these factors.
+def survey(
+    model: nn.Module,
+    run: Callable[[tuple[float, ...]], Any],
+    kind: Hashable,
+    answers: dict[Hashable, Any],
+) -> Survey:
+    """The survey of a model, kept in ``answers``. ``run(scales)`` calls it on copies of one example times these.
 
     A model that refuses varied numbers, such as a code that must be whole, is run on equal copies.
     ``kind``: of the inputs; those of another kind are surveyed anew.
     """
-    known = _known.setdefault(model, {})
-    if kind in known:
-        return known[kind]
+    surveys: dict[Hashable, Survey] = answers.setdefault("surveys", {})
+    if kind in surveys:
+        return surveys[kind]
     failure = ""
     for scales in (SCALES, (1.0,) * len(SCALES)):
         try:
-            return known.setdefault(kind, _look(model, run, scales))
+            return surveys.setdefault(kind, _look(model, run, scales))
         except Exception as error:  # mostly, the pass itself then says what fails
             failure = describe(error)
     return Survey(failure=failure)

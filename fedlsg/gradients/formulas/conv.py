@@ -96,13 +96,13 @@ def unfolding_output(
     before = [d - p for d, p in zip(reach, padding_before(conv), strict=True)]
     spans = [n + d for n, d in zip(x.shape[2:], reach, strict=True)]
     patches = windows(pad_to(spread(g, conv.stride), before, spans), conv, (1, 1), x.shape[2:])
-    k, taps = g.shape[1], math.prod(conv.kernel_size)
+    batch, k, taps = x.shape[0], g.shape[1], math.prod(conv.kernel_size)
     rows = last_tap_first(k, taps, g.device)
-    out = x.new_empty(len(x), k * taps, x.shape[1])
-    pixels = x.flatten(2)
-    for part, own, into in zip(patches.split(tile), pixels.split(tile), out.split(tile), strict=True):
-        batch_times_transposed(part.reshape(len(part), k * taps, -1), own, rows, out=into)
-    return out.view(len(x), k, taps, -1).transpose(2, 3)
+    out = x.new_empty(batch, k * taps, x.shape[1])
+    whole = (patches, x.flatten(2), out)
+    for part, own, into in zip(*(t.split(tile) for t in whole), strict=True) if batch > tile else (whole,):
+        batch_times_transposed(part.reshape(part.shape[0], k * taps, -1), own, rows, out=into)
+    return out.view(batch, k, taps, -1).transpose(2, 3)
 
 
 @cache

@@ -69,13 +69,13 @@ class LinearGradients:
         return times_rows(g, L.mT)
 
     def left(self, g: Float[Tensor, "batch *t m"], u: Float[Tensor, "batch *t r"]) -> Float[Tensor, "batch m r"]:
-        return (sequence(u).mT @ sequence(g)).transpose(1, 2)  # 3 times as fast as g^T u
+        return torch.bmm(sequence(u).mT, sequence(g)).transpose(1, 2)  # 3 times as fast as g^T u
 
     def right(self, v: Float[Tensor, "batch *t r"], x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch r n"]:
         return self.weight(v, x)
 
     def weight(self, g: Float[Tensor, "batch *t m"], x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch m n"]:
-        return sequence(g).mT @ sequence(x)
+        return torch.bmm(sequence(g).mT, sequence(x))
 
     def bias(self, g: Float[Tensor, "batch *t m"]) -> Float[Tensor, "batch m"]:
         return sequence(g).sum(1)
@@ -98,10 +98,10 @@ class ConvGradients:
         return F.conv2d(x, kernels, None, conv.stride, conv.padding, conv.dilation)
 
     def outer(self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]) -> Float[Tensor, "batch r oh ow"]:
-        return (L.mT @ g.flatten(2)).reshape(g.shape[0], -1, *g.shape[2:])
+        return torch.bmm(L.mT.expand(g.shape[0], -1, -1), g.flatten(2)).view(g.shape[0], -1, *g.shape[2:])
 
     def left(self, g: Float[Tensor, "batch m oh ow"], u: Float[Tensor, "batch r oh ow"]) -> Float[Tensor, "batch m r"]:
-        return (u.flatten(2) @ g.flatten(2).mT).transpose(1, 2)
+        return torch.bmm(u.flatten(2), g.flatten(2).mT).transpose(1, 2)
 
     def right(
         self, v: Float[Tensor, "batch r oh ow"], x: Float[Tensor, "batch c h w"]
