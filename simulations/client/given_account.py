@@ -12,6 +12,7 @@ So a client writes no file, draws nothing without an entry of the driver, and dr
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class GivenAccount:
         """The partition."""
         return self._entry.client
 
-    @property
+    @cached_property
     def _entry(self) -> Entry:
         return decode_entry(json.loads(str(self.record["entry"])))
 

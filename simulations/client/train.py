@@ -8,7 +8,8 @@ computed again.)
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -22,7 +23,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.method import Batch, client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
-from fedlsg.privacy import Ledger, LedgerError, ShuffledBatches
+from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
 from fedlsg.randomness import (
     SecretStream,
     own_draws,
@@ -35,8 +36,9 @@ from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
 from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory, takes_part_in_secret
+from simulations.client.ahead import AHEAD
 from simulations.client.given_account import HISTORY, RECORD, GivenAccount
-from simulations.client.model import Process, load, process
+from simulations.client.model import Loaded, Process, load, process
 from simulations.client.personal import moved, own_parameters, remembers
 from simulations.client.secure_sum import masked_values, refuse_stage
 from simulations.client.shuffled import batches_of
@@ -61,17 +63,21 @@ def answer(
     ``state``: of its Flower Context, which may have its account. ``shared`` clients of a process share its replica.
     Raises as ``answer_in`` does.
     """
-    here, given = process(settings), state.config_records.get(RECORD)
-    account: Account
-    if given is not None and not given["here"]:
-        account = GivenAccount(given, HISTORY, here.base.settings.record_updates)
-        return answer_in(here, account, content, state, shared=shared)
-    run = own_directory(settings, read_round(content).run_dir)
-    if given is not None:
-        account = GivenAccount(given, run, here.base.settings.record_updates)
-    else:
+    here = process(settings)
+    account: Account | None = given_account(here, settings, content, state)
+    if account is None:
+        run = own_directory(settings, read_round(content).run_dir)
         account = SimulatedAccount(run, Ledger(run.ledger(partition), client=partition), here.base.settings)
     return answer_in(here, account, content, state, shared=shared)
+
+
+def given_account(here: Process, settings: Settings, content: RecordDict, state: RecordDict) -> GivenAccount | None:
+    """The account of a client that the driver has charged; None for one that has a ledger of its own."""
+    given = state.config_records.get(RECORD)
+    if given is None:
+        return None
+    run = own_directory(settings, read_round(content).run_dir) if given["here"] else HISTORY
+    return GivenAccount(given, run, here.base.settings.record_updates)
 
 
 def answer_in(
@@ -83,11 +89,8 @@ def answer_in(
     SecureSumRefusedError, or whatever training raised.
     """
     refuse_stage(here.base, content)
-    announced, run, partition = read_round(content), account.run, account.client
-    digest = None
-    if here.replica is not None:
-        digest = here.replica.follow(content, announced, run, partition, shared=shared)
-    loaded = load(here, announced, content, digest, run, partition, shared=shared)
+    announced, partition = read_round(content), account.client
+    loaded = follow(here, account, announced, content, shared=shared)
     box = account.box(memory=remembers(here.base))
     question = question_of(announced, here.base.settings.codec, loaded.digest)
     stored = stored_payload(account, box, question, announced.round)
@@ -102,6 +105,14 @@ def answer_in(
         return _personal_round(here, plan, terms, announced, box, question, train)
     values = train()
     return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question)
+
+
+def follow(here: Process, account: Account, announced: Announcement, content: RecordDict, *, shared: bool) -> Loaded:
+    """Bring the process's model to the announced weights, and derive the frame. Raises as ``answer_in``."""
+    run, client, digest = account.run, account.client, None
+    if here.replica is not None:
+        digest = here.replica.follow(content, announced, run, client, shared=shared)
+    return load(here, announced, content, digest, run, client, shared=shared)
 
 
 def _personal_round(
@@ -158,30 +169,22 @@ def train_round(
     secret, entry = takes_part_in_secret(base), entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
-    sampler: SecretStream | ShuffledBatches = _stream(base, "sampler", partition, round)
-    if entry.batches:
-        sampler = batches_of(base, entry, None if s.reproducible else account.batch_key(entry))
-
-    with own_draws(base.device):
-        # Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves
-        # the others to other places. That is harmless while the draws are secret: masks are independent of each
-        # other, so the release has the same distribution as if every example had drawn its mask in advance. Given
-        # those masks, one example moves the sum by C at most, and this also holds for their mixture.
-        # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
-        repeatable = public_generator(s.seed, "dropout", partition, round).initial_seed()
-        seed_draws(repeatable if s.reproducible else secrets.randbits(63), base.device)
+    drawn = AHEAD.take(entry, checked)
+    if drawn is not None:
+        used_rows.append(base.parts[partition][drawn.positions])
+    with nullcontext() if drawn and drawn.total is not None else draws(base, partition, round):
         compute = client_step if plan.releases_examples else client_update
         values = compute(
             here.state.model,
-            batches(base, partition, round, used_rows),
+            batches(base, partition, round, [] if drawn else used_rows),
             base.workload.loss,
             frame=plan.frame,
             mechanism=plan.mechanism,
             local=plan.local,
             num_examples=num_examples,
-            sampler=sampler,
+            sampler=drawn or sampler_of(base, account, entry),
             noise=_stream(base, "noise", partition, round),
-            charge=(lambda: None) if secret else lambda: account.charge(entry),
+            charge=(lambda: None) if secret or drawn else lambda: account.charge(entry),
             groups=groups(base, partition),
             scale=plan.scale(here.state.parameters),
             checked=checked,
@@ -190,6 +193,29 @@ def train_round(
     if not secret:
         account.keep_truth(round, used_rows)
     return values
+
+
+@contextmanager
+def draws(base: Base, partition: int, round: int) -> Iterator[None]:
+    """Inside, torch's own generators are seeded for one client, in secret.
+
+    Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves the
+    others to other places. That is harmless while the draws are secret: masks are independent of each other, so the
+    release has the same distribution as if every example had drawn its mask in advance. Given those masks, one example
+    moves the sum by C at most, and this also holds for their mixture.
+    In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
+    """
+    with own_draws(base.device):
+        repeatable = public_generator(base.settings.seed, "dropout", partition, round).initial_seed()
+        seed_draws(repeatable if base.settings.reproducible else secrets.randbits(63), base.device)
+        yield
+
+
+def sampler_of(base: Base, account: Account, entry: Entry) -> SecretStream | ShuffledBatches:
+    """What a charged attempt draws its batches from."""
+    if entry.batches:
+        return batches_of(base, entry, None if base.settings.reproducible else account.batch_key(entry))
+    return _stream(base, "sampler", entry.client, entry.round)
 
 
 def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
