@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from fedlsg.gradients import Checked
 from fedlsg.privacy import Entry
 from fedlsg.training.local import Drawn
+from simulations.client.given_account import GivenAccount
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ahead:
-    """What was drawn for a charged ``entry``; its sum is of the model whose checked parameters are ``parameters``."""
+    """What was drawn for a charged ``entry`` of an account; its sum is of the model with the checked ``parameters``."""
 
+    account: GivenAccount
     entry: Entry
     drawn: Drawn
     parameters: Checked
@@ -26,13 +28,15 @@ class Stash:
         """Keep what was drawn for a client, in place of what was."""
         self._ahead[ahead.entry.client] = ahead
 
-    def take(self, entry: Entry, parameters: Checked) -> Drawn | None:
-        """What was drawn for this entry, once; None if its batch is still to be drawn.
+    def take(self, account: object, entry: Entry, parameters: Checked) -> Drawn | None:
+        """What was drawn for this charge, once; None if its batch is still to be drawn.
 
-        A sum of other weights, or of another frame, is not used, its batch is.
+        The charge is the very record that the driver sent: an equal one of another run is another charge. A sum of
+        other weights, or of another frame, is not used, its batch is.
         """
         ahead = self._ahead.pop(entry.client, None)
-        if ahead is None or ahead.entry != entry:
+        known = ahead is not None and isinstance(account, GivenAccount) and account.record is ahead.account.record
+        if ahead is None or not known or ahead.entry != entry:
             return None
         return ahead.drawn if ahead.parameters is parameters else Drawn(positions=ahead.drawn.positions)
 

@@ -27,8 +27,9 @@ from fedlsg.training.one_pass import can_share, slot_of, sums_in_one_pass
 from simulations.client.account import entry_of
 from simulations.client.ahead import AHEAD, Ahead
 from simulations.client.app import simulated_settings
+from simulations.client.drawing import batches, draws, groups, sampler_of
 from simulations.client.model import Process, process
-from simulations.client.train import batches, draws, follow, given_account, groups, own_terms, sampler_of
+from simulations.client.train import follow, given_account, own_terms
 from simulations.grids.piles import Pile, Task
 from simulations.grids.virtual import FIRST_NODE
 from simulations.plan.base import Base
@@ -126,7 +127,7 @@ def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepIn
     account.charge(entry)
     source = draws_of(plan.local, terms.num_examples, sampler_of(base, account, entry))
     batch = Drawn(positions=next_batch(replace(x, draws=source)))
-    ahead = Ahead(entry=entry, drawn=batch, parameters=loaded.parameters)
+    ahead = Ahead(account=account, entry=entry, drawn=batch, parameters=loaded.parameters)
     AHEAD.put(ahead)
     return ahead, replace(x, draws=batch)
 

@@ -7,12 +7,10 @@ computed again.)
 """
 
 import hashlib
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
-import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
@@ -21,34 +19,23 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.client_level import client_update
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
-from fedlsg.method import Batch, client_step
+from fedlsg.method import client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
-from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
-from fedlsg.randomness import (
-    SecretStream,
-    own_draws,
-    public_generator,
-    reproducible_stream,
-    secret_stream,
-    seed_draws,
-)
+from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.state import ClientTerms, RoundPlan
-from fedlsg.training import Groups, Positions, largest
+from fedlsg.training import largest
 from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory, takes_part_in_secret
 from simulations.client.ahead import AHEAD
+from simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
 from simulations.client.given_account import HISTORY, RECORD, GivenAccount
 from simulations.client.model import Loaded, Process, load, process
 from simulations.client.personal import moved, own_parameters, remembers
 from simulations.client.secure_sum import masked_values, refuse_stage
-from simulations.client.shuffled import batches_of
-from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
 from simulations.settings.settings import Settings
-from simulations.workloads.base.workload import Inputs
-from simulations.workloads.images.augment import draw_round, drawn_copies
 from strategies.federation.wire import Announcement, read_round
 
 Box = Outbox | FeedbackBox | GivenAccount
@@ -169,7 +156,7 @@ def train_round(
     secret, entry = takes_part_in_secret(base), entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
-    drawn = AHEAD.take(entry, checked)
+    drawn = AHEAD.take(account, entry, checked)
     if drawn is not None:
         used_rows.append(base.parts[partition][drawn.positions])
     with nullcontext() if drawn and drawn.total is not None else draws(base, partition, round):
@@ -183,7 +170,7 @@ def train_round(
             local=plan.local,
             num_examples=num_examples,
             sampler=drawn or sampler_of(base, account, entry),
-            noise=_stream(base, "noise", partition, round),
+            noise=stream_of(base, "noise", partition, round),
             charge=(lambda: None) if secret or drawn else lambda: account.charge(entry),
             groups=groups(base, partition),
             scale=plan.scale(here.state.parameters),
@@ -193,74 +180,6 @@ def train_round(
     if not secret:
         account.keep_truth(round, used_rows)
     return values
-
-
-@contextmanager
-def draws(base: Base, partition: int, round: int) -> Iterator[None]:
-    """Inside, torch's own generators are seeded for one client, in secret.
-
-    Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves the
-    others to other places. That is harmless while the draws are secret: masks are independent of each other, so the
-    release has the same distribution as if every example had drawn its mask in advance. Given those masks, one example
-    moves the sum by C at most, and this also holds for their mixture.
-    In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
-    """
-    with own_draws(base.device):
-        repeatable = public_generator(base.settings.seed, "dropout", partition, round).initial_seed()
-        seed_draws(repeatable if base.settings.reproducible else secrets.randbits(63), base.device)
-        yield
-
-
-def sampler_of(base: Base, account: Account, entry: Entry) -> SecretStream | ShuffledBatches:
-    """What a charged attempt draws its batches from."""
-    if entry.batches:
-        return batches_of(base, entry, None if base.settings.reproducible else account.batch_key(entry))
-    return _stream(base, "sampler", entry.client, entry.round)
-
-
-def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
-    s = base.settings
-    return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
-
-
-def groups(base: Base, partition: int) -> Groups:
-    """The groups of a client's examples: only examples of one shape may share a microbatch (``Split.apart``)."""
-
-    if base.workload.train.groups is None:
-        return lambda positions: [positions]
-
-    def of(positions: Positions) -> list[Positions]:
-        rows = base.parts[partition][positions]
-        return [positions[places] for places in base.workload.train.apart(rows)]
-
-    return of
-
-
-def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> Batch:
-    """Inputs and targets of positions in a client's part, augmented if the settings say so; adds to ``used_rows``.
-
-    Guarantee: how an example is augmented does not depend on the client's other examples or on the batch. Each draw
-    belongs to a row of the training split. With public draws by place, one example more or less would change all
-    examples after it, and the sum would move by more than its sensitivity. In a client's own data, one row less moves
-    all rows after it: there the draws are secret and independent, so it does not matter which row has which draw.
-    """
-    s, augment, changes = base.settings, base.augment, None
-    if augment is not None:
-        if isinstance(base.parts, OwnPart):
-            generator = torch.Generator().manual_seed(secrets.randbits(63))
-        else:
-            generator = public_generator(s.seed, "augment", partition, round)
-        changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
-
-    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
-        rows = base.parts[partition][positions]
-        used_rows.append(rows)
-        inputs, targets = base.fetch(rows)
-        if augment is not None and changes is not None:
-            inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
-        return inputs, targets
-
-    return batch
 
 
 def send(
