@@ -224,15 +224,15 @@ class ClientCharges(Charges):
         super().__init__()
         self._ledger, self.client = ledger, client
         self.path = ledger.path
+        self._own_path = ledger_path(ledger.folder, client)
         self._own: Ledger | None = None
         self._counted = (0, 0)
 
     @property
     def own(self) -> Ledger | None:
         """The chained ledger of this client alone, where there is one."""
-        path = ledger_path(self._ledger.folder, self.client)
-        if self._own is None and path.exists():
-            self._own = Ledger(path, client=self.client)
+        if self._own is None and self._own_path.exists():
+            self._own = Ledger(self._own_path, client=self.client)
         return self._own
 
     @property

@@ -13,6 +13,8 @@ from fedlsg.randomness import (
     SecretStream,
     own_draws,
     public_generator,
+    reproducible_stream,
+    secret_stream,
     seed_draws,
 )
 from fedlsg.training import Groups, Positions
@@ -49,9 +51,7 @@ def sampler_of(base: Base, account: Account, entry: Entry) -> SecretStream | Shu
 def stream_of(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
     """The secret stream of one purpose; in the test mode, one that anybody can repeat."""
     s = base.settings
-    return (
-        reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
-    )
+    return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
 
 
 def groups(base: Base, partition: int) -> Groups:

@@ -27,6 +27,7 @@ from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from simulations.client.replica import History
 from simulations.rundir.files.sealed import parse_checkpoint
 from simulations.rundir.steps import FAR
+from strategies.federation.serial import config_in
 
 RECORD = "account"
 
@@ -142,7 +143,7 @@ class Returned:
 
 def read_returned(state: RecordDict) -> Returned:
     """The driver's reading of a state."""
-    record = state.config_records.get(RECORD)
+    record = config_in(state, RECORD)
     if record is None:
         return Returned(charged=True, rows=None, memory=None)
     rows = _array(record, "rows", "<i8")

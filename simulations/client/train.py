@@ -36,6 +36,7 @@ from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
 from simulations.settings.settings import Settings
+from strategies.federation.serial import config_in
 from strategies.federation.wire import Announcement, read_round
 
 Box = Outbox | FeedbackBox | GivenAccount
@@ -60,7 +61,7 @@ def answer(
 
 def given_account(here: Process, settings: Settings, content: RecordDict, state: RecordDict) -> GivenAccount | None:
     """The account of a client that the driver has charged; None for one that has a ledger of its own."""
-    given = state.config_records.get(RECORD)
+    given = config_in(state, RECORD)
     if given is None:
         return None
     run = own_directory(settings, read_round(content).run_dir) if given["here"] else HISTORY
