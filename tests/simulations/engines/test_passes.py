@@ -1,4 +1,4 @@
-"""Passes in a Ray worker's own code, without Ray: the driver's accounts on one side, a pile in a worker on the other."""
+"""Passes in a Ray worker's own code, without Ray: the driver's accounts, and a pile in a worker of this process."""
 
 import math
 import time
