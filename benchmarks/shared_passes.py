@@ -36,13 +36,13 @@ def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
         nonlocal mark
         took = time.process_time() - mark
         arm = "passes" if row.round % 2 else "alone"  # of this round; the next one is of the other arm
-        if 2 < row.round:
+        if row.round > 2:
             seconds[arm].append(took)
         passes.passes = (lambda pile, *_: [[task] for task in pile]) if row.round % 2 else shared
         for name, one in others.items() if row.round % 2 == 0 else ():
             mark = time.process_time()
             one(row.round)
-            if 2 < row.round:
+            if row.round > 2:
                 seconds[name].append(time.process_time() - mark)
         mark = time.process_time()
 
