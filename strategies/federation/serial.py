@@ -43,10 +43,11 @@ def over_the_wire(message: Message) -> Message:
     """The message after serialization to bytes and back; arrays share their immutable data with the original."""
     copy = message_from_proto(ProtoMessage.FromString(_without_data(message).SerializeToString()))
     if message.has_content():
-        for name, record in copy.content.items():
-            if isinstance(record, ArrayRecord):
+        for name, record in message.content.items():
+            received = arrays_in(copy.content, name)
+            if isinstance(record, ArrayRecord) and received is not None:
                 for key, array in record.items():
-                    array.data = message.content[name][key].data
+                    received[key].data = array.data
     return copy
 
 
