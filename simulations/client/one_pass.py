@@ -136,4 +136,5 @@ def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepIn
 
 def _generators() -> tuple[Any, ...]:
     """What tells whether a model has drawn numbers: then clients would share the draws."""
-    return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
+    words = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), words["pos"], words["key"].tobytes(), torch.get_rng_state().numpy().tobytes()

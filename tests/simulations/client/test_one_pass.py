@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -191,9 +192,10 @@ def test_a_reproducible_run_and_several_steps_share_no_pass(tmp_path, shared):
     assert shared == []
 
 
-def test_a_model_that_draws_numbers_shares_no_draws(tmp_path, by_itself, monkeypatch, shared):
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), np.random.random], ids=["torch", "numpy"])
+def test_a_model_that_draws_numbers_shares_no_draws(draw, tmp_path, by_itself, monkeypatch, shared):
     honest = nn.Linear.forward
-    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: honest(self, x + 0 * torch.rand(())))
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: honest(self, x + 0 * draw()))
     run = run_local(tmp_path / "run", **SMALL)
     assert len(shared) == 1, "seen in the first pass"
     assert_equal(run, by_itself)
