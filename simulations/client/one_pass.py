@@ -49,7 +49,7 @@ def may_share(base: Base) -> bool:
         not s.reproducible
         and method.mechanism.kind == "dp"
         and base.local.steps == base.local.multiplicity == 1
-        and base.sums is base.client_unit is base.augment is train.groups is train.lengths is None
+        and all(it is None for it in (base.sums, base.client_unit, base.augment, train.groups, train.lengths))
         and not method.personal
     )
 
@@ -102,9 +102,9 @@ def _compute(here: Process, settings: Settings, pile: Pile) -> None:
         before = _generators()
         done = sums_in_one_pass([x for _, x in drawn], [slot_of(x.local, x.num_examples) for _, x in drawn])
         here.draws_numbers = _generators() != before
-    for (ahead, _), one in zip(drawn, done, strict=True):
+    for (ahead, _), summed in zip(drawn, done, strict=True):
         if not here.draws_numbers:
-            AHEAD.put(replace(ahead, drawn=one))
+            AHEAD.put(replace(ahead, drawn=summed))
 
 
 def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepInputs] | None:
