@@ -5,7 +5,9 @@
 Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time; the others wait at
 their ``Gate``. So the arms take rounds alternately on the same machine. CPU time of a waiting arm (Ray's daemons) is
 not counted. With ``--block 8`` an arm takes eight rounds in its turn. ``bare`` is the job in plain PyTorch. ``fedavg``
-is Flower's own FedAvg, ``pfl`` is pfl-research: both without privacy, so compare them with ``sgd``.
+is Flower's own FedAvg, ``pfl`` is pfl-research: both without privacy, so compare them with ``sgd``. ``alone`` is
+``local`` without passes that clients share, ``opacus`` a loop over clients with Opacus' hooks: compare with ``dpsgd``.
+JOB="100 20 100 20" in the environment is the job of 100 clients with 20 images each, of which all take part (``jobs``).
 """
 
 import os

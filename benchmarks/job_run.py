@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bare, jobs, pfl_job
+from benchmarks import bare, jobs, opacus_job, pfl_job
 from benchmarks.flower_app import simulate, write_project
 from benchmarks.gate import Gate
-from simulations.engines import local, ray
+from simulations.engines import local, passes, ray
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.lock import create
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 
-ENGINES = ("bare", "local", "ray", "fedavg", "pfl")
+ENGINES = ("bare", "local", "alone", "ray", "fedavg", "pfl", "opacus")
 
 
 def run(engine: str, model: str, method: str, rounds: int) -> None:
@@ -29,12 +29,16 @@ def run(engine: str, model: str, method: str, rounds: int) -> None:
     elif engine == "pfl":
         pfl_job.run(model, rounds)
     else:
-        given = jobs.settings(model, method, rounds=rounds, engine="local" if engine == "bare" else engine)
+        given = jobs.settings(model, method, rounds=rounds, engine="ray" if engine == "ray" else "local")
         plan = make_plan(from_mapping(given))
-        if engine == "bare":
+        if engine == "opacus":
+            bare_loop(opacus_job.private(plan), rounds)
+        elif engine == "bare":
             bare_loop((bare.plain if method == "sgd" else bare.private)(plan), rounds)
         else:
-            in_directory(plan, local.run if engine == "local" else on_ray)
+            if engine == "alone":
+                passes.passes = lambda pile, *_: [[task] for task in pile]
+            in_directory(plan, on_ray if engine == "ray" else local.run)
 
 
 def in_directory(plan: Plan, engine: Callable[..., object]) -> None:

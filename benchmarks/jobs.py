@@ -1,10 +1,13 @@
 """The federated job that rounds are measured on: 100 clients x 50 images, 10 a round, batch 10, one pass a round.
 
+The environment variable JOB names other numbers: "100 20 100 20" is all of 100 clients with 20 images, one step each.
+
 Images and labels are random: time does not depend on them. Importing this module registers the workload ``job`` with
 its models; Ray's workers import it as part of the app, see ``benchmarks.job_apps``.
 """
 
 import itertools
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -20,7 +23,7 @@ from simulations import workloads
 from simulations.workloads.base.split import Split, rescale
 from simulations.workloads.base.workload import LoadedWorkload, Request
 
-CLIENTS, IMAGES, COHORT, BATCH = 100, 50, 10, 10
+CLIENTS, IMAGES, COHORT, BATCH = map(int, os.environ.get("JOB", "100 50 10 10").split())
 SIDE = 32
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
@@ -47,7 +50,15 @@ def large() -> nn.Module:
     return _model(nn.Identity(), 3 * SIDE * SIDE, 4096, 2048, 512)
 
 
-MODELS = MappingProxyType({"lenet": lenet, "wide": wide, "large": large})
+def mlp(units: int = 20) -> nn.Module:
+    """One hidden layer: 61,670 parameters."""
+    return _model(nn.Identity(), 3 * SIDE * SIDE, units)
+
+
+MODELS = MappingProxyType(
+    {"lenet": lenet, "wide": wide, "large": large, "mlp": mlp, "mlp-wide": partial(mlp, 512)}  # 1.6 M parameters
+)
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
 
 def load(request: Request) -> LoadedWorkload:

@@ -23,7 +23,7 @@ from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import PublicState
 from fedlsg.training import Batch, Groups, LocalTraining, Positions, together
-from simulations.client.train import batches, groups
+from simulations.client.drawing import batches, groups
 from simulations.plan.plan import Base
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import from_mapping

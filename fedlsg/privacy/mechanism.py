@@ -164,11 +164,47 @@ def clipped_sum(
     The sum is taken and returned in float32 at least, and in float64 if ``wide``. The factors are the same in both, so
     an example adds the same whether it has many neighbours or few.
     """
-    narrow = reduce(torch.promote_types, (block.dtype for block in gradients), torch.float32)
-    dtype = torch.float64 if wide else narrow
     if not mechanism.clips:
+        dtype = torch.float64 if wide else narrow_type(gradients)
         return torch.cat([block.sum(0, dtype=dtype).flatten() for block in gradients if isinstance(block, Tensor)])
+    return _clipped_sum(gradients, clip_norms(gradients, mechanism), mechanism, wide=wide)
+
+
+def clipped_sums(
+    gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, runs: Sequence[range]
+) -> list[Float[Tensor, " kept"]]:
+    """The clipped sum of each run of rows, such as those of one client; in float64 where it has many examples.
+
+    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are.
+    """
     norms = clip_norms(gradients, mechanism)
+    found = []
+    for run in runs:
+        own = [
+            b.part(run.start, run.stop) if isinstance(b, GhostGradients) else b[run.start : run.stop] for b in gradients
+        ]
+        found.append(
+            _clipped_sum(own, norms[:, run.start : run.stop], mechanism, wide=len(run) > NARROW_SUM)
+            if run
+            else torch.zeros(sum(math.prod(b.shape[1:]) for b in own), dtype=narrow_type(own), device=norms.device)
+        )
+    return found
+
+
+def narrow_type(gradients: Sequence[Tensor | GhostGradients]) -> torch.dtype:
+    """The type of a sum that is not ``wide``: float32 at least."""
+    return reduce(torch.promote_types, (block.dtype for block in gradients), torch.float32)
+
+
+def _clipped_sum(
+    gradients: Sequence[Tensor | GhostGradients],
+    norms: Float[Tensor, "blocks batch"],
+    mechanism: Mechanism,
+    *,
+    wide: bool,
+) -> Float[Tensor, " kept"]:
+    narrow = narrow_type(gradients)
+    dtype = torch.float64 if wide else narrow
     finite = norms.isfinite().all(0)
     if not finite.all():
         gradients = [zero_rows(block, ~finite) for block in gradients]

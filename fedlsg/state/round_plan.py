@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from jaxtyping import Float
@@ -97,8 +98,18 @@ class RoundPlan:
         """The same round with the noise multiplier and the Poisson rate of one client in this phase.
 
         To a server that adds the noise a client sends its update as it is, and its own entry says so. It does not know
-        the clip norm, which may move.
+        the clip norm, which may move. Clients of equal terms share one plan.
         """
+        own = terms.noise_multiplier, terms.sample_rate
+        if own not in self._for_terms:
+            self._for_terms[own] = self._at_terms(terms)
+        return self._for_terms[own]
+
+    @cached_property
+    def _for_terms(self) -> dict[tuple[float, float], "RoundPlan"]:
+        return {}
+
+    def _at_terms(self, terms: ClientTerms) -> "RoundPlan":
         mechanism = terms.mechanism(self.mechanism)
         if self.client_unit is not None and self.client_unit.at_server:
             mechanism = replace(mechanism, kind="none", clip_norm=math.inf)

@@ -26,7 +26,7 @@ from fedlsg.gradients.embedding import clip_parts
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
-from fedlsg.training.local import Batch, Groups, LocalTraining, Positions, StepInputs
+from fedlsg.training.local import Batch, Drawn, Groups, LocalTraining, Positions, StepInputs
 from fedlsg.training.microbatches import check_alike, fill, runs_of, shape_of, together, without_filling
 from fedlsg.training.plain import plain_steps
 from fedlsg.training.update import move
@@ -46,7 +46,7 @@ def client_step(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: SecretStream | ShuffledBatches,
+    sampler: SecretStream | ShuffledBatches | Drawn,
     noise: SecretStream,
     charge: Callable[[], None],
     groups: Groups = together,
@@ -59,7 +59,8 @@ def client_step(
     Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13), or the next one of the ``sampler`` under
     ``local.shuffled``. ``charge`` is called once, before the first
     batch: it writes the ledger for all K steps, or raises to forbid them. A step that fails later stays charged,
-    because the failure may depend on the batch. The model comes back unchanged.
+    because the failure may depend on the batch. The model comes back unchanged. A ``sampler`` that is ``Drawn`` was
+    charged: its batch was drawn, and may have been summed, in one pass with other clients' (``one_pass``).
     ``groups`` says which positions may share a microbatch. The group of an example, and what ``batch`` makes of it,
     must depend on that example alone. ``scale`` multiplies the gradients before the clip: weights give saliencies.
     ``checked``: the result of ``check`` for this model and frame, which many clients share.
@@ -76,15 +77,19 @@ def client_step(
         num_examples=num_examples, draws=draws_of(local, num_examples, sampler), scale=scale, parameters=parameters,
     )  # fmt: skip
     if add is not None:
-        return add(_clipped_batch_sum(inputs, wide=True), mechanism, noise)
+        return add(clipped_batch_sum(inputs, wide=True), mechanism, noise)
     plain = scale is None and unprotected(mechanism, frame, parameters)
     return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
 
 
 def draws_of(
-    local: LocalTraining, num_examples: int, sampler: SecretStream | ShuffledBatches
-) -> BernoulliDraws | ShuffledBatches:
+    local: LocalTraining, num_examples: int, sampler: SecretStream | ShuffledBatches | Drawn
+) -> BernoulliDraws | ShuffledBatches | Drawn:
     """What gives the batches. Raises ValueError unless it is what ``local`` says, which the ledger is charged for."""
+    if isinstance(sampler, Drawn):
+        if local.steps != 1:
+            raise ValueError(f"expected one local step on a batch that was drawn before, got {local.steps}")
+        return sampler
     if not isinstance(sampler, ShuffledBatches):
         if local.shuffled:
             raise ValueError(f"expected shuffled batches of {local.shuffled} examples, got a stream of Poisson batches")
@@ -117,7 +122,7 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
     velocity = accumulated = torch.zeros(0)
     try:
         for step in range(local.steps):
-            noisy = add_noise(_clipped_batch_sum(x), x.mechanism, noise).to(dtype)
+            noisy = add_noise(clipped_batch_sum(x), x.mechanism, noise).to(dtype)
             if step == 0:
                 velocity = noisy
                 accumulated = velocity.clone() if local.momentum and local.steps > 1 else velocity
@@ -136,13 +141,15 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
     return accumulated
 
 
-def _clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " kept"]:
+def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " kept"]:
     """The sum over a batch; in float64 if ``wide``, or for several microbatches, or more than NARROW_SUM
     examples.
     """
+    if isinstance(x.draws, Drawn) and x.draws.total is not None:
+        return x.draws.total
     total: Tensor | None = None
     shape = shape_of(x.local, x.parameters.values(), one_shape=x.frame.one_shape)
-    runs = runs_of(_next_batch(x), x.groups, shape)
+    runs = runs_of(next_batch(x), x.groups, shape)
     wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
     for group, micro in runs:
@@ -156,19 +163,22 @@ def _clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " 
             part = part if x.local.multiplicity == 1 else part / x.local.multiplicity
             part = part.double() if len(runs) > 1 else part
         else:
-            part = clipped_sum(_units(x, inputs, targets, shape.rows(len(micro))), x.mechanism, wide=wide)
+            part = clipped_sum(units_of(x, inputs, targets, shape.rows(len(micro))), x.mechanism, wide=wide)
         total = part if total is None else total.add_(part)
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     return total
 
 
-def _next_batch(x: StepInputs) -> Positions:
+def next_batch(x: StepInputs) -> Positions:
+    """The positions of the next batch: drawn now, or before."""
+    if isinstance(x.draws, Drawn):
+        return x.draws.positions
     if isinstance(x.draws, ShuffledBatches):
         return x.draws.next_batch()
     return poisson_batch(x.num_examples, x.local.sample_rate, x.draws)
 
 
-def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequence[Tensor | GhostGradients]:
+def units_of(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequence[Tensor | GhostGradients]:
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for its pass."""
     local, multiplicity = x.local, x.local.multiplicity
     real, rows = batch_size(inputs, targets), rows * multiplicity

@@ -82,6 +82,14 @@ class LocalTraining:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """A batch that was drawn, after its charge; ``total``: its clipped sum, None if it is still to be computed."""
+
+    positions: Positions
+    total: Float[Tensor, " kept"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepInputs:
     """The arguments of ``client_step`` that every local step reads.
 
@@ -96,7 +104,7 @@ class StepInputs:
     mechanism: Mechanism
     local: LocalTraining
     num_examples: int
-    draws: BernoulliDraws | ShuffledBatches
+    draws: BernoulliDraws | ShuffledBatches | Drawn
     groups: Groups
     scale: Sequence[Float[Tensor, " kept"]] | None
     parameters: Checked

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlsg.gradients import summed_gradients
 from fedlsg.privacy import ShuffledBatches, poisson_batch
-from fedlsg.training.local import LocalTraining, StepInputs
+from fedlsg.training.local import Drawn, LocalTraining, StepInputs
 from fedlsg.training.microbatches import runs_of, shape_of
 
 Gradients = list[Tensor]
@@ -56,7 +56,9 @@ def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: Local
 def _batch_gradients(x: StepInputs) -> Gradients:
     """Sum over a batch, microbatch by microbatch; in float64 where there are several."""
     local, total = x.local, None
-    if isinstance(x.draws, ShuffledBatches):
+    if isinstance(x.draws, Drawn):
+        positions = x.draws.positions
+    elif isinstance(x.draws, ShuffledBatches):
         positions = x.draws.next_batch()
     else:
         positions = poisson_batch(x.num_examples, local.sample_rate, x.draws)

@@ -12,6 +12,7 @@ So a client writes no file, draws nothing without an entry of the driver, and dr
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from simulations.client.replica import History
 from simulations.rundir.files.sealed import parse_checkpoint
 from simulations.rundir.updates import FAR
+from strategies.federation.serial import config_in
 
 RECORD = "account"
 
@@ -49,7 +51,7 @@ class GivenAccount:
         """The partition."""
         return self._entry.client
 
-    @property
+    @cached_property
     def _entry(self) -> Entry:
         return decode_entry(json.loads(str(self.record["entry"])))
 
@@ -141,7 +143,7 @@ class Returned:
 
 def read_returned(state: RecordDict) -> Returned:
     """The driver's reading of a state."""
-    record = state.config_records.get(RECORD)
+    record = config_in(state, RECORD)
     if record is None:
         return Returned(charged=True, rows=None, memory=None)
     rows = _array(record, "rows", "<i8")

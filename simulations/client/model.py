@@ -41,7 +41,8 @@ class Loaded:
 class Process:
     """State of one process between messages: public data structures only, no client's state.
 
-    The model of ``state`` has the weights of ``loaded``: code that trains it puts them back.
+    The model of ``state`` has the weights of ``loaded``: code that trains it puts them back. ``draws_numbers``: it was
+    seen to draw, as dropout does.
     """
 
     base: Base
@@ -49,6 +50,7 @@ class Process:
     held: Held
     loaded: Loaded | None = None
     replica: Replica | None = None
+    draws_numbers: bool = False
 
 
 _SERVED: list[Base] = []

@@ -7,11 +7,10 @@ computed again.)
 """
 
 import hashlib
-import secrets
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
-import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
@@ -20,32 +19,23 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.client_level import client_update
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
-from fedlsg.method import Batch, client_step
+from fedlsg.method import client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
-from fedlsg.privacy import Ledger, LedgerError, ShuffledBatches
-from fedlsg.randomness import (
-    SecretStream,
-    own_draws,
-    public_generator,
-    reproducible_stream,
-    secret_stream,
-    seed_draws,
-)
+from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.state import ClientTerms, RoundPlan
-from fedlsg.training import Groups, Positions, largest
+from fedlsg.training import largest
 from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory, takes_part_in_secret
+from simulations.client.ahead import AHEAD
+from simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
 from simulations.client.given_account import HISTORY, RECORD, GivenAccount
-from simulations.client.model import Process, load, process
+from simulations.client.model import Loaded, Process, load, process
 from simulations.client.personal import moved, own_parameters, remembers
 from simulations.client.secure_sum import masked_values, refuse_stage
-from simulations.client.shuffled import batches_of
-from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.settings.settings import Settings
-from simulations.workloads.base.split import Inputs
-from simulations.workloads.images.augment import draw_round, drawn_copies
+from strategies.federation.serial import config_in
 from strategies.federation.wire import Announcement, read_round
 
 Box = LastPayload | FeedbackBox | GivenAccount
@@ -60,17 +50,21 @@ def answer(
     ``state``: of its Flower Context, which may have its account. ``shared`` clients of a process share its replica.
     Raises as ``answer_in`` does.
     """
-    here, given = process(settings), state.config_records.get(RECORD)
-    account: Account
-    if given is not None and not given["here"]:
-        account = GivenAccount(given, HISTORY, here.base.settings.record_updates)
-        return answer_in(here, account, content, state, shared=shared)
-    run = own_directory(settings, read_round(content).run_dir)
-    if given is not None:
-        account = GivenAccount(given, run, here.base.settings.record_updates)
-    else:
+    here = process(settings)
+    account: Account | None = given_account(here, settings, content, state)
+    if account is None:
+        run = own_directory(settings, read_round(content).run_dir)
         account = SimulatedAccount(run, Ledger(run.ledger(partition), client=partition), here.base.settings)
     return answer_in(here, account, content, state, shared=shared)
+
+
+def given_account(here: Process, settings: Settings, content: RecordDict, state: RecordDict) -> GivenAccount | None:
+    """The account of a client that the driver has charged; None for one that has a ledger of its own."""
+    given = config_in(state, RECORD)
+    if given is None:
+        return None
+    run = own_directory(settings, read_round(content).run_dir) if given["here"] else HISTORY
+    return GivenAccount(given, run, here.base.settings.record_updates)
 
 
 def answer_in(
@@ -82,11 +76,8 @@ def answer_in(
     SecureSumRefusedError, or whatever training raised.
     """
     refuse_stage(here.base, content)
-    announced, run, partition = read_round(content), account.run, account.client
-    digest = None
-    if here.replica is not None:
-        digest = here.replica.follow(content, announced, run, partition, shared=shared)
-    loaded = load(here, announced, content, digest, run, partition, shared=shared)
+    announced, partition = read_round(content), account.client
+    loaded = follow(here, account, announced, content, shared=shared)
     box = account.box(memory=remembers(here.base))
     question = question_of(announced, here.base.settings.codec, loaded.digest)
     stored = stored_payload(account, box, question, announced.round)
@@ -101,6 +92,14 @@ def answer_in(
         return _personal_round(here, plan, terms, announced, box, question, train)
     values = train()
     return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question)
+
+
+def follow(here: Process, account: Account, announced: Announcement, content: RecordDict, *, shared: bool) -> Loaded:
+    """Bring the process's model to the announced weights, and derive the frame. Raises as ``answer_in``."""
+    run, client, digest = account.run, account.client, None
+    if here.replica is not None:
+        digest = here.replica.follow(content, announced, run, client, shared=shared)
+    return load(here, announced, content, digest, run, client, shared=shared)
 
 
 def _personal_round(
@@ -157,30 +156,22 @@ def train_round(
     secret, entry = takes_part_in_secret(base), entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
-    sampler: SecretStream | ShuffledBatches = _stream(base, "sampler", partition, round)
-    if entry.batches:
-        sampler = batches_of(base, entry, None if s.reproducible else account.batch_key(entry))
-
-    with own_draws(base.device):
-        # Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves
-        # the others to other places. That is harmless while the draws are secret: masks are independent of each
-        # other, so the release has the same distribution as if every example had drawn its mask in advance. Given
-        # those masks, one example moves the sum by C at most, and this also holds for their mixture.
-        # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
-        repeatable = public_generator(s.seed, "dropout", partition, round).initial_seed()
-        seed_draws(repeatable if s.reproducible else secrets.randbits(63), base.device)
+    drawn = AHEAD.take(account, entry, checked)
+    if drawn is not None:
+        used_rows.append(base.parts[partition][drawn.positions])
+    with nullcontext() if drawn and drawn.total is not None else draws(base, partition, round):
         compute = client_step if plan.releases_examples else client_update
         values = compute(
             here.state.model,
-            batches(base, partition, round, used_rows),
+            batches(base, partition, round, [] if drawn else used_rows),
             base.workload.loss,
             frame=plan.frame,
             mechanism=plan.mechanism,
             local=plan.local,
             num_examples=num_examples,
-            sampler=sampler,
-            noise=_stream(base, "noise", partition, round),
-            charge=(lambda: None) if secret else lambda: account.charge(entry),
+            sampler=drawn or sampler_of(base, account, entry),
+            noise=stream_of(base, "noise", partition, round),
+            charge=(lambda: None) if secret or drawn else lambda: account.charge(entry),
             groups=groups(base, partition),
             scale=plan.scale(here.state.parameters),
             checked=checked,
@@ -189,51 +180,6 @@ def train_round(
     if not secret:
         account.keep_truth(round, used_rows)
     return values
-
-
-def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
-    s = base.settings
-    return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
-
-
-def groups(base: Base, partition: int) -> Groups:
-    """The groups of a client's examples: only examples of one shape may share a microbatch (``Split.apart``)."""
-
-    if base.workload.train.groups is None:
-        return lambda positions: [positions]
-
-    def of(positions: Positions) -> list[Positions]:
-        rows = base.parts[partition][positions]
-        return [positions[places] for places in base.workload.train.apart(rows)]
-
-    return of
-
-
-def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> Batch:
-    """Inputs and targets of positions in a client's part, augmented if the settings say so; adds to ``used_rows``.
-
-    Guarantee: how an example is augmented does not depend on the client's other examples or on the batch. Each draw
-    belongs to a row of the training split. With public draws by place, one example more or less would change all
-    examples after it, and the sum would move by more than its sensitivity. In a client's own data, one row less moves
-    all rows after it: there the draws are secret and independent, so it does not matter which row has which draw.
-    """
-    s, augment, changes = base.settings, base.augment, None
-    if augment is not None:
-        if isinstance(base.parts, OwnPart):
-            generator = torch.Generator().manual_seed(secrets.randbits(63))
-        else:
-            generator = public_generator(s.seed, "augment", partition, round)
-        changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
-
-    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
-        rows = base.parts[partition][positions]
-        used_rows.append(rows)
-        inputs, targets = base.fetch(rows)
-        if augment is not None and changes is not None:
-            inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
-        return inputs, targets
-
-    return batch
 
 
 def send(

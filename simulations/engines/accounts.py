@@ -26,6 +26,7 @@ from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir
 from strategies.federation.replica_wire import read_reference
 from strategies.federation.secure_sum.wire import MASKED, stage_of
+from strategies.federation.serial import config_in
 from strategies.federation.wire import flat_bytes, read_round, read_update, update
 
 
@@ -73,8 +74,8 @@ class Accounts:
         void, replies = list[Entry](), list[Message | None]()
         for task, (reply, state) in zip(tasks, answers, strict=True):
             known = self._asked.pop(task.message.metadata.message_id, None)
-            if SECRETS in state.config_records:
-                self._secrets[task.message.metadata.dst_node_id] = state.config_records[SECRETS]
+            if (kept := config_in(state, SECRETS)) is not None:
+                self._secrets[task.message.metadata.dst_node_id] = kept
             if known is not None:
                 account, entry, question = known
                 returned = read_returned(state)
@@ -108,7 +109,7 @@ class Accounts:
             return Task(message)
         client = message.metadata.dst_node_id - FIRST_NODE
         try:
-            return self._task(message, client, self._plan.sizes[client])
+            return self._task(message, client, len(self._plan.parts[client]))
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))
 
@@ -138,8 +139,8 @@ class Accounts:
         )
         if not takes_part_in_secret(base):
             self._asked[message.metadata.message_id] = account, entry, question
-        for name, record in secrets.config_records.items():
-            state[name] = record
+        if kept is not None:
+            state[SECRETS] = kept
         return Task(message, state, work)
 
     def _store(

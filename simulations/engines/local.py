@@ -21,6 +21,7 @@ from simulations.callbacks.callback import Callback
 from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
 from simulations.engines.accounts import Accounts
+from simulations.engines.passes import Passes
 from simulations.engines.run_log import logging_to
 from simulations.grids.deadline import call_until, learn, limit_by, limit_of, too_slow
 from simulations.grids.piles import Task
@@ -53,6 +54,7 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         self.client, self.run_config, self.accounts = client, run_config, accounts
         self.limit = ClientLimit(learns=False) if limit is None else limit
         self._states: dict[int, RecordDict] = {}
+        self._passes = Passes(client, num_partitions, run_config)
 
     def representatives(self) -> Sequence[int]:
         """One client: this process has the code and the data of all of them."""
@@ -80,18 +82,21 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         tasks, replies = accounts.ask(messages)
         yield from replies
         try:
-            for task in tasks:
-                accounts.leaves([task])
-                reply = None
-                try:
-                    reply = self._call(task, most)
-                finally:  # also of a client that was interrupted: its state says whether it drew
-                    answered = accounts.settle([task], [(reply, task.state)])
-                yield from map(over_the_wire, answered)
+            for pile in self._passes.of(tasks):
+                accounts.leaves(pile)
+                share = self._passes.compute(pile, [min(limit_of(self.limit, task), most) for task in pile])
+                for task in pile:
+                    reply = None
+                    try:
+                        reply = self._call(task, most, share)
+                    finally:  # also of a client that was interrupted: its state says whether it drew
+                        answered = accounts.settle([task], [(reply, task.state)])
+                    yield from map(over_the_wire, answered)
         finally:
             accounts.end()
 
-    def _call(self, task: Task, timeout: float) -> Message | None:
+    def _call(self, task: Task, timeout: float, ahead: float = 0.0) -> Message | None:
+        """The reply of a client, for which a pass took so many seconds ``ahead``."""
         message, began = task.message, time.monotonic()
         seconds = min(limit_of(self.limit, task), timeout)
         reply, stopped = call_until(
@@ -103,7 +108,7 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
             log(WARNING, "client %d was stopped after %.3g s", client, seconds)
             process.cache_clear()  # the state of a stopped client's process is unknown
             return None if seconds == timeout else give_id(too_slow(message, seconds))
-        learn(self.limit, task, reply, time.monotonic() - began)
+        learn(self.limit, task, reply, time.monotonic() - began + ahead)
         return reply
 
 

@@ -59,6 +59,7 @@ class Worker:
 
         from simulations.client.given_account import HISTORY
         from simulations.client.model import process
+        from simulations.engines.passes import Passes
         from simulations.grids.deadline import call_until, too_slow
         from simulations.grids.piles import pack, unpack
         from simulations.grids.virtual import give_id, task_identity
@@ -73,13 +74,19 @@ class Worker:
         if job.run != self._run:
             self._begin(job)
             self._run = job.run
+            self._passes = Passes(client, job.num_partitions, job.run_config)
         with run_log.kept() as records, task_identity():
             history, *tasks = unpack(pickled, left)
             forgot = False
             HISTORY.add(*history)
             replies: list[Any] = []
             seconds: list[float] = []
-            for task, most in zip(tasks, limits, strict=True):
+            passes, share = {id(pile[0]): pile for pile in self._passes.of(tasks)}, 0.0
+            for at, (task, most) in enumerate(zip(tasks, limits, strict=True)):
+                if pile := passes.get(id(task)):
+                    share = self._passes.compute(
+                        pile, limits[at : at + len(pile)], math.inf if until is None else until
+                    )
                 began, end = time.monotonic(), min(time.time() + most, math.inf if until is None else until)
                 reply, stopped = call_until(end, partial(_call, client, job, task))
                 if stopped:
@@ -92,7 +99,7 @@ class Worker:
                         break
                     reply = give_id(too_slow(task.message, most))
                 replies.append(reply)
-                seconds.append(time.monotonic() - began)
+                seconds.append(time.monotonic() - began + share)
             replies += [None] * (len(tasks) - len(replies))
             answers = [(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]
             return *pack(answers), records, forgot, seconds

@@ -176,4 +176,4 @@ class Privacy:
             rules=(needs("trust=secure", "it is a setting of secure sums alone: leave it out", of="colluders>=0"),),
         ),
     ] = None  # fmt: skip
-    reproducible: Annotated[bool, Setting("Seed the noise too: NOT PRIVATE.")] = False
+    reproducible: Annotated[bool, Setting("Seed the noise too, and compute clients one by one: NOT PRIVATE.")] = False

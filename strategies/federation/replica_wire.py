@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedlsg.state import Step, StepError
 from fedlsg.state.server_update import read_steps
+from strategies.federation.serial import config_in
 from strategies.federation.wire import raw_array, read_array
 
 NOWHERE = -1
@@ -62,9 +63,9 @@ def read_reference(content: RecordDict) -> Reference | None:
 
     Raises KeyError or ValueError for a record that is not one.
     """
-    if "replica" not in content.config_records:
+    config = config_in(content, "replica")
+    if config is None:
         return None
-    config = content.config_records["replica"]
     version, base, digest = (config[f.name] for f in fields(Reference))
     if not (isinstance(version, int) and isinstance(base, int) and isinstance(digest, bytes)):
         raise ValueError("the announced version of the model is not valid: expected two numbers and a digest")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedlsg.payload import value_bytes
@@ -145,7 +145,7 @@ class RoundReport:
 
 def announced_values(content: RecordDict) -> int:
     """Bytes of the model's numbers in an announcement."""
-    records = content.array_records
+    records = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
     whole = sum(len(array.data) for name in VALUE_RECORDS if name in records for array in records[name].values())
     steps = read_steps(records["steps"]["updates"].data) if "steps" in records else []
     return whole + sum(value_bytes(step.payload) for step in steps if step.kind == VALUES)

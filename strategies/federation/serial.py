@@ -5,13 +5,25 @@ Most of a message is in its arrays, which are immutable ``bytes``. So the messag
 
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
 from flwr.common.serde_utils import metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+
+
+def config_in(content: RecordDict, name: str) -> ConfigRecord | None:
+    """A config record, None without one. ``content.config_records`` copies all records of its kind at each access."""
+    record = content.get(name)
+    return record if isinstance(record, ConfigRecord) else None
+
+
+def arrays_in(content: RecordDict, name: str) -> ArrayRecord | None:
+    """An array record, None without one."""
+    record = content.get(name)
+    return record if isinstance(record, ArrayRecord) else None
 
 
 def wire_size(message: Message) -> int:
@@ -31,15 +43,17 @@ def over_the_wire(message: Message) -> Message:
     """The message after serialization to bytes and back; arrays share their immutable data with the original."""
     copy = message_from_proto(ProtoMessage.FromString(_without_data(message).SerializeToString()))
     if message.has_content():
-        for name, record in message.content.array_records.items():
-            for key, array in record.items():
-                copy.content.array_records[name][key].data = array.data
+        for name, record in message.content.items():
+            received = arrays_in(copy.content, name)
+            if isinstance(record, ArrayRecord) and received is not None:
+                for key, array in record.items():
+                    received[key].data = array.data
     return copy
 
 
 def _without_data(message: Message) -> ProtoMessage:
     """Flower's message_to_proto for a message with empty arrays; Flower itself serializes everything else."""
-    if not message.has_content() or not message.content.array_records:
+    if not any(isinstance(record, ArrayRecord) for record in _records(message)):
         return message_to_proto(message)
     items = [_item_without_data(name, record) for name, record in message.content.items()]
     return ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict(items=items))

@@ -12,7 +12,7 @@ Only the noisy payload of a reply is computed from a client's data.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
 from strategies.federation.code_identity import RECORD, code_record
+from strategies.federation.serial import arrays_in, config_in
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
 """Error codes of our clients; Flower's own are below 1000."""
@@ -61,9 +62,12 @@ class Announcement:
     run_dir: str
 
 
+ANNOUNCED = tuple(f.name for f in fields(Announcement))
+
+
 def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement) -> RecordDict:
     """One client's message: records that all clients share, without a copy, and its own terms."""
-    content = RecordDict({"round": ConfigRecord(asdict(announced))})
+    content = RecordDict({"round": ConfigRecord({name: getattr(announced, name) for name in ANNOUNCED})})
     for name in common:
         content[name] = common[name]
     return content
@@ -88,9 +92,10 @@ def kept_record(ranked: Frame) -> ArrayRecord:
 
 def read_kept(content: RecordDict, size: int) -> Tensor | None:
     """Kept positions, ascending, from a bitmap over ``size`` coordinates; None without one. ValueError for another."""
-    if "kept" not in content.array_records:
+    record = arrays_in(content, "kept")
+    if record is None:
         return None
-    packed = read_array(content.array_records["kept"]["bitmap"])
+    packed = read_array(record["bitmap"])
     if packed.dtype != np.uint8 or packed.shape != ((size + 7) // 8,):
         raise ValueError(f"expected a bitmap of {size} coordinates, got {packed.dtype} {packed.shape}")
     return torch.from_numpy(np.unpackbits(packed, count=size).nonzero()[0])
@@ -98,25 +103,34 @@ def read_kept(content: RecordDict, size: int) -> Tensor | None:
 
 def read_round(content: RecordDict) -> Announcement:
     """The announcement of a train message; KeyError for anything else."""
-    config = content.config_records["round"]
-    return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
+    config = config_in(content, "round")
+    if config is None:
+        raise KeyError("round")
+    return Announcement(**{name: config[name] for name in ANNOUNCED})  # type: ignore[arg-type]
 
 
 def flat_bytes(content: RecordDict) -> bytes:
     """The bytes of the weights in a train message; KeyError if there are none."""
-    return content.array_records["weights"]["flat"].data
+    return _weights(content).data
 
 
 def read_weights(content: RecordDict) -> Tensor:
     """The weights of a train message; KeyError or ValueError for anything else."""
-    return torch.from_numpy(read_array(content.array_records["weights"]["flat"]))
+    return torch.from_numpy(read_array(_weights(content)))
+
+
+def _weights(content: RecordDict) -> Array:
+    record = arrays_in(content, "weights")
+    if record is None:
+        raise KeyError("weights")
+    return record["flat"]
 
 
 def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
     """The frame that came with a train message, or None; ``derived`` gives names and shapes, which are public."""
-    if "frame" not in content.array_records:
+    record = arrays_in(content, "frame")
+    if record is None:
         return None
-    record = content.array_records["frame"]
     carriers = [record[name] for name in sorted(record) if name.startswith("carrier-")]
     tensors = iter([torch.from_numpy(read_array(array)) for array in carriers])
     if derived.sent is not None:
@@ -147,9 +161,10 @@ def update(payload: bytes, partition: int) -> RecordDict:
 
 def read_update(content: RecordDict) -> bytes:
     """The payload bytes of a reply; ValueError if there are none."""
-    if "update" not in content.array_records or "payload" not in content.array_records["update"]:
+    record = arrays_in(content, "update")
+    if record is None or "payload" not in record:
         raise ValueError("the reply holds no payload")
-    return content.array_records["update"]["payload"].data
+    return record["payload"].data
 
 
 def identity(partition: int, num_examples: int, *, local: bool = True) -> RecordDict:
@@ -200,7 +215,7 @@ def read_array(array: Array) -> np.ndarray:
 
 def payload_size(content: RecordDict) -> int:
     """Bytes of the arrays in a message, without records and metadata."""
-    return array_bytes(content.array_records.values())
+    return array_bytes(record for record in content.values() if isinstance(record, ArrayRecord))
 
 
 def array_bytes(records: Iterable[ArrayRecord]) -> int:

@@ -21,7 +21,7 @@ from fedlsg.method import client_step
 from fedlsg.privacy import clipped_sum
 from fedlsg.randomness import SecretStream, own_draws, reproducible_stream
 from fedlsg.training import per_unit
-from simulations.client.train import batches, groups
+from simulations.client.drawing import batches, groups
 from simulations.plan.plan import Plan
 from simulations.plan.threat import stated_of
 from simulations.workloads import to_device

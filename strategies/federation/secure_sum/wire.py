@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import Terms
+from strategies.federation.serial import config_in
 
 TERMS, MESSAGE = "secure sum", "secure sum message"
 KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
@@ -62,7 +63,7 @@ def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
 
 def stage_of(content: RecordDict) -> str | None:
     """The name of the stage of a message, None without one; "" if the terms name none."""
-    record = content.config_records.get(TERMS)
+    record = config_in(content, TERMS)
     return None if record is None else str(record.get("stage", ""))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import simulations.client.train
+import simulations.client.drawing
 from fedlsg.accounting import compose
 from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
@@ -65,7 +65,7 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
             order=lambda epoch: reproducible_stream(entry.round),
         )  # fmt: skip
 
-    monkeypatch.setattr(simulations.client.train, "batches_of", anew)
+    monkeypatch.setattr(simulations.client.drawing, "batches_of", anew)
     planted = run_local(tmp_path / "run", **SHUFFLE, record_updates=True)
     assert not once_an_epoch(took_part(planted, 0, 6), planted.plan.parts[0], 5)
 

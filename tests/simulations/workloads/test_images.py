@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from simulations import workloads
-from simulations.client.train import batches
+from simulations.client.drawing import batches
 from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simulations import workloads
-from simulations.client.train import batches
+from simulations.client.drawing import batches
 from simulations.plan.base import Own
 from simulations.plan.continuity import data_digest
 from simulations.plan.plan import Base, prepare

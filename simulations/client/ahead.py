@@ -1,0 +1,48 @@
+"""Batches that were drawn, and mostly summed, in one pass ahead of the clients' own calls (``one_pass``)."""
+
+from dataclasses import dataclass
+
+from fedlsg.gradients import Checked
+from fedlsg.privacy import Entry
+from fedlsg.training.local import Drawn
+from simulations.client.given_account import GivenAccount
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ahead:
+    """What was drawn for a charged ``entry`` of an account; its sum is of the model with the checked ``parameters``."""
+
+    account: GivenAccount
+    entry: Entry
+    drawn: Drawn
+    parameters: Checked
+
+
+class Stash:
+    """Of this process. It outlives the state of a process that was stopped: a batch is drawn once for a charge."""
+
+    def __init__(self) -> None:
+        self._ahead: dict[int, Ahead] = {}
+
+    def put(self, ahead: Ahead) -> None:
+        """Keep what was drawn for a client, in place of what was."""
+        self._ahead[ahead.entry.client] = ahead
+
+    def take(self, account: object, entry: Entry, parameters: Checked) -> Drawn | None:
+        """What was drawn for this charge, once; None if its batch is still to be drawn.
+
+        The charge is the very record that the driver sent: an equal one of another run is another charge. A sum of
+        other weights, or of another frame, is not used, its batch is.
+        """
+        ahead = self._ahead.pop(entry.client, None)
+        known = ahead is not None and isinstance(account, GivenAccount) and account.record is ahead.account.record
+        if ahead is None or not known or ahead.entry != entry:
+            return None
+        return ahead.drawn if ahead.parameters is parameters else Drawn(positions=ahead.drawn.positions)
+
+    def clear(self) -> None:
+        """Other clients follow."""
+        self._ahead.clear()
+
+
+AHEAD = Stash()

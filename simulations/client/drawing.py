@@ -1,0 +1,94 @@
+"""What a client draws in a round: its batches, the noise, and what models and augmentation draw by themselves."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fedlsg.method import Batch
+from fedlsg.privacy import Entry, ShuffledBatches
+from fedlsg.randomness import (
+    SecretStream,
+    own_draws,
+    public_generator,
+    reproducible_stream,
+    secret_stream,
+    seed_draws,
+)
+from fedlsg.training import Groups, Positions
+from simulations.client.account import Account
+from simulations.client.shuffled import batches_of
+from simulations.plan.base import Base, OwnPart
+from simulations.workloads.base.split import Inputs
+from simulations.workloads.images.augment import draw_round, drawn_copies
+
+
+@contextmanager
+def draws(base: Base, partition: int, round: int) -> Iterator[None]:
+    """Inside, torch's own generators are seeded for one client, in secret.
+
+    Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves the
+    others to other places. That is harmless while the draws are secret: masks are independent of each other, so the
+    release has the same distribution as if every example had drawn its mask in advance. Given those masks, one example
+    moves the sum by C at most, and this also holds for their mixture.
+    In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
+    """
+    with own_draws(base.device):
+        repeatable = public_generator(base.settings.seed, "dropout", partition, round).initial_seed()
+        seed_draws(repeatable if base.settings.reproducible else secrets.randbits(63), base.device)
+        yield
+
+
+def sampler_of(base: Base, account: Account, entry: Entry) -> SecretStream | ShuffledBatches:
+    """What a charged attempt draws its batches from."""
+    if entry.batches:
+        return batches_of(base, entry, None if base.settings.reproducible else account.batch_key(entry))
+    return stream_of(base, "sampler", entry.client, entry.round)
+
+
+def stream_of(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
+    """The secret stream of one purpose; in the test mode, one that anybody can repeat."""
+    s = base.settings
+    return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
+
+
+def groups(base: Base, partition: int) -> Groups:
+    """The groups of a client's examples: only examples of one shape may share a microbatch (``Split.apart``)."""
+
+    if base.workload.train.groups is None:
+        return lambda positions: [positions]
+
+    def of(positions: Positions) -> list[Positions]:
+        rows = base.parts[partition][positions]
+        return [positions[places] for places in base.workload.train.apart(rows)]
+
+    return of
+
+
+def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> Batch:
+    """Inputs and targets of positions in a client's part, augmented if the settings say so; adds to ``used_rows``.
+
+    Guarantee: how an example is augmented does not depend on the client's other examples or on the batch. Each draw
+    belongs to a row of the training split. With public draws by place, one example more or less would change all
+    examples after it, and the sum would move by more than its sensitivity. In a client's own data, one row less moves
+    all rows after it: there the draws are secret and independent, so it does not matter which row has which draw.
+    """
+    s, augment, changes = base.settings, base.augment, None
+    if augment is not None:
+        if isinstance(base.parts, OwnPart):
+            generator = torch.Generator().manual_seed(secrets.randbits(63))
+        else:
+            generator = public_generator(s.seed, "augment", partition, round)
+        changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
+
+    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
+        rows = base.parts[partition][positions]
+        used_rows.append(rows)
+        inputs, targets = base.fetch(rows)
+        if augment is not None and changes is not None:
+            inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
+        return inputs, targets
+
+    return batch

@@ -1,0 +1,43 @@
+"""Passes that several small clients share, computed before their own calls (``simulations.client.one_pass``)."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from logging import WARNING
+from typing import Any
+
+from flwr.common.logger import log
+
+from simulations.client.app import app
+from simulations.client.model import process
+from simulations.client.one_pass import compute_ahead, passes
+from simulations.grids.deadline import call_until
+from simulations.grids.piles import Pile, Task
+
+
+class Passes:
+    """Of one process. ``client``: other ClientApps than ours are called one by one, and after a pass that was stopped
+    ours are, too: one of its clients hangs, and is stopped at its own limit next.
+    """
+
+    def __init__(self, client: object, partitions: int, run_config: Mapping[str, Any]) -> None:
+        self._on = client is app
+        self._partitions, self._run_config = partitions, run_config
+
+    def of(self, pile: Pile) -> list[list[Task]]:
+        """The pile in passes, in its order."""
+        return passes(pile, self._partitions, self._run_config) if self._on else [[task] for task in pile]
+
+    def compute(self, pile: Pile, limits: Sequence[float], until: float = math.inf) -> float:
+        """Compute a pass within the longest of the clients' limits; returns the seconds of each client's share."""
+        if len(pile) < 2 or not self._on:
+            return 0.0
+        began = time.monotonic()
+        call = partial(compute_ahead, pile, self._partitions, self._run_config)
+        _, stopped = call_until(min(time.time() + max(limits), until), call)
+        if stopped:
+            self._on = False
+            process.cache_clear()  # its state is unknown
+            log(WARNING, "a pass of %d clients was stopped after %.3g s: one by one now", len(pile), max(limits))
+        return (time.monotonic() - began) / len(pile)
