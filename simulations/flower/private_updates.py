@@ -17,6 +17,7 @@ from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting.events import checked_delta
 from fedlsg.discrete import SumTerms, most_log_ratio
 from fedlsg.payload import DEFAULT_CODEC, PayloadError
+from simulations.flower.bundle import note_other_torch
 from simulations.flower.secure_update import SecureRound, new_run, payload_of
 from simulations.flower.whole_update import KEY, OURS, Round, Terms, Trust, as_arrays, dense_bytes, settings_text
 
@@ -78,6 +79,7 @@ class PrivateUpdates(FlowerStrategy):
         if epsilon is not None and not 0 < epsilon < float("inf"):
             raise ValueError(f"expected 0 < {epsilon=} < inf")
         checked_delta(delta)
+        note_other_torch()
         self.strategy, self.model = strategy, model
         self.epsilon, self.noise_multiplier, self.delta = epsilon, noise_multiplier, delta
         self._method, self._unit, self._codec, self._seed = method, unit, codec, seed
