@@ -23,6 +23,7 @@ class RunSettings(MethodSettings, total=False):
     clip_learning_rate: float | None
     clip_quantile: float | None
     codec: Literal["float32", "float16", "bfloat16", "noise-floor", "int8", "sign"]
+    colluders: int | None
     data_dir: str | None
     data_from: Literal["node", "driver"] | None
     data_root: str | None

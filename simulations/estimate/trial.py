@@ -132,9 +132,10 @@ def _small(plan: Plan) -> Plan:
     number = plan.settings.clients_per_round if plan.sums is not None else min(FEW, len(plan.terms))
     largest = max(plan.terms, key=lambda one: one.num_examples)
     terms = (replace(largest, num_examples=ROWS, sample_rate=1.0),) * number
+    without_clock: dict[str, Any] = dict.fromkeys(CLOCK)
     settings = replace(
         plan.settings, clients=number, clients_per_round=number, epsilon=None, record_updates=False, engine="local",
-        noise_multiplier=largest.noise_multiplier or None, **dict.fromkeys(CLOCK),
+        noise_multiplier=largest.noise_multiplier or None, **without_clock,
     )  # fmt: skip
     return replace(
         plan, settings=settings, workload=_with_rows(plan, ROWS).workload, parts=[torch.arange(ROWS)] * number,

@@ -44,7 +44,7 @@ def test_every_setting_has_a_type_once():
     assert not {*RunSettings.__annotations__} & {*explicit(simulate)}
     assert not {*StepSettings.__annotations__} & {*explicit(PrivateStep.__init__)}
     own = strategies.common_settings().keys() | strategies.recipe_settings().keys()
-    assert {*MethodSettings.__annotations__} >= own - {*SHARES} - {"classifier", "seed", "precision"}
+    assert {*MethodSettings.__annotations__} == own - {*SHARES}
 
 
 @pytest.mark.parametrize(
