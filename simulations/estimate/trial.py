@@ -20,6 +20,7 @@ from fedlsg.gradients import check
 from fedlsg.participation import Participation
 from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
+from fedlsg.training.microbatches import shape_of
 from simulations.client.account import Account
 from simulations.client.app import app
 from simulations.client.basis import Held
@@ -46,8 +47,8 @@ FEW = 2
 """Clients of a trial without a secure sum, and its rounds: in the second one replicas get an update."""
 ROWS = 8
 """Public rows of each of its clients."""
-MOST_ROWS, REPEATS = 64, 3
-"""Rows of the step that is timed, at most (a larger batch takes as much longer), and how often it is."""
+REPEATS, ENOUGH = 3, 5.0
+"""How often a step is timed at most, and seconds after which it is not timed again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +103,15 @@ def try_rounds(plan: Plan) -> Trial:
 def time_step(plan: Plan) -> tuple[float, int, int | None]:
     """Seconds of one local step on public rows, how many rows it had, and its peak of memory in bytes.
 
-    Memory is that of this process with the data, None where the system does not tell.
+    It has one microbatch at most: a larger batch takes as much longer, and no more memory. Memory is that of this
+    process with the data, None where the system does not tell.
     """
     batch = round(plan.local.expected_batch) if plan.client_unit is None else round(max(
         rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True)))  # fmt: skip
-    size = max(1, min(batch, MOST_ROWS))
-    base = _with_rows(plan, size)
     with _untouched(plan):
         state = plan.server_state()
+        size = max(1, min(batch, shape_of(plan.local, state.public.parameters.values()).size))
+        base = _with_rows(plan, size)
         if state.awaits_pruning:
             state.pruned = True
         common = state.plan(replace(plan.local, steps=1, shuffled=0, sample_rate=1.0), plan.sums, plan.client_unit)
@@ -124,7 +126,9 @@ def time_step(plan: Plan) -> tuple[float, int, int | None]:
             began = clock()
             train_round(here, account, round_plan, size, checked, add)
             taken.append(clock() - began)
-    return min(taken[1:]), size, _peak(plan.device)
+            if sum(taken) > ENOUGH:
+                break
+    return min(taken), size, _peak(plan.device)
 
 
 def _small(plan: Plan) -> Plan:

@@ -30,7 +30,7 @@ class CellBar:
         bar = Markup('<progress value="{:.4f}" max="1"></progress> {}').format(share, "  ".join(words))
         line = {"text/html": HTML(str(bar)).data, "text/plain": "  ".join(words)}
         if self._handle is None:
-            self._handle = display(line, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            self._handle = display(line, raw=True, display_id=True)
         else:
             self._handle.update(line, raw=True)
 
@@ -54,4 +54,4 @@ def _display(figure: "Figure") -> None:
 
     from simulations.report.figure import png
 
-    display(Image(png(figure), width=round(figure.get_figwidth() * 100)))  # type: ignore[no-untyped-call]
+    display(Image(png(figure), width=round(figure.get_figwidth() * 100)))
