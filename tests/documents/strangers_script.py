@@ -75,6 +75,7 @@ step = fedlsg.PrivateStep(
     method="lsg",
     rank=2,
     sample_rate=0.2,
+    delta=1e-5,
     steps=3,
     noise_multiplier=2.0,
     learning_rate=0.1,
