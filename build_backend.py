@@ -44,7 +44,9 @@ def build_wheel(wheel_directory: str, config_settings: Config = None, metadata_d
 
 
 def build_editable(wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None) -> str:
-    return str(_setuptools().build_editable(wheel_directory, config_settings, metadata_directory))
+    # A path file in place of an import hook, which type checkers and editors do not follow.
+    settings = {**(config_settings or {}), "editable_mode": "compat"}
+    return str(_setuptools().build_editable(wheel_directory, settings, metadata_directory))
 
 
 def build_sdist(sdist_directory: str, config_settings: Config = None) -> str:

@@ -15,7 +15,7 @@ from importlib import import_module
 from inspect import Parameter, getdoc, signature
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any
+from typing import Any, Unpack
 
 from fedlsg import user_code
 from fedlsg.choices import did_you_mean
@@ -24,6 +24,7 @@ from fedlsg.privacy import Mechanism
 from fedlsg.setting import Declared, agreed, declared, suggestion
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
+from strategies.settings_typed import MethodSettings
 
 GROUP = "fedlsg.methods"
 """The entry point group of packages that offer recipes."""
@@ -82,16 +83,16 @@ def _check_recipe(name: str, build: Any) -> None:
         raise ValueError(f"method {name!r} has no docstring: its first sentence is what a list of methods shows")
 
 
-def recipe(name: str, **settings: Any) -> Method:
+def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     """The method of a name with the given settings, everything else at the recipe's defaults.
 
     Settings are those of the recipe itself (for instance ``rank``, ``sparsity``), of ``fedlsg.privacy.Mechanism``
     (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.ServerOptimizer``.
     Raises ValueError for an unknown name or setting, with the nearest known one.
     """
-    build = _build(name)
+    build, said = _build(name), dict[str, Any](settings)
     own, mechanism, server = declared_by(name), declared(Mechanism), declared(ServerOptimizer)
-    for key, value in settings.items():
+    for key, value in said.items():
         if key not in own | mechanism | server:
             known = dict(sorted((own | mechanism | server).items()))
             del known["noise_share"], known["colluders"]  # follow from trust, nobody sets them here
@@ -100,13 +101,13 @@ def recipe(name: str, **settings: Any) -> Method:
             )
         if key in own:
             own[key].check(value)
-    protection = {k: v for k, v in settings.items() if k in mechanism}
+    protection = {k: v for k, v in said.items() if k in mechanism}
     parts: dict[str, Any] = {
         "mechanism": Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
-        "server": ServerOptimizer(**{k: v for k, v in settings.items() if k in server}),
+        "server": ServerOptimizer(**{k: v for k, v in said.items() if k in server}),
     }
     try:
-        made = build(**parts, **{k: v for k, v in settings.items() if k in own})
+        made = build(**parts, **{k: v for k, v in said.items() if k in own})
     except ValueError:
         raise
     except Exception as error:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -50,6 +50,7 @@ from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
 from fedlsg.turn import alone
+from strategies.settings_typed import StepSettings
 from strategies.step_method import AUTO, is_regression, method_of, planned_steps
 
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
@@ -121,14 +122,20 @@ class PrivateStep:
         microbatch_size: int = 256,
         precision: Bits = "float32",
         reproducible: bool = False,
-        **settings: Any,
+        **settings: Unpack[StepSettings],
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
         rate, planned = planned_steps(sample_rate, steps, epochs)
         self.model, self._loss = model, per_example_loss(loss, model)
         self.method = method_of(
-            method, settings, learning_rate, optimizer, model=model, steps=planned, regression=is_regression(self._loss)
+            method,
+            {**settings},
+            learning_rate,
+            optimizer,
+            model=model,
+            steps=planned,
+            regression=is_regression(self._loss),
         )
         if self.method.personal:
             raise ValueError(f"personal={self.method.personal!r} needs clients: one loop has one model, leave it out")

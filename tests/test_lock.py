@@ -7,6 +7,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.places import REPOSITORY
+from tests.versions import SETS
 
 LOCK = REPOSITORY / "requirements-lock.txt"
 FILES = sorted(file for file in REPOSITORY.glob("requirements*.txt") if file != LOCK)
@@ -39,6 +40,13 @@ def wrong(wanted: list[Requirement], locked: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_direct_dependency_is_locked_within_its_range(file):
     assert wrong(requirements_of(file), pins()) == []
+
+
+def test_versions_that_are_tried_are_the_ends_of_the_ranges():
+    own = {canonicalize_name(one.name): one for one in requirements_of(REPOSITORY / "requirements.txt")}
+    for pins_of_set in SETS.values():
+        tried = dict(pin.split("==") for pin in pins_of_set)
+        assert wrong([own[name] for name in tried], tried) == []
 
 
 def test_a_version_out_of_range_and_a_missing_one_would_be_found():

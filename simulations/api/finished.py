@@ -21,6 +21,7 @@ from simulations.plan.continuity import check_own_code
 from simulations.plan.prepare import prepare
 from simulations.plan.trust import READS, allow_code
 from simulations.report.figure import png
+from simulations.report.notebook import shown
 from simulations.report.run_page import course
 from simulations.report.template import notebook_cell
 from simulations.report.words import outcome
@@ -128,7 +129,13 @@ class Run:
         return model.eval()
 
     def plot(self) -> "Figure":
-        """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of matplotlib."""
+        """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of matplotlib.
+
+        A notebook's cell shows it, once; ``plot().savefig("run.pdf")`` or ``"run.svg"`` keeps it.
+        """
+        return shown(self._course())
+
+    def _course(self) -> "Figure":
         result = read_run(self.directory)
         return course(result.rows, None if result.chance is None else result.chance.level)
 
@@ -148,7 +155,7 @@ class Run:
         return "\n".join(f"{name:14} {words}" for name, words in self._facts().items())
 
     def _repr_html_(self) -> str:
-        data = base64.b64encode(png(self.plot())).decode() if self._rows else None
+        data = base64.b64encode(png(self._course())).decode() if self._rows else None
         image = None if data is None else (f"data:image/png;base64,{data}", PLOT, WIDTH)
         return notebook_cell(self._facts().items(), image)
 

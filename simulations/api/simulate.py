@@ -3,16 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, overload
 
 from rich.console import Console
 
 import strategies
 from fedlsg import user_code
 from fedlsg.failure import without_exit
+from fedlsg.method import Method
 from fedlsg.turn import alone
 from simulations import workloads
 from simulations.api.finished import Run
+from simulations.api.settings_typed import RunSettings
 from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.callbacks.named import named
 from simulations.engines import ahead
@@ -34,6 +36,30 @@ MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partiti
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
 
 
+@overload
+def simulate(
+    *,
+    model: Any = None,
+    train: Any = None,
+    test: Any = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Mapping[str, Callable[..., Any]] | None = None,
+    method: str = "auto",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    clients: int | None = None,
+    partition: str | Sequence[Any] | None = None,
+    rounds: int | Literal["auto"] | None = None,
+    engine: str = "ray",
+    out: str | Path | None = None,
+    callbacks: str | Callbacks = (),
+    workload: str | Workload | Callable[[], Workload] | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Unpack[RunSettings],
+) -> Run: ...
+@overload
+def simulate(*, method: Callable[..., Method], **settings: Any) -> Run: ...  # settings of a recipe of the user's own
 @alone()
 @without_exit()
 def simulate(

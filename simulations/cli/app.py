@@ -1,4 +1,4 @@
-"""The command line: ``fedlsg run``, ``resume``, ``calibrate``, and the lists of what there is.
+"""The command line: ``fedlsg run``, ``plan``, ``resume``, ``calibrate``, and the lists of what there is.
 
 ``compare`` and ``report`` are in ``simulations.cli.compare``, ``inspect``, ``audit`` and ``attack`` in ``examine``,
 ``export`` and ``payload`` in ``exports``.
@@ -98,6 +98,28 @@ def run(
             from simulations.run import run_command
 
         run_command(given, out, console)
+
+
+@app.command(cls=WithSettings, short_help="What a run would send, spend and take; trains nothing.")
+def plan(
+    workload: Annotated[str | None, typer.Argument(help="As in run; default digits.")] = None,
+    phones: Annotated[int, option(help="Phones that take part in each round; default 1000.")] = 1000,
+    phone_dropout: Annotated[float, option(help="Share of them that leaves before it replies; default 0.2.")] = 0.2,
+    json: Annotated[bool, option("--json", help="All numbers, for programs.")] = False,
+    config: Choice = None,
+) -> None:
+    """What a run with these settings would send, spend and take, without training: values, bytes, noise, epsilon, time.
+
+    It takes the options of fedlsg run, and refuses what that refuses. Nothing is charged, and no run directory is made.
+    """
+    given = merge({"workload": workload}, config)
+    from simulations.settings.published import first_look
+
+    first_look(given)
+    with starting():
+        from simulations.estimate.command import plan_command
+
+    plan_command(given, console, phones=phones, dropout=phone_dropout, as_json=json)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from fedlsg.code_digest import digest_of
 from simulations import workloads
 from simulations.client.app import make_app
 from simulations.flower.announced import announced
+from simulations.flower.bundle import note_other_torch
 from simulations.grids.refusals import SettingsError
 from simulations.settings.settings import AUTO, Settings, from_mapping
 from simulations.workloads import Workload
@@ -34,6 +35,7 @@ def client_app(
     that names another workload, a method that is neither fedlsg's, installed, nor in ``methods``, or other code.
     Raises ValueError for what is no workload or recipe.
     """
+    note_other_torch()
     name = _give_all(workload, methods)
 
     def read(message: Message, context: Context) -> Settings:

@@ -24,6 +24,7 @@ from fedlsg.randomness import secret_stream
 from fedlsg.training.client import AddNoise
 from simulations.client.app import is_simulated, refusal
 from simulations.client.node.terms import absolute
+from simulations.flower.bundle import note_other_torch
 from simulations.flower.secure_update import answer_stage, masked_update
 from simulations.flower.whole_update import (
     KEY,
@@ -82,6 +83,7 @@ def private_update(
     that invents more than ``colluders`` clients.
     Raises ValueError for an epsilon or delta that is out of range, and a relative ledger.
     """
+    note_other_torch()
     if not 0 < epsilon < float("inf"):
         raise ValueError(f"expected 0 < {epsilon=} < inf")
     checked_delta(delta)

@@ -14,6 +14,7 @@ import strategies
 from simulations.api.finished import Run
 from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.flower.announced import AnnouncingGrid, announcement
+from simulations.flower.bundle import note_other_torch
 from simulations.flower.client import OWN_CODE, code_digest, give
 from simulations.flower.fedavg import check_configs, translated
 from simulations.rundir.lock import create
@@ -56,6 +57,7 @@ class Strategy(FlowerStrategy):
         callbacks: str | Sequence[Callback | Callable[[dict[str, Any]], object]] = (),
         **settings: Any,
     ) -> None:
+        note_other_torch()
         if isinstance(callbacks, str):
             settings["callbacks"], callbacks = callbacks, ()
         self.callbacks = as_callbacks(callbacks)

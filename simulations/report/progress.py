@@ -1,4 +1,4 @@
-"""Progress of a command: a live bar on a terminal, plain lines with the time left in a log or a pipe."""
+"""Progress of a command: a live bar on a terminal or in a notebook, plain lines with the time left elsewhere."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from simulations.report.notebook import CellBar
 from simulations.report.terminal import print_whole
 from simulations.report.words import duration, epsilon_words, human_bytes, percent
 from simulations.rundir.tables import Row
@@ -100,6 +101,7 @@ class Meter:
         self.progress = live_bar(console, transient=transient)
         self.task = self.progress.add_task(what, total=total, of=of(first).strip(), left="left --:--")
         self.progress.update(self.task, completed=first)
+        self.cell = CellBar() if console.is_jupyter and not console.quiet else None
 
     def left(self, done: float, now: float) -> float | None:
         """Seconds left, from the mean pace of this process; None before anything is done."""
@@ -114,7 +116,10 @@ class Meter:
         left = "left --:--" if seconds is None else f"left {clock(seconds)}"
         self.progress.update(self.task, completed=done, of=self.of(done).strip(), left=left)
         self.progress.facts = facts
-        if not is_live(self.console):
+        if self.cell is not None:
+            words = (f"{self.what} {self.of(done).strip()}", *facts, *([left] if done < self.total else []))
+            self.cell.show(done / self.total, words)
+        elif not is_live(self.console):
             self._plain(before, done, facts, now, left, seconds)
 
     def _plain(

@@ -137,7 +137,7 @@ def _run_rounds(
     recorder.record_public()  # also by a resumed run: the process before may have ended before it could
     calls_back = recorder.on_round, recorder.on_pruned
     strategy = FedLSG(
-        state, _federation_settings(plan, run), *calls_back, recorder.downlink, recorder.clock,
+        state, federation_settings(plan, run), *calls_back, recorder.downlink, recorder.clock,
         lambda: MetricRecord(dict(recorder.measured)),
     )  # fmt: skip
     if deployment is not None:
@@ -158,7 +158,7 @@ def _run_rounds(
     return stopped, diverged
 
 
-def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
+def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
     s = plan.settings
     return FederationSettings(
         terms=plan.terms,

@@ -212,7 +212,7 @@ def refusal(given: Mapping[str, object]) -> str | None:
     settings = replace(settings, epsilon=None, noise_multiplier=None)  # left out where there is no noise
     try:
         if settings.trust in ("secure", "aggregate"):
-            method = strategies.recipe(settings.method, **own, noise_share=SHARE)
+            method = strategies.recipe(settings.method, **own | {"noise_share": SHARE})
         check_rules(all_rules(), facts_of(settings, method=method), WORDS)
         check_fits(uplink_codec(settings), method)
     except ValueError as error:

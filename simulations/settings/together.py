@@ -64,7 +64,7 @@ def _of_methods(rules: Sequence[Rule]) -> Iterator[Sequence[str]]:
 
 def _method_goes(rules: Sequence[Rule], name: str, mode: str) -> bool:
     wanted = example(mode)
-    share = {"noise_share": SHARE} if wanted.get("trust") in ("secure", "aggregate") else {}
+    share: dict[str, Any] = {"noise_share": SHARE} if wanted.get("trust") in ("secure", "aggregate") else {}
     try:
         method = strategies.recipe(name, **share)
         if "personal" in wanted:

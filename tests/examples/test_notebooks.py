@@ -58,3 +58,23 @@ def test_links_of_a_notebook_lead_somewhere(path):
 
 def test_there_are_three_notebooks():
     assert [path.stem for path in NOTEBOOKS] == ["first-federation", "own-model-and-method", "sparsity"]
+
+
+CELLS = (
+    "import fedlsg\nsettings = dict(workload='digits', engine='local', clients=2, rounds=3, noise_multiplier=2.0)\n"
+    "run = fedlsg.simulate(**settings)",
+    "run = fedlsg.simulate(**settings)\nfigure = run.plot()\nfigure",
+    "figure",
+    "run",
+)
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_kernel_show_a_line_of_progress_and_a_plot_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    shown = [cell.outputs for cell in execute(nbformat.v4.new_notebook(cells=cells), tmp_path).cells]
+    html = [[str(output.get("data", {}).get("text/html", "")) for output in outputs] for outputs in shown]
+    assert [sum("<progress" in text for text in texts) for texts in html] == [1, 1, 0, 0]
+    assert [sum("image/png" in output.get("data", {}) for output in outputs) for outputs in shown] == [0, 1, 1, 0]
+    assert "epsilon" in html[3][-1]

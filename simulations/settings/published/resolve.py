@@ -10,12 +10,14 @@ import shlex
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
+from fedlsg.user_code import is_reference
 from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.published import dp_ssgd, lsg, lsg_lora, rgp, rs
 from simulations.settings.published.preset import GROUP_RATES, Published
-from simulations.settings.settings import KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
+from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
 
 PAPERS = (
     lsg.presets, rgp.presets, lsg_lora.presets, rs.presets, dp_ssgd.presets, dp_ssgd.de_et_al_presets,
@@ -80,6 +82,12 @@ def by_size(name: str) -> tuple[tuple[int, float, str], ...]:
 
 HEADS = ("linear", "mlp", "cnn")
 """Models of ``simulations.models.small``, which torch need not be imported for."""
+WORKLOADS = (
+    "digits", "cifar10", "cifar100", "svhn", "fashion-mnist", "imagenet", "hf-image", "glue-sst2", "glue-qnli",
+    "glue-qqp", "glue-mnli", "hf-text",
+)  # fmt: skip
+"""Those of fedlsg, which torch need not be imported for; a test compares them with what there is."""
+RECIPES = frozenset(file.stem for file in (Path(__file__).parents[3] / "strategies" / "recipes").glob("[a-z]*.py"))
 FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""
 
@@ -148,16 +156,30 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
 def first_look(given: Mapping[str, object]) -> str:
     """The engine of raw settings, and an error for what is wrong with them, as far as no torch is needed for that.
 
-    What only methods know waits until the engine is getting ready: it imports torch in that time.
+    What only methods know waits until the engine is getting ready: it imports torch in that time. Names of workloads
+    and methods do not wait: torch is imported for those alone that are not known without it.
     """
     said = parse({name: value for name, value in given.items() if name.replace("-", "_") not in KNOWN})
     check_origin(said)
     if "preset" in said:
         find(str(said["preset"]))
+    _check_names(str(said.get("workload", WORKLOADS[0])), str(said.get("method", AUTO)))
     engine = str(said.get("engine", RUN["engine"].default))
     if engine == "flower":
         raise ValueError("engine=flower is what `flwr run .` uses; fedlsg run has engine=ray and engine=local")
     return engine
+
+
+def _check_names(workload: str, method: str) -> None:
+    """Raise ValueError for a workload or a method that there is not; names of files are loaded later."""
+    if workload not in WORKLOADS and not is_reference(workload):
+        from simulations import workloads
+
+        workloads.presets(workload)
+    if method != AUTO and not is_reference(method) and method.replace("-", "_") not in RECIPES:
+        import strategies
+
+        strategies.check_name(method)
 
 
 def from_run_config(config: Mapping[str, object]) -> Settings:

@@ -475,3 +475,16 @@ def test_rebuilding_a_payload_is_eq_3_of_the_projected_update():
     expected = U @ R.mT @ R + L @ (L.mT @ U) - L @ (L.mT @ U @ R.mT) @ R
     torch.testing.assert_close(rebuilt[c.name], before[c.name] + expected)
     torch.testing.assert_close(rebuilt["4.bias"], after["4.bias"])
+
+
+@pytest.mark.parametrize(("trust", "clients", "warned"), [
+    ("client", 100, True), ("secure", 10, True), ("secure", 100, False), ("client", 400, False),
+])  # fmt: skip
+def test_noise_that_hides_the_updates_is_announced(trust, clients, warned):
+    """As measured: docs/flower-app.md has the accuracy of the first three."""
+    strategy = wrapped(epsilon=None, noise_multiplier=2.28, trust=trust)
+    said = strategy._swamped(clients, 15)
+    assert bool(said) == warned
+    if warned:
+        assert f"of {clients} clients" in said
+        assert ("trust='secure'" in said) == (trust == "client")

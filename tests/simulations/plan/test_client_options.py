@@ -8,7 +8,7 @@ import torch
 from simulations.plan.noise import rho_of
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.rundir import RunDir
-from simulations.server.serve import _federation_settings
+from simulations.server.serve import federation_settings
 from simulations.settings.settings import from_mapping
 from strategies.federation.expectations import Expectations
 from tests.simulations.support.runs import SMALL, run_local
@@ -72,7 +72,7 @@ def test_the_default_is_that_of_one_rate_and_a_secure_sum_may_say_so():
 def test_the_noise_of_the_sum_follows_the_weights(tmp_path):
     """Deviation and rho by hand; and the update of a run is the weighted sum of its recorded payloads."""
     plan = plan_of(**UNEQUAL, weighting="clients", noise_multiplier=2.0)
-    settings = _federation_settings(plan, RunDir(tmp_path))
+    settings = federation_settings(plan, RunDir(tmp_path))
     state = plan.server_state()
     common = state.plan(plan.local)
     one = common.for_client(plan.terms[0]).noise_std

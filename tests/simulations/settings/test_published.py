@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 
+import strategies
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from fedlsg.accounting.events import check_delta
 from simulations import workloads
@@ -19,7 +20,7 @@ from simulations.models.small import heads
 from simulations.plan import plan
 from simulations.settings.published import Published, find, from_run_config, matching, presets, resolve
 from simulations.settings.published.preset import EXAMPLES, name_of
-from simulations.settings.published.resolve import by_name, by_size, index, unfolded
+from simulations.settings.published.resolve import RECIPES, WORKLOADS, by_name, by_size, first_look, index, unfolded
 from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown, command
 from simulations.settings.resolve import build_method, fill
@@ -481,3 +482,15 @@ def test_the_page_is_current():
 def test_settings_record_the_name_and_no_other_field_was_added():
     assert {"preset", "from_preset"} <= {f.name for f in fields(Settings)}
     assert RUN_CONFIG["preset"] == RUN_CONFIG["from-preset"] == PRESET
+
+
+def test_known_names_are_those_that_there_are():
+    assert workloads.names()[: len(WORKLOADS)] == WORKLOADS
+    assert set(strategies.names()) <= {name.replace("_", "-") for name in RECIPES}
+
+
+@pytest.mark.parametrize("wrong", [{"workload": "digts"}, {"method": "lgs"}])
+def test_a_wrong_name_is_refused_before_an_engine_starts(wrong):
+    with pytest.raises(ValueError, match=r"unknown (workload|method)"):
+        first_look({"engine": "ray", **wrong})
+    assert first_look({"engine": "ray", "workload": "digits", "method": "dp-ssgd"}) == "ray"

@@ -1,0 +1,181 @@
+"""What a run would send, spend and take: the numbers of ``fedlsg plan``, from the plan of the run and a trial of it."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedlsg.accounting import spread
+from fedlsg.discrete import plan_release
+from fedlsg.privacy import rho
+from fedlsg.secure_sum.graph import plan_graph
+from fedlsg.state import mean_frame
+from fedlsg.user_code import shown
+from simulations.estimate.trial import Trial, time_step, try_rounds
+from simulations.plan.noise import rho_of, sum_bits
+from simulations.plan.plan import Plan, count_blocks, events_of
+
+PHONES, DROPOUT = 1000, 0.2
+LEVELS = ("values", "payload", "wire")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Bytes of one client in a round: ``first`` round down, ``later`` down in a round after one that it was in, up."""
+
+    up: Mapping[str, float]
+    first: Mapping[str, float]
+    later: Mapping[str, float]
+
+
+def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> dict[str, Any]:
+    """All of them, in plain values: what ``--json`` prints. Names are those of summary.json where they mean the same.
+
+    Raises ValueError for phones or a dropout out of range, RuntimeError where the trial fails.
+    """
+    if phones < 1 or not 0 <= dropout < 1:
+        raise ValueError(f"expected --phones={phones} >= 1 and 0 <= --phone-dropout={dropout:g} < 1")
+    s, trial = plan.settings, try_rounds(plan)
+    public = plan.server_state().public
+    frame = mean_frame(public)
+    one = _message(plan, trial, frame.wire.kept)
+    down, up = _totals(plan, trial, one)
+    return {
+        "workload": shown(s.workload), "model": s.model, "method": shown(s.method), "unit": s.unit, "trust": s.trust,
+        "clients": len(plan.terms), "clients_per_round": s.clients_per_round, "rounds": plan.schedule.rounds,
+        "local_steps": plan.local.steps,
+        "values": {"dense": plan.dense_parameters, "sent": frame.wire.kept},
+        "bytes": {"up": dict(one.up), "down_first": dict(one.first), "down": dict(one.later)},
+        "uplink_bytes": up, "downlink_bytes": down,
+        "phones": _phones(plan, one, frame.kept, len(frame.blocks), phones, dropout),
+        "private": plan.method.mechanism.private and not s.reproducible,
+        "noise_multiplier": max(terms.noise_multiplier for terms in plan.terms),
+        "epsilon_max": _epsilon(plan), "delta": s.delta,
+        "rho": rho_of(plan, public),
+        **({} if plan.sums is None else {"bits": sum_bits(plan, public)}),
+        **_cost(plan, trial),
+    }  # fmt: skip
+
+
+def _message(plan: Plan, trial: Trial, kept: int) -> Message:
+    """Bytes up are those of the mean round: a mask may keep more of a later one."""
+    last = max(number for number, _ in trial.rounds)
+    up = dict(trial.per_client("up", 1))
+    first = plan.server_state().public.frame(1, updates=0).wire.kept if _changes(plan) else kept
+    more = up["values"] * (kept / first - 1)
+    return Message(
+        up={level: up[level] + more for level in LEVELS},
+        first=trial.per_client("down", 1),
+        later=trial.per_client("down", last),
+    )
+
+
+def _changes(plan: Plan) -> bool:
+    """Whether the mask's rate follows the time, and the first frame needs nothing but the weights."""
+    mask = plan.method.mask
+    return bool(mask.cooling or mask.sparsity_from) and plan.method.carrier.source is None
+
+
+def _totals(plan: Plan, trial: Trial, one: Message) -> tuple[int, int]:
+    """Payload bytes down and up in the whole run, if nobody fails."""
+    down = up = 0.0
+    for clients, replied, missed in _rounds(plan):
+        each = one.first["payload"] if missed is None else _down(plan, one, missed)
+        down, up = down + clients * each, up + replied * one.up["payload"]
+    for number, _ in trial.rounds:
+        if number == 0:  # the pruning round, of all clients
+            down += len(plan.terms) * trial.per_client("down", 0)["payload"]
+            up += len(plan.terms) * trial.per_client("up", 0)["payload"]
+    return round(down), round(up)
+
+
+def _rounds(plan: Plan) -> Iterator[tuple[float, float, int | None]]:
+    """For each group of a round's clients: how many, how many reply, and the rounds since they were last there."""
+    conditions, rounds = plan.participation, plan.schedule.rounds
+    if plan.draws_in_secret:  # who is drawn nobody knows: the expected number
+        expected = float(plan.settings.clients_per_round)
+        for _ in range(rounds):
+            yield expected, expected * (1 - conditions.dropout), None
+        return
+    held: dict[int, int] = {}
+    for round, selected in enumerate(conditions.schedule(rounds), 1):
+        leaving = conditions.leaving(round)
+        for client in selected:
+            stays = client not in leaving
+            yield 1, float(stays), round - 1 - held.get(client, 0)
+            if stays:
+                held[client] = round - 1
+
+
+def _down(plan: Plan, one: Message, missed: int) -> float:
+    """Of a client that missed so many updates: they, or the whole model where that is smaller."""
+    if plan.settings.downlink == "full":
+        return one.later["payload"]
+    step = one.later["payload"] - one.first["payload"]
+    whole = 4 * plan.dense_parameters
+    return one.first["payload"] + (missed * step if missed * step <= whole else whole)
+
+
+def _phones(plan: Plan, one: Message, values: int, blocks: int, phones: int, dropout: float) -> dict[str, Any]:
+    """A federation of phones like the mean client, all of whom are asked in every round, and a share of whom leaves."""
+    stay, rounds, noise = max(1, round(phones * (1 - dropout))), plan.schedule.rounds, plan.method.mechanism
+    up, first, later = (part["payload"] for part in (one.up, one.first, one.later))
+    if plan.sums is not None:
+        wider, denser = _secure_growth(plan, values, blocks, phones, stay)
+        up = one.up["values"] * wider + (up - one.up["values"]) * denser
+        first, later = (part["values"] + (part["payload"] - part["values"]) * denser for part in (one.first, one.later))
+    of_sum = noise.adds_noise and plan.settings.trust == "client"
+    ratio = rho(
+        noise, [terms.noise_multiplier * terms.weight for terms in plan.terms], clients_per_round=stay, values=values,
+        blocks=blocks, expected_batch=plan.divisor / plan.settings.clients_per_round * stay,
+    ) if of_sum else None  # fmt: skip
+    return {
+        "phones": phones, "dropout": dropout, "rho": ratio,
+        "uplink_bytes_a_round": round(stay * up), "downlink_bytes_a_round": round(phones * later),
+        "uplink_bytes": round(rounds * stay * up),
+        "downlink_bytes": round(phones * (first + (rounds - 1) * later)),
+    }  # fmt: skip
+
+
+def _secure_growth(plan: Plan, values: int, blocks: int, phones: int, stay: int) -> tuple[float, float]:
+    """How much wider a value is in a sum of so many phones, and how many more neighbours a phone has a share for."""
+    before = plan.sums
+    assert before is not None
+    t = before.colluders
+    after = replace(
+        before, clients=phones, min_survivors=min(phones, max(stay, (phones + t) // 2 + 1)),
+        expected_examples=before.expected_examples / before.clients * phones,
+    )  # fmt: skip
+    how = plan.terms[0].mechanism(plan.method.mechanism)
+    bits, degrees = list[int](), list[int]()
+    for sums in (before, after):
+        noise = replace(how, noise_share=sums.contributors**-0.5)
+        bits.append(plan_release(sums, noise, values=values, blocks=blocks).grid.bits)
+        degrees.append(plan_graph(sums.clients, min_survivors=sums.min_survivors, colluders=t).degree)
+    return bits[1] / bits[0], degrees[1] / degrees[0]
+
+
+def _epsilon(plan: Plan) -> float:
+    """The largest epsilon of a client that takes part in all of the rounds that it is drawn for."""
+    if not plan.method.mechanism.private:
+        return math.inf
+    blocks = count_blocks(plan)
+    return spread(sorted({tuple(events_of(plan, terms, blocks)) for terms in plan.terms}, key=repr),
+                  delta=plan.settings.delta).largest  # fmt: skip
+
+
+def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
+    """Time of a step and of the run on this machine, and memory: from one measured step."""
+    seconds, rows, memory = time_step(plan)
+    s = plan.settings
+    batch = max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True))
+    step = seconds * max(batch, 1.0) / rows
+    client = plan.local.steps * step + trial.seconds / trial.clients
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(s.workers or cores, s.clients_per_round) if s.engine != "local" else 1
+    whole = plan.schedule.rounds * s.clients_per_round * client
+    return {
+        "step": {"seconds": step, "batch": batch, "measured_rows": rows, "measured_seconds": seconds},
+        "seconds": whole / workers, "workers": workers, "memory_bytes": memory, "device": plan.device,
+    }  # fmt: skip

@@ -1,0 +1,120 @@
+"""What ``fedlsg plan`` says beforehand is what a run of the same settings then records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulations.estimate.facts import facts_of
+from simulations.plan.plan import make_plan
+from simulations.rundir.tables import read_lines
+from simulations.settings.settings import from_mapping
+from tests.simulations.support.runs import SMALL, run_local
+
+SECRET = {**SMALL, "reproducible": False, "rounds": 3}
+LEVEL = {"unit": "client", "sample_rate": None, "batch_size": 20}
+KINDS: dict[str, dict[str, Any]] = {
+    "lsg": {"method": "lsg"},
+    "dense, given epsilon, half the clients": {
+        "method": "dpsgd", "codec": "bfloat16", "noise_multiplier": None, "epsilon": 4.0, "clients": 4,
+        "clients_per_round": 2,
+    },
+    "no privacy, several steps": {"method": "sgd", "noise_multiplier": None, "local_steps": 3},
+    "a mask that cools": {"method": "rs", "rounds": 4},
+    "updates sent down": {"method": "lsg", "downlink": "sparse"},
+    "pruned before": {"method": "dp-ssgd"},
+    "clients that leave": {"method": "rgp", "clients": 6, "clients_per_round": 4, "dropout": 0.4, "rounds": 5},
+    "shuffled": {"method": "dpsgd", "sampling": "shuffle", "sample_rate": None, "batch_size": 100},
+    "secure sum": {"method": "lsg", "trust": "secure", "clients": 4},
+    "client level in a secure sum": {"method": "rs", **LEVEL, "trust": "secure", "clients": 4},
+    "client level, trusted server": {"method": "rs", **LEVEL, "trust": "server", "clients": 6, "clients_per_round": 3},
+}  # fmt: skip
+HIDDEN = "client level, trusted server"
+
+
+def recorded(path: Path) -> dict[tuple[int, int, str], list[int]]:
+    """Bytes of each client's messages in each round, added up: values and payload."""
+    found: dict[tuple[int, int, str], list[int]] = {}
+    for line in read_lines(path):
+        one = found.setdefault((line.round, line.client, line.direction), [0, 0])
+        one[0] += line.values_bytes
+        one[1] += line.payload_bytes
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_planned_is_what_a_run_records(kind, tmp_path):
+    given = {**SECRET, **KINDS[kind]}
+    plan = make_plan(from_mapping({name: value for name, value in given.items() if value is not None}))
+    facts = json.loads(json.dumps(facts_of(plan)))
+    run = run_local(tmp_path / "run", **given)
+    summary = run.summary
+    for name in ("noise_multiplier", "delta"):
+        assert facts[name] == summary[name], name
+    assert facts["rho"] == summary["rho"]
+    if "leave" not in kind:  # who leaves is charged for fewer rounds
+        assert facts["epsilon_max"] == pytest.approx(summary["epsilon_max"], rel=1e-9)
+    assert facts["epsilon_max"] >= summary["epsilon_max"]
+    assert facts["private"] == summary["private"]
+    if kind == HIDDEN:
+        assert not run.directory.messages.exists()
+        return
+    if plan.sums is not None:
+        assert facts["bits"] == summary["codec"]["bits"]
+    sizes = recorded(run.directory.messages)
+    assert facts["uplink_bytes"] == pytest.approx(
+        summary["uplink_bytes"], rel=1e-3 if plan.method.mask.cooling else 1e-9
+    )
+    assert facts["downlink_bytes"] == summary["downlink_bytes"]
+    up = {tuple(one) for (round, _, way), one in sizes.items() if round and way == "up"}
+    if not plan.method.mask.cooling:  # else it is the mean round's, whose parts are rounded
+        assert up == {(facts["bytes"]["up"]["values"], facts["bytes"]["up"]["payload"])}
+    first = {one[1] for (round, _, way), one in sizes.items() if round == 1 and way == "down"}
+    assert first == {facts["bytes"]["down_first"]["payload"]}
+
+
+def test_more_phones_send_more_and_have_less_noise_each():
+    plan = make_plan(from_mapping({**SECRET, "method": "lsg"}))
+    few, many = (facts_of(plan, phones=phones, dropout=0.2) for phones in (100, 400))
+    one = few["bytes"]["up"]["payload"]
+    assert few["phones"]["uplink_bytes_a_round"] == 80 * one
+    assert many["phones"]["downlink_bytes"] == 4 * few["phones"]["downlink_bytes"]
+    assert many["phones"]["rho"] == pytest.approx(few["phones"]["rho"] / 2)
+
+
+def test_a_sum_of_more_phones_has_wider_values_and_more_shares():
+    plan = make_plan(from_mapping({**SECRET, **KINDS["secure sum"]}))
+    facts = facts_of(plan, phones=1000, dropout=0.2)
+    assert facts["phones"]["uplink_bytes_a_round"] > 800 * facts["bytes"]["up"]["payload"]
+
+
+@pytest.mark.parametrize(("phones", "dropout"), [(0, 0.2), (10, 1.0), (10, -0.1), (10, float("nan"))])
+def test_phones_out_of_range_are_refused(phones, dropout):
+    with pytest.raises(ValueError, match="expected --phones="):
+        facts_of(make_plan(from_mapping({**SECRET, "method": "lsg"})), phones=phones, dropout=dropout)
+
+
+def test_the_command_prints_json_and_leaves_nothing(fedlsg, tmp_path):
+    options = ["--clients", "2", "--rounds", "2", "--noise-multiplier", "2", "--engine", "local"]
+    status, out, err = fedlsg("plan", "digits", *options, "--phones", "50", "--json")
+    assert status == 0, err
+    facts = json.loads(out)
+    assert (facts["rounds"], facts["phones"]["phones"], facts["noise_multiplier"]) == (2, 50, 2.0)
+    assert list(tmp_path.iterdir()) == []
+    table = fedlsg("plan", "digits", *options)[1]
+    assert "1,000 phones" in table
+    assert "rho" in table
+
+
+def test_bad_settings_give_the_errors_of_a_run(fedlsg):
+    for options in (["--rank", "0"], ["--learning-rat", "1"], ["--method", "lgs"], ["--delta", "0.5"], ["digts"]):
+        said = [fedlsg(command, "--engine", "local", *options)[2] for command in ("run", "plan")]
+        assert said[0] == said[1], options
+        assert "fedlsg: error" in said[0]
+
+
+def test_negative_control_a_plan_of_other_settings_is_noticed(tmp_path):
+    plan = make_plan(from_mapping({**SECRET, "method": "lsg", "rank": 2}))
+    summary = run_local(tmp_path / "run", **SECRET, method="lsg", rank=3).summary
+    assert facts_of(plan)["uplink_bytes"] != summary["uplink_bytes"]
