@@ -109,7 +109,9 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     made = figures(found, subject, maps)
     images = {name: png(plot(one) if isinstance(one, tuple) else one) for name, one in made.items()}
     pictures = [
-        interactive(one, _caption(name)) if isinstance(one, tuple) else photo(one, _caption(name))
+        interactive(one, _caption(name), columns=3 if len(one) > 2 else 2)
+        if isinstance(one, tuple)
+        else photo(one, _caption(name))
         for name, one in made.items()
     ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
