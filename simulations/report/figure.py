@@ -85,7 +85,7 @@ def panel_grid(count: int, columns: int, size: tuple[float, float], more: float 
     figure = new_figure(size[0] * across, size[1] * rows + more)
     panels = figure.subplots(rows, across, squeeze=False).flatten().tolist()
     for rest in panels[count:]:
-        rest.set_visible(False)
+        rest.remove()
     return figure, panels[:count]
 
 

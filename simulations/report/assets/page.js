@@ -42,8 +42,8 @@
 
   function label(name, across) {
     const words = name.split("\n");
-    if (across || name.length < 26) return words;
-    return words.flatMap((line) => line.match(/.{1,24}(?=\s|$)|.{1,24}/g).map((part) => part.trim()));
+    if (across || name.length < 30) return words;
+    return words.flatMap((line) => line.match(/.{1,28}(?=\s|$)|.{1,28}/g).map((part) => part.trim()));
   }
 
   function scale(chart, axis, name, log) {
@@ -79,7 +79,7 @@
     const [low, high] = [Math.min(...all, ...ends), Math.max(...all, ...ends)];
     if (ends.length || log[name]) {
       // A mark at the edge would be half a mark.
-      const apart = log[name] && high > low ? Math.min(1.3, (high / low) ** 0.04 + 0.005) : 1;
+      const apart = log[name] && high > low ? Math.min(1.3, (high / low) ** 0.04 + 0.005) : at.length ? 1.03 : 1;
       found.suggestedMin = low / apart;
       found.suggestedMax = high * apart;
     }
