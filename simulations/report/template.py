@@ -16,7 +16,8 @@ TEMPLATE = """<!DOCTYPE html>
 </dl>
 {% endmacro %}
 {% macro table(part, title) %}
-<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table class="data">
+<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
+ class="data{% if part.columns | length > 4 %} cards{% endif %}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
 <thead><tr>{% for name in part.columns %}<th scope="col"{% if loop.index0 in part.left %} class="left"{% endif %}>
 {{- name }}</th>
@@ -36,7 +37,8 @@ TEMPLATE = """<!DOCTYPE html>
 {% else %}
 {% set at = loop.index0 %}
 <td{% if at in part.left %} class="left"{% elif at in row.best %} class="best"{% endif %}
-{%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}>
+{%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
+{%- if part.columns | length > 4 %} data-label="{{ part.columns[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
 {% endif %}
 {% endfor %}
