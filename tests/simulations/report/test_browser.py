@@ -145,6 +145,7 @@ DRAWN = tuple(kind for kind in KINDS if kind not in ("attack",))
 """Pages with figures that answer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWN)
 def test_figures_answer_to_pointer_buttons_and_keys(kind, browser, made_pages):
     """Hover, zoom by dragging and by buttons, the series of a legend, scales: all charts of a page."""
