@@ -113,7 +113,8 @@ figcaption { margin-top: .5rem; }
 .controls button { border: 1px solid var(--bar); background: var(--paper); border-radius: .3rem; padding: 0 .5rem;
   font-size: .8rem; line-height: 1.6; min-width: 1.8rem; min-height: 1.5rem; cursor: pointer; }
 .controls [aria-pressed=true] { background: var(--link); color: var(--paper); border-color: var(--link); }
-.canvas { position: relative; }
+.canvas { position: relative; overflow: hidden; }
+.canvas canvas:focus-visible { outline-offset: -3px; }
 .still { display: block; width: 100%; height: auto; }
 .still * { stroke-linejoin: round; stroke-linecap: butt; }
 .live .still { display: none; }
