@@ -12,21 +12,22 @@ from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.retrain import diagnosis
 from simulations.inspection.subject import Subject
 from simulations.inspection.tables import MEANING, masked_tables, rows_of, share_table, summary_table
-from simulations.report.figure import drawing, photo, png
+from simulations.report.figure import interactive, photo, plot, png
 from simulations.report.page import (
     Code,
     Drawing,
     Page,
     Part,
     Picture,
+    Section,
     Text,
     data_section,
     download,
     facts_of,
     json_text,
-    render,
     sections,
 )
+from simulations.report.render import render
 from simulations.report.table import csv_of
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
@@ -34,6 +35,7 @@ WARNING = (
     "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "
     "numbers and pictures, not even that of the run. They must not leave the simulation."
 )
+FACTORS = "Clip factors of the first examples (1: not clipped)"
 PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
@@ -69,8 +71,6 @@ CAPTIONS = {
 }
 MASKED = ("sparsified-ratios", "deviations", "mask-counts")
 """Figures of random masks."""
-MAPS = "intensity-"
-"""Names of figures of many pixels."""
 DATA = {
     "layers.csv": "a row for each layer: shape and stable rank",
     "residuals.csv": "what carriers of each rank lose, by layer",
@@ -109,8 +109,13 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
-    images = {name: png(figure) for name, figure in made.items()}
-    pictures = [(photo if name.startswith(MAPS) else drawing)(f, _caption(name)) for name, f in made.items()]
+    images = {name: png(plot(one) if isinstance(one, tuple) else one) for name, one in made.items()}
+    pictures = [
+        interactive(one, _caption(name), columns=3 if len(one) > 2 else 2)
+        if isinstance(one, tuple)
+        else photo(one, _caption(name))
+        for name, one in made.items()
+    ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
     files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": csv_of(rows).encode() for name, rows in rows_of(found).items()}
@@ -188,6 +193,16 @@ def headline(subject: Subject, found: Inspection) -> str:
     )
 
 
+def asked(found: Inspection) -> dict[str, str]:
+    """What was measured, and at which values."""
+    return {
+        "examples": f"{found.examples:,} of the training data, without noise",
+        "ranks of carriers": ", ".join(map(str, sorted({row.rank for row in found.residuals}))),
+        "sparsities of masks": ", ".join(f"{p:g}" for p in sorted({row.sparsity for row in found.clips})),
+        "layers": ", ".join(dict.fromkeys(row.layer for row in found.layers)),
+    }
+
+
 def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawing], files: Mapping[str, bytes]) -> str:
     """inspection.html: one file that needs no other. ``files``: what is next to it, by name."""
     data = [download(name, files[name], says) for name, says in DATA.items() if name in files]
@@ -201,16 +216,15 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
     return render(
         Page(
             kind="fedlsg inspect",
-            title="Gradients as the papers show them",
+            title=f"Gradients of {subject.base.settings.workload} with {subject.base.settings.method}",
             lead=lead(subject, found),
             headline=headline(subject, found),
             warnings=(WARNING,),
             sections=sections(
-                ("What noise and clip cost", costs),
-                ("", kept),
+                ("What was asked", [*costs, facts_of(asked(found)), *kept]),
                 ("Random masks", masked),
-                ("Clip factors of the first examples (1: not clipped)", factors),
                 ("Figures", pictures),
+                Section(title=FACTORS, parts=tuple(factors), folded=True),
                 ("Share of each parameter in the squared length of an example", [share_table(found)]),
                 data_section(*data),
             ),

@@ -6,8 +6,8 @@ import pytest
 
 from simulations.report import colours
 from simulations.report.colours import EDGES, GROUND, TEXT, WHITE, contrast
-from simulations.report.figure import LOOKS
-from simulations.report.template import CSS
+from simulations.report.looks import LOOKS
+from simulations.report.style import CSS
 
 FOR_WORDS, FOR_MARKS = 4.5, 3.0
 MARKS = {colour for colour, _ in LOOKS.values()} | {colours.SKY, colours.GREY, colours.ALARM, colours.BLUE}
@@ -57,5 +57,5 @@ def test_contrasts_by_hand():
 def test_every_variable_that_is_used_is_declared():
     used = set(re.findall(r"var\(--([\w-]+)[,)]", CSS))
     for dark in (False, True):
-        assert used - {"words"} <= variables(dark).keys()
+        assert used - {"words", "side"} <= variables(dark).keys()
     assert {*TEXT, *GROUND, *EDGES} <= used
