@@ -24,7 +24,7 @@ LAYERS = (
     "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",
     "simulations.callbacks", "simulations.plan",
-    "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
+    "simulations.grids", "simulations.client", "simulations.report", "simulations.live", "simulations.server", "simulations.engines",
     "simulations.run", "simulations.compare", "simulations.inspection",
     "simulations.attack",
     "simulations.audit", "simulations.exports",

@@ -191,9 +191,9 @@ def _is_named(result: Result) -> bool:
 def _warnings(result: Result) -> list[str]:
     """What a reader must not overlook."""
     found = []
-    if not result.done:
+    if not result.done and result.status != "running":
         found.append(f"{result.status}: {result.reason or 'this run is not finished; continue it with fedlsg resume'}")
-    elif not result.private:
+    elif result.done and not result.private:
         found.append(privacy_line(result.summary))
     measured = [] if result.accuracy is None else [result.accuracy]
     if result.done and measured and result.chance is not None and not beats_chance(measured, result.chance):
