@@ -20,8 +20,8 @@ from simulations.plan.base import Base
 from simulations.plan.continuity import check_own_code
 from simulations.plan.prepare import prepare
 from simulations.plan.trust import READS, allow_code
-from simulations.report.figure import png
-from simulations.report.run_page import course
+from simulations.report.course import course
+from simulations.report.figure import plot, png
 from simulations.report.template import notebook_cell
 from simulations.report.words import outcome
 from simulations.rundir.examined import MODEL, RESULTS, open_run
@@ -129,7 +129,7 @@ class Run:
     def plot(self) -> "Figure":
         """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of matplotlib."""
         result = read_run(self.directory)
-        return course(result.rows, None if result.chance is None else result.chance.level)
+        return plot(course(result.rows, None if result.chance is None else result.chance.level))
 
     @cached_property
     def _rows(self) -> list[Row]:

@@ -21,7 +21,7 @@ from simulations.attack.recording import record_all, record_like
 from simulations.attack.texts.attack import attack_texts
 from simulations.attack.texts.page import text_findings
 from simulations.compare.cells.grid_file import numbers, words
-from simulations.report.figure import drawing, png
+from simulations.report.figure import interactive, plot, png
 from simulations.report.progress import Tick, bar
 from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table
 from simulations.rundir.examined import RECORD, RESULTS
@@ -101,13 +101,13 @@ def attack_command(
     names = ", ".join(one.label for one in findings) if len(findings) <= FEW else f"{len(findings)} runs"
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {seed}"
     points = [one.best for one in findings if one.best is not None]
-    figure = curves(points)
-    shown = None if figure is None else drawing(figure, caption(points))
+    charts = curves(points)
+    shown = interactive(charts, caption(points)) if charts else None
     report.write(folder, findings, threat, lead=lead, curves=shown)
-    if figure is not None:
-        write_atomically(folder / "attack-curves.png", png(figure), private=True)
+    if charts:
+        write_atomically(folder / "attack-curves.png", png(plot(charts)), private=True)
     show(findings, console)
-    files = "attack.html, attack.json" + ("" if figure is None else ", attack-curves.png")
+    files = "attack.html, attack.json" + (", attack-curves.png" if charts else "")
     console.print(f"[bold]written[/bold]  {folder}/{files}", highlight=False, soft_wrap=True)
 
 

@@ -3,14 +3,11 @@
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from simulations.attack.recorded.rows import Best
-from simulations.report.figure import GUESSING, canonical, looks, new_figure, use_style, wrap
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from simulations.report.chart import Axis, Chart, Series, level, spaced
+from simulations.report.colours import GREY
+from simulations.report.looks import canonical, looks
 
 CAPTION = (
     "What the strongest attack that is not naive gains over a blind guess, on the smallest batches of each run. Bars: "
@@ -51,8 +48,8 @@ def _lines(points: Sequence[Best], x: Number, name: Callable[[Best], tuple[str, 
     return {key: some for key, some in found.items() if len({round(x(one) or 0.0, 9) for one in some}) > 1}
 
 
-def curves(points: Sequence[Best]) -> "Figure | None":
-    """A panel over sparsity, a panel over sigma: those in which something differs; None if nothing does.
+def curves(points: Sequence[Best]) -> tuple[Chart, ...]:
+    """A chart over sparsity, a chart over sigma: those in which something differs; none if nothing does.
 
     Runs that differ in nothing else (another seed) are points of one line, which goes through their means.
     """
@@ -60,8 +57,7 @@ def curves(points: Sequence[Best]) -> "Figure | None":
         ("sparsity p", sparsity_lines(points), _sparsity),
         ("sigma: noise over clip norm", sigma_lines(points), _sigma),
     ]
-    panels = [(words, lines, x) for words, lines, x in over if lines]
-    return _draw(panels, points) if panels else None
+    return tuple(_chart(words, lines, x, points[0].unit) for words, lines, x in over if lines)
 
 
 def _sparsity(one: Best) -> float:
@@ -72,36 +68,34 @@ def _sigma(one: Best) -> float:
     return one.sigma
 
 
-@use_style
-def _draw(panels: Sequence[tuple[str, Lines, Callable[[Best], float]]], points: Sequence[Best]) -> "Figure":
-    figure = new_figure(4.4 * len(panels), 3.9)
-    all_axes = list(figure.subplots(1, len(panels), squeeze=False)[0])
-    for axes, (words, lines, x) in zip(all_axes, panels, strict=True):
-        styles = looks(list(lines))
-        for number, ((_, name), some) in enumerate(lines.items()):
-            _line(axes, some, x, name, (*styles[name], DASHES[number % len(DASHES)]))
-        axes.axhline(0.0, label="blind guess", **GUESSING)
-        axes.set_xlabel(words)
-        axes.set_ylabel(f"gain over the blind guess, {points[0].unit}")
-        if x is _sigma:
-            _noise_axis(axes, sorted({one.sigma for some in lines.values() for one in some}))
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
-    return figure
+def _chart(words: str, lines: Lines, x: Callable[[Best], float], unit: str) -> Chart:
+    styles, series = looks(list(lines)), []
+    across = (
+        Axis(label=words)
+        if x is _sparsity
+        else _noise_axis(sorted({one.sigma for some in lines.values() for one in some}))
+    )
+    places = {0.0: across.ticks[0][0]} if across.ticks else {}
+    for number, ((_, name), some) in enumerate(lines.items()):
+        series += _line(
+            some, lambda one: places.get(x(one), x(one)), name, (*styles[name], DASHES[number % len(DASHES)])
+        )
+    title = f"gain over the blind guess, {unit}"
+    return Chart(title=title, x=across, series=(*series, level(0.0, "blind guess", GREY, ":")), height=360)
 
 
-def _line(
-    axes: "Axes", some: Sequence[Best], x: Callable[[Best], float], name: str, style: tuple[str, str, str]
-) -> None:
+def _line(some: Sequence[Best], x: Callable[[Best], float], name: str, style: tuple[str, str, str]) -> list[Series]:
+    """A line through the means, and every run with its interval."""
     colour, marker, dashes = style
     means = {place: fmean(_drawn(one.gain, one) for one in of) for place, of in groupby(some, key=x)}
-    axes.plot(list(means), list(means.values()), color=colour, linestyle=dashes, marker=marker, label=wrap(name))
-    for one in some:
-        if one.low is not None and one.high is not None:
-            y, low, high = (_drawn(value, one) for value in (one.gain, one.low, one.high))
-            reach = [[y - low], [high - y]]
-            axes.errorbar(
-                [x(one)], [y], yerr=reach, color=colour, marker=marker, capsize=2, elinewidth=1, linestyle="none"
-            )
+    line = Series(name=name, x=list(means), y=list(means.values()), colour=colour, dashes=dashes)
+    runs = Series(
+        name=name, x=[x(one) for one in some], y=[_drawn(one.gain, one) for one in some], colour=colour, marker=marker,
+        low=[None if one.low is None else _drawn(one.low, one) for one in some], line=False,
+        high=[None if one.high is None else _drawn(one.high, one) for one in some],
+        words=tuple(f"{one.attack}, {sigma_words(one)}{sparsity_words(one)}" for one in some),
+    )  # fmt: skip
+    return [line, runs]
 
 
 def _drawn(value: float, one: Best) -> float:
@@ -113,11 +107,8 @@ def caption(points: Sequence[Best]) -> str:
     return f"{CAPTION} {CAPPED}" if any(_drawn(one.gain, one) < one.gain for one in points) else CAPTION
 
 
-def _noise_axis(axes: "Axes", sigmas: Sequence[float]) -> None:
+def _noise_axis(sigmas: Sequence[float]) -> Axis:
     """Logarithmic; a run without noise is at the left end."""
-    from matplotlib.ticker import NullLocator
-
-    least = min(sigma for sigma in sigmas if sigma)
-    axes.set_xscale("symlog", linthresh=least, linscale=0.6) if sigmas[0] == 0 else axes.set_xscale("log")
-    axes.set_xticks(sigmas, [f"{sigma:.3g}" for sigma in sigmas])
-    axes.xaxis.set_minor_locator(NullLocator())
+    shown = [sigma or min(other for other in sigmas if other) / 4 for sigma in sigmas]
+    ticks = [(at, f"{sigma:.3g}" if sigma else "no noise") for at, sigma in zip(shown, sigmas, strict=True)]
+    return Axis(label="sigma: noise over clip norm", log=True, ticks=spaced(ticks, log=True))

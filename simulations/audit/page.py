@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict
-from simulations.report.page import Page, Table, Text, data_section, download, facts_of, render, sections
+from simulations.report.page import Page, Table, Text, data_section, download, facts_of, sections
+from simulations.report.render import render
 from simulations.report.table import Column, make_table
 
 MEANING = (

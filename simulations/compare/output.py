@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, panel_table, panels
 from simulations.compare.headline import sentences
 from simulations.compare.lines import PROBE, Line, lines
-from simulations.compare.plots import figures
+from simulations.compare.plots import Charts, figures
 from simulations.compare.table import comparison_table, notes, table_csv, table_markdown, unfinished, variants
 from simulations.compare.vary_plots import CAPTIONS as VARIED
 from simulations.compare.vary_plots import varied_figures
 from simulations.report.facts import epsilon_section, made_section, row_warnings
-from simulations.report.figure import drawing, png
-from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, render, sections
+from simulations.report.figure import interactive, picture, plot, png
+from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, sections
+from simulations.report.render import render
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, results_csv
@@ -67,7 +68,7 @@ def write_page(
     """plots/*.png and report.html: a second or two."""
     table = lines(results)
     made = drawn(table, view)
-    images = {name: png(figure) for name, figure in made.items()}  # a page changes its figures
+    images = {name: png(figure if not isinstance(figure, tuple) else plot(figure)) for name, figure in made.items()}
     text = page(title, results, table, command=command, grid=grid, view=view, figures=made)
     write_atomically(folder / "report.html", text.encode())
     for name, image in images.items():
@@ -112,7 +113,7 @@ class Output:
 
 def page(
     title: str, results: Sequence[Result], table: Sequence[Line], *, command: str = "", grid: str = "",
-    view: View = PLAIN, figures: "Mapping[str, Figure] | None" = None,
+    view: View = PLAIN, figures: "Mapping[str, Charts | Figure] | None" = None,
 ) -> str:  # fmt: skip
     """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml; ``figures``: by name."""
     done = [run for run in results if run.done]
@@ -148,14 +149,21 @@ def _table(table: Sequence[Line]) -> list[Part]:
     return [*parts, facts_of(named)] if named else parts
 
 
-def _figures(table: Sequence[Line], made: "Mapping[str, Figure]") -> list[Part]:
+def _figures(table: Sequence[Line], made: "Mapping[str, Charts | Figure]") -> list[Part]:
     """The figures, if a run is finished."""
     one = len({line.epsilon_target for line in table if line.epsilon_target is not None}) < 2  # a row for each method
     captions = {**CAPTIONS, **VARIED, **({"accuracy-epsilon": CAPTIONS["accuracy"]} if one else {})}
-    return [drawing(figure, captions[name]) for name, figure in made.items()]
+    return [shown(figure, captions[name]) for name, figure in made.items()]
 
 
-def drawn(table: Sequence[Line], view: View) -> dict[str, "Figure"]:
+def shown(figure: "Charts | Figure", caption: str) -> Part:
+    """Charts, or a heat map as it is."""
+    if isinstance(figure, tuple):
+        return interactive(figure, caption)
+    return picture(figure, caption, "Accuracy of each pair of values", "The table above has the numbers.")
+
+
+def drawn(table: Sequence[Line], view: View) -> "dict[str, Charts | Figure]":
     """All figures by file name: of varied settings first."""
     return varied_figures(table) | figures(table, view)
 

@@ -1,38 +1,27 @@
-"""The figures of a comparison: accuracy against epsilon and against bytes, learning curves."""
+"""The charts of a comparison: accuracy against epsilon and against bytes, the Pareto front, and learning curves."""
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from simulations.compare.bytes_axis import PLAIN, Panel, View, marked, panels
 from simulations.compare.lines import Line, measured, order
-from simulations.report.figure import (
-    GUESSING,
-    canonical,
-    legend_outside,
-    log_bytes,
-    looks,
-    name_ticks,
-    new_figure,
-    panel_grid,
-    use_style,
-    whole_numbers,
-    wrap,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
+from simulations.report.colours import GREY
+from simulations.report.looks import canonical, looks
 
 NEAR = 0.1
 """The line of guessing is drawn if it is at most this far below what the means already span, in accuracy."""
 CURVES = 10
 """So many learning curves, at most, are drawn of settings that are varied."""
 DASHES = ("-", "--", ":", "-.")
+FRONT = "Pareto front"
+Charts = tuple[Chart, ...]
 
 
-def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, "Figure"]:
+def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, Charts]:
     """The figures of a comparison by file name; none if no run is done."""
     finished = in_legend_order(line for line in table if line.done)
     if not finished:
@@ -66,71 +55,99 @@ def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
 Looks = Mapping[str, tuple[str, str, str]]
 
 
-@use_style
-def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> "Figure":
+def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> Charts:
     """Mean accuracy ± standard deviation at each epsilon; with one epsilon only, a row for each method."""
     targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
     return _curves_over_epsilon(table, looks, targets) if len(targets) > 1 else _dots(table, looks)
 
 
-def _curves_over_epsilon(table: Sequence[Line], looks: Looks, targets: Sequence[float]) -> "Figure":
-    figure = new_figure(7.2, 4.0)
-    axes = figure.subplots()
+def _curves_over_epsilon(table: Sequence[Line], looks: Looks, targets: Sequence[float]) -> Charts:
     families: dict[str, list[tuple[float, Line]]] = {}
     for line in table:
         if line.epsilon_target is not None:
             families.setdefault(line.name, []).append((line.epsilon_target, line))
+    series = []
     for position, (name, points) in enumerate(families.items()):
         shift = 1 + 0.015 * (position - (len(families) - 1) / 2)  # so that error bars do not cover each other
-        draw_marks(axes, [shift * target for target, _ in points], [line for _, line in points], looks[name])
-    draw_levels(axes, [line for line in table if line.epsilon_target is None], looks)
-    axes.set_xscale("log")
-    name_ticks(axes.xaxis, targets, [f"{target:g}" for target in targets])
+        series.append(marks([shift * target for target, _ in points], [line for _, line in points], looks[name]))
+    series += levels((line for line in table if line.epsilon_target is None), looks)
     of = "each client's examples" if all(line.unit == "example" for line in table) else "an example, or of a client"
-    axes.set(xlabel=f"epsilon of {of} (target, logarithmic)", ylabel=measured(table))
-    draw_chance(axes, table)
-    legend_outside(figure, [axes], order=_names(table))
-    return figure
+    ticks = spaced([(target, f"{target:g}") for target in targets], log=True)
+    x = Axis(label=f"epsilon of {of} (target, logarithmic)", log=True, ticks=ticks)
+    return (_accuracy("Accuracy at each epsilon", x, [*series, *chance(table)], table),)
 
 
-def _dots(table: Sequence[Line], looks: Looks) -> "Figure":
+def _accuracy(title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 420) -> Chart:
+    y = Axis(label=measured(table), unit=unit_of(table))
+    return Chart(title=title, x=x, y=y, series=tuple(series), height=height)
+
+
+def unit_of(table: Iterable[Line]) -> Any:
+    """Of the scores of these lines."""
+    return "" if any(line.by_loss for line in table) else "%"
+
+
+def _dots(table: Sequence[Line], looks: Looks) -> Charts:
     ordered = sorted(table, key=order, reverse=True)
-    figure = new_figure(7.2, 1.0 + 0.28 * len(ordered))
-    axes = figure.subplots()
+    series = []
     for y, line in enumerate(ordered):
         (mean,), (sd,) = heights([line])
         colour, marker, _ = looks[line.name]
-        axes.errorbar([mean], [y], xerr=[sd], color=colour, marker=marker, capsize=2, linestyle="none")
-    axes.set_yticks(range(len(ordered)), [wrap(marked(line)) for line in ordered])
+        series.append(
+            Series(
+                x=(mean,), y=(y,), left=(mean - sd,), right=(mean + sd,), colour=colour, marker=marker, line=False,
+                filled=line.private is not False,
+            )
+        )  # fmt: skip
     epsilon = next((f", epsilon {line.epsilon_target:g}" for line in table if line.epsilon_target is not None), "")
-    axes.set(ylim=(-0.6, len(ordered) - 0.4), xlabel=f"{measured(table)}{epsilon}")
-    draw_chance(axes, table, vertical=True)
-    return figure
+    names = tuple((float(y), marked(line)) for y, line in enumerate(ordered))
+    x = Axis(label=f"{measured(table)}{epsilon}", unit=unit_of(table))
+    y = Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4)
+    levels = chance(table, upright=True)
+    return (Chart(title="Accuracy", x=x, y=y, series=(*series, *levels), height=90 + 34 * len(ordered)),)
 
 
-@use_style
-def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> "Figure":
-    """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic."""
-    figure = new_figure(7.2, 4.0)
-    axes = figure.subplots()
+def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> Charts:
+    """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic, and the Pareto front."""
+    series = []
     targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
-    for line, place in zip(table, _move_apart([line.total_uplink or 0.0 for line in table]), strict=True):
-        if not place:
-            continue
-        colour, marker, _ = looks[line.name]
-        last = line.epsilon_target is None or line.epsilon_target == targets[-1]
-        label = wrap(marked(line)) if last else None
-        draw_marks(axes, [place], [line], (colour, marker, "none"), filled=last, label=label)
-        if len(targets) > 1 and line.epsilon_target is not None:
-            axes.annotate(
-                f"{line.epsilon_target:g}", (place, heights([line])[0][0]), textcoords="offset points",
-                xytext=(5, 3 if last else -8), fontsize=6.5, color=colour,
-            )  # fmt: skip
-    log_bytes(axes)
-    axes.set(xlabel="bytes sent, all clients, whole run (logarithmic)", ylabel=measured(table))
-    draw_chance(axes, table)
-    legend_outside(figure, [axes], order=_names(table))
-    return figure
+    places = _move_apart([line.total_uplink or 0.0 for line in table])
+    for line, place in zip(table, places, strict=True):
+        if place:
+            last = line.epsilon_target is None or line.epsilon_target == targets[-1]
+            series.append(_mark(line, place, looks[line.name][:2], filled=last, named=last))
+    sent = [(place, line) for line, place in zip(table, places, strict=True) if place]
+    x = Axis(label="bytes sent, all clients, whole run (logarithmic)", unit="bytes", log=True)
+    return (_accuracy("Accuracy for bytes", x, [*fronts(sent), *series, *chance(table)], table),)
+
+
+def _mark(line: Line, place: float, look: tuple[str, str], *, filled: bool, named: bool = True) -> Series:
+    """One line as a mark whose words name it."""
+    at = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
+    plain = marks([place], [line], (*look, "-"), filled=filled)
+    return replace(plain, line=False, name=plain.name if named else "", words=(f"{marked(line)}{at}",))
+
+
+def fronts(sent: Sequence[tuple[float, Line]]) -> list[Series]:
+    """The lines that no other line beats in accuracy and in bytes, of each epsilon target; none of fewer than three."""
+    found = []
+    for target in dict.fromkeys(line.epsilon_target for _, line in sent if line.private):
+        own = [(place, line) for place, line in sent if line.private and line.epsilon_target == target]
+        best = pareto([(place, line.scale * (line.mean or 0.0)) for place, line in own], least=own[0][1].by_loss)
+        if len(own) > 2 and len(best) > 1:
+            x, y = zip(*best, strict=True)
+            words = tuple("" if target is None else f"epsilon {target:g}" for _ in x)
+            found.append(Series(name=FRONT, x=x, y=y, colour=GREY, dashes="--", words=words))
+    return found
+
+
+def pareto(points: Sequence[tuple[float, float]], *, least: bool = False) -> list[tuple[float, float]]:
+    """(cost, score) of the points that no other point beats: cheaper ones all have a worse score."""
+    best: list[tuple[float, float]] = []
+    for cost, score in sorted(points, key=lambda one: (one[0], one[1] if least else -one[1])):
+        if not best or (score < best[-1][1] if least else score > best[-1][1]):
+            best.append((cost, score))
+    return best
 
 
 def _move_apart(places: Sequence[float]) -> list[float]:
@@ -142,69 +159,51 @@ def _move_apart(places: Sequence[float]) -> list[float]:
     return found
 
 
-@use_style
-def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
+def accuracy_by_total_bytes(panels: Sequence[Panel]) -> Charts:
     """Mean accuracy ± standard deviation over seeds against payload bytes of a whole run, logarithmic.
 
-    Filled marks are private, hollow ones are not. Each row of panels has one epsilon.
+    Filled marks are private, hollow ones are not. Each epsilon has two charts: bytes sent, and both ways.
     """
     shapes = looks([(line.method, line.name) for panel in panels for line in panel.lines])
-    figure = new_figure(8.6, 0.9 + 2.7 * len(panels))
-    grid = figure.subplots(len(panels), 2, squeeze=False, sharey="row", sharex="col")
-    for row, panel in zip(grid, panels, strict=True):
-        for axes, sent in zip(row, ("sent", "sent and received"), strict=True):
+    charts = []
+    for panel in panels:
+        for ways in ("sent", "sent and received"):
+            series, sent = [], []
             for line in panel.lines:
-                place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if sent != "sent" else 0.0)
-                draw_marks(axes, [place], [line], (*shapes[line.name], "none"), filled=bool(line.private),
-                           capsize=2.5, markersize=6)  # fmt: skip
-            _scale_bytes(axes)
-            axes.set_title(panel.title, fontsize=9, loc="left")
-            axes.set_xlabel(f"bytes {sent}, all clients, whole run")
-            axes.tick_params(labelbottom=True, labelleft=True)
-        row[0].set_ylabel(measured(panel.lines))
-    every = in_legend_order({line.name: line for panel in panels for line in panel.lines}.values())
-    legend_outside(figure, (row[0] for row in grid), order=_names(every))
-    return figure
+                place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if ways != "sent" else 0.0)
+                series.append(_mark(line, place, shapes[line.name], filled=bool(line.private)))
+                sent.append((place, line))
+            x = Axis(label=f"bytes {ways}, all clients, whole run", unit="bytes", log=True)
+            charts.append(_accuracy(panel.title, x, [*fronts(sent), *series], panel.lines, 340))
+    return tuple(charts)
 
 
-def _scale_bytes(axes: Any) -> None:
-    low, high = axes.dataLim.intervalx
-    log_bytes(axes, (1,) if high / low > 100 else (1, 3) if high / low > 10 else (1, 2, 5))
-    axes.set_xlim(low / 1.4, high * 1.4)
-
-
-@use_style
-def learning_curves(table: Sequence[Line], looks: Looks) -> "Figure":
-    """Accuracy after each round: mean over seeds, band from the worst to the best seed; a panel for each epsilon.
+def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
+    """Accuracy after each round: mean over seeds, band from the worst to the best seed; a chart for each epsilon.
 
     Where every run has a simulated clock, the rounds are at their mean simulated time.
     """
     timed = all(row.simulated is not None for line in table for run in line.done for row in run.rows)
     targets = sorted({line.epsilon_target for line in table}, key=lambda target: target or math.inf)
-    size = (2.7 if len(targets) > 1 else 5.0, 2.7)
-    figure, panels = panel_grid(len(targets), 3, size, (2.2, 0.5), sharey=True, sharex=True)
-    for panel, target in zip(panels, targets, strict=True):
-        for line in table:
-            if line.epsilon_target == target:
-                _learning_curve(panel, line, looks[line.name], timed=timed)
+    charts = []
+    for target in targets:
+        own = [one for line in table if line.epsilon_target == target for one in _curve(line, looks, timed=timed)]
         at = "no epsilon target" if target is None else f"epsilon {target:g}"
-        panel.set_title(f"{measured(table)}; {at}", fontsize=9, loc="left")
-        panel.tick_params(labelbottom=True, labelleft=True)
-        panel.set_xlabel("simulated seconds" if timed else "round")
-        if not timed:
-            whole_numbers(panel.xaxis)
-    legend_outside(figure, panels, order=_names(table))
-    return figure
+        x = Axis(label="simulated seconds" if timed else "round", whole=not timed)
+        y = Axis(unit=unit_of(table))
+        charts.append(Chart(title=f"{measured(table)}; {at}", x=x, y=y, series=tuple(own), height=320))
+    return tuple(charts)
 
 
-def _learning_curve(panel: "Axes", line: Line, look: tuple[str, str, str], *, timed: bool) -> None:
-    colour, marker, dashes = look
+def _curve(line: Line, looks: Looks, *, timed: bool) -> list[Series]:
+    colour, marker, dashes = looks[line.name]
     rounds, mean, low, high = curve(line)
     places = clock_times(line, rounds) if timed else rounds
     mark = marker if len(rounds) == 1 else ""
-    panel.plot(places, mean, color=colour, marker=mark, linestyle=dashes, label=wrap(line.name))
+    found = [Series(name=line.name, x=places, y=mean, colour=colour, marker=mark, dashes=dashes)]
     if len(line.done) > 1:
-        panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        found.append(Series(name=line.name, x=places, y=mean, low=low, high=high, kind="band", colour=colour))
+    return found
 
 
 def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]:
@@ -228,37 +227,28 @@ def heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
     return [line.scale * (line.mean or 0.0) for line in own], [line.scale * (line.sd or 0.0) for line in own]
 
 
-def draw_marks(
-    axes: "Axes", places: Sequence[Any], own: Sequence[Line], look: tuple[str, str, str], *, filled: bool = True,
-    label: str | None = "", **more: Any,
-) -> None:  # fmt: skip
-    """Means ± standard deviations of lines at these places; ``label``: by default the name of the first line."""
+def marks(
+    places: Sequence[float], own: Sequence[Line], look: tuple[str, str, str], *, filled: bool = True, name: str = ""
+) -> Series:
+    """Means ± standard deviations of lines at these places; ``name``: by default that of the first line."""
     colour, marker, dashes = look
-    axes.errorbar(
-        places, *heights(own), color=colour, marker=marker, linestyle=dashes,
-        markerfacecolor=colour if filled else "white", label=wrap(marked(own[0])) if label == "" else label,
-        **{"capsize": 2, **more},
+    means, sds = heights(own)
+    return Series(
+        name=name or marked(own[0]), x=tuple(places), y=tuple(means), colour=colour, marker=marker, dashes=dashes,
+        low=tuple(mean - sd for mean, sd in zip(means, sds, strict=True)), filled=filled,
+        high=tuple(mean + sd for mean, sd in zip(means, sds, strict=True)),
     )  # fmt: skip
 
 
-def draw_levels(axes: "Axes", own: Iterable[Line], looks: Looks) -> None:
+def levels(own: Iterable[Line], looks: Looks) -> list[Series]:
     """A dashed line across at the mean of each line."""
-    for line in own:
-        if line.mean is not None:
-            axes.axhline(
-                line.scale * line.mean, color=looks[line.name][0], linestyle="--", linewidth=1, label=wrap(marked(line))
-            )
+    return [level(line.scale * line.mean, marked(line), looks[line.name][0]) for line in own if line.mean is not None]
 
 
-def _names(table: Sequence[Line]) -> list[str]:
-    """What a legend may call each line, in this order."""
-    return [name for line in table for name in (wrap(marked(line)), wrap(line.name))]
-
-
-def draw_chance(axes: "Axes", table: Sequence[Line], *, vertical: bool = False) -> None:
+def chance(table: Sequence[Line], *, upright: bool = False) -> list[Series]:
     """A dotted line at guessing, if all runs share it and it is near enough not to flatten everything else."""
-    levels = {line.chance.level for line in table if line.chance is not None}
+    known = {line.chance.level for line in table if line.chance is not None}
     means = [line.mean for line in table if line.mean is not None]
-    if len(levels) == 1 and min(means) - max(levels) < NEAR + max(means) - min(means):
-        mark = axes.axvline if vertical else axes.axhline
-        mark(100 * levels.pop(), label=None if vertical else "guessing", **GUESSING)
+    if len(known) == 1 and min(means) - max(known) < NEAR + max(means) - min(means):
+        return [guessing(100 * known.pop(), upright=upright)]
+    return []

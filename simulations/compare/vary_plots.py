@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.lines import Line, is_number, measured, score_words, value_words
-from simulations.compare.plots import draw_chance, draw_marks, heights, in_legend_order, looks_of
+from simulations.compare.plots import chance, heights, in_legend_order, looks_of, marks, unit_of
+from simulations.report.chart import Axis, Chart, level, spaced
 from simulations.report.colours import RED, contrast
-from simulations.report.figure import legend_outside, name_ticks, new_figure, panel_grid, use_style, wrap
+from simulations.report.figure import panel_grid, use_style
 from simulations.report.words import NOT_PRIVATE, epsilon_words
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def varied_names(table: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(name for varied in (longest, *(line.varied for line in table)) for name in varied))
 
 
-def varied_figures(table: Sequence[Line]) -> dict[str, "Figure"]:
+def varied_figures(table: Sequence[Line]) -> "dict[str, tuple[Chart, ...] | Figure]":
     """By file name: curves for one varied setting, heat maps for two; none if nothing is varied, or no run is done."""
     names, done = varied_names(table), [line for line in table if line.mean is not None]
     if not names or not done:
@@ -52,32 +53,29 @@ def varied_figures(table: Sequence[Line]) -> dict[str, "Figure"]:
     return {"accuracy-heat": heat_maps(panels, names)} if panels else {}
 
 
-@use_style
-def curves(done: Sequence[Line], name: str) -> "Figure":
+def curves(done: Sequence[Line], name: str) -> tuple[Chart, ...]:
     """Mean accuracy ± standard deviation against the values of one setting."""
-    figure = new_figure(7.2, 4.0)
-    axes = figure.subplots()
     values = values_of(done, name)
     numbers = all(map(is_number, values))
     families: dict[Place, list[Line]] = {}
     for line in in_legend_order(done):
         families.setdefault(_family(line, [name]), []).append(line)
     looks = looks_of([own[0] for own in families.values()])
+    series = []
     for own in families.values():
-        look, label = looks[own[0].name], wrap(_family_name(own[0], [name]))
+        look, label = looks[own[0].name], _family_name(own[0], [name])
         if name not in own[0].varied:
-            axes.axhline(heights(own)[0][0], color=look[0], linestyle="--", linewidth=1, label=label)
+            series.append(level(heights(own)[0][0], label, look[0]))
             continue
         own = sorted(own, key=lambda line: values.index(line.varied[name]))
         x = [line.varied[name] if numbers else values.index(line.varied[name]) for line in own]
-        draw_marks(axes, x, own, look, label=label)
-    if numbers and values[0] > 0 and values[-1] / values[0] >= WIDE:
-        axes.set_xscale("log")
-    name_ticks(axes.xaxis, values if numbers else range(len(values)), _ticks(done, name, values))
-    axes.set(xlabel=name, ylabel=measured(done))
-    draw_chance(axes, done)
-    legend_outside(figure, [axes])
-    return figure
+        series.append(marks(x, own, look, name=label))
+    log = bool(numbers and values[0] > 0 and values[-1] / values[0] >= WIDE)
+    places = values if numbers else range(len(values))
+    ticks = spaced(list(zip(map(float, places), _ticks(done, name, values), strict=True)), log=log)
+    x_axis = Axis(label=name, log=log, ticks=ticks)
+    y = Axis(label=measured(done), unit=unit_of(done))
+    return (Chart(title=f"Accuracy over {name}", x=x_axis, y=y, series=(*series, *chance(done)), height=420),)
 
 
 def heat_panels(table: Sequence[Line], names: Sequence[str]) -> list[list[Line]]:

@@ -12,7 +12,7 @@ from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.retrain import diagnosis
 from simulations.inspection.subject import Subject
 from simulations.inspection.tables import MEANING, masked_tables, rows_of, share_table, summary_table
-from simulations.report.figure import drawing, photo, png
+from simulations.report.figure import interactive, photo, plot, png
 from simulations.report.page import (
     Code,
     Drawing,
@@ -24,9 +24,9 @@ from simulations.report.page import (
     download,
     facts_of,
     json_text,
-    render,
     sections,
 )
+from simulations.report.render import render
 from simulations.report.table import csv_of
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
@@ -69,8 +69,6 @@ CAPTIONS = {
 }
 MASKED = ("sparsified-ratios", "deviations", "mask-counts")
 """Figures of random masks."""
-MAPS = "intensity-"
-"""Names of figures of many pixels."""
 DATA = {
     "layers.csv": "a row for each layer: shape and stable rank",
     "residuals.csv": "what carriers of each rank lose, by layer",
@@ -109,8 +107,11 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
-    images = {name: png(figure) for name, figure in made.items()}
-    pictures = [(photo if name.startswith(MAPS) else drawing)(f, _caption(name)) for name, f in made.items()]
+    images = {name: png(plot(one) if isinstance(one, tuple) else one) for name, one in made.items()}
+    pictures = [
+        interactive(one, _caption(name)) if isinstance(one, tuple) else photo(one, _caption(name))
+        for name, one in made.items()
+    ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
     files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": csv_of(rows).encode() for name, rows in rows_of(found).items()}

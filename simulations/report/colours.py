@@ -13,6 +13,7 @@ TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
         "link": ("#0a5aa8", "#7db7f5"),
         "alarm": ("#b00020", "#ff8a93"),
         "warn": ("#8a3b00", "#f0a868"),
+        "good": ("#0b5c2e", "#6fcf97"),
     }
 )
 """Colours of words, light and dark: 4.5 to 1 against each ground."""
@@ -21,6 +22,8 @@ GROUND: Mapping[str, tuple[str, str]] = MappingProxyType(
         "paper": ("#ffffff", "#15181c"),
         "panel": ("#f4f5f7", "#1f242a"),
         "alert": ("#fdf1f2", "#331a1e"),
+        "fine": ("#eaf6ee", "#13301f"),
+        "limit": ("#fdf3e4", "#33260f"),
     }
 )
 """Colours that words are on."""

@@ -7,68 +7,54 @@ same again. Figures are drawn without pyplot: no window, no global state.
 import base64
 import functools
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from simulations.report.colours import (
-    AXIS,
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    GRID,
-    ORANGE,
-    RED,
-    SKY,
-    WHITE,
-    WORDS,
+from simulations.report.chart import (
+    GUESSING,
+    Chart,
+    Series,
+    chart_data,
+    describe,
+    is_number,
+    keys,
+    share_names,
 )
-from simulations.report.page import Drawing, Picture
-from simulations.report.svg import LAST, complete_axes, mark_axes
-from simulations.report.svg import drawing as from_svg
+from simulations.report.chart import Axis as AxisOf
+from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
+from simulations.report.page import Drawing, Panel, Picture, script_json
+from simulations.report.svg import part_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
-Look = tuple[str, str]
-"""Colour and marker."""
-Place = Literal["outside right upper", "outside upper left"]
 
-GUESSING: Any = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
-"""How a line at the accuracy or rate of guessing looks."""
 PIXELS = 96
 """CSS pixels of an inch."""
-SINGLE, LOWEST, WIDE = 5.6, 1.2, 9.0
-"""Inches of a figure whose panels are as wide as the text of a page, so that a phone can show it; wider ones stay."""
-PANEL = 3.8
-"""Inches of each of several panels, at most."""
+PANEL, WIDE, STILL = 4.2, 7.2, 5.6
+"""Inches of a chart next to another one, alone, and alone on a page that a phone can show."""
+COLUMN = 3.3
+"""Inches of a column of a paper with two."""
+ENTRY = 1.9
+"""Inches of an entry of a legend."""
 DENSE, QUALITY = 98, 60
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
-LOOKS: Mapping[str, Look] = {
-    "lsg": (RED, "o"), "lsg-lora": ("#882255", "D"), "lsg-probe": ("#e0651f", "D"), "rgp": (BLUE, "o"),
-    "rgp-random": (SKY, "s"), "rgp-probe": ("#4b5fd0", "D"), "probe": ("#008f80", "*"), "dp-kfc": ("#661100", "X"),
-    "lora": ("#b8609a", "s"), "ffa-lora": ("#aa4499", "v"), "fed-svd": ("#a2557f", "^"),
-    "fed-sb": ("#7a3f9d", "p"), "bitfit": ("#8c8c2c", "P"), "rs": (ORANGE, "o"),
-    "sparse-dpsgd": (GREEN, "s"), "dp-ssgd": ("#349584", "D"), "dp-powersgd": ("#332288", "^"),
-    "gep": ("#1f6f8b", "h"), "dp-tl": ("#6b5b3e", "8"),
-    "dpsgd": (BLACK, "o"), "linear-probe": ("#5a5a5a", "*"), "topk": ("#8c6d4f", "<"), "powersgd": ("#5a8dc8", "^"),
-    "sgd": ("#949494", "X"),
-}  # fmt: skip
-"""Colour and marker of each method, in the order of every legend: fedlsg's own, the baselines, those without noise."""
-SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
-MARKERS = "osD^X*phd8"
-"""Markers of variants. SPARE gives none of them to a method."""
 STYLE: Any = {
     "font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
     "axes.edgecolor": AXIS, "axes.labelcolor": WORDS, "text.color": WORDS, "xtick.color": AXIS, "ytick.color": AXIS,
     "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.6, "axes.titlecolor": WORDS,
     "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5,
     "lines.markersize": 5, "savefig.facecolor": WHITE, "svg.fonttype": "none", "svg.hashsalt": "fedlsg",
+    "text.parse_math": False,
+}  # fmt: skip
+PAPER: Any = {
+    **STYLE, "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 7,
+    "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42, "svg.fonttype": "path",
 }  # fmt: skip
 
 
@@ -85,95 +71,175 @@ def use_style(draw: "Callable[P, Figure]") -> "Callable[P, Figure]":
     return draw_in_style
 
 
-def new_figure(width: float, height: float, *, arrange: bool = True) -> "Figure":
-    """An empty figure of this size in inches. ``arrange`` finds places in which nothing covers anything else."""
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of this size in inches, in which nothing covers anything else."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained" if arrange else None)
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def panel_grid(
-    count: int, columns: int, size: tuple[float, float], around: tuple[float, float] = (0.0, 0.0), **options: Any
-) -> "tuple[Figure, list[Axes]]":
-    """``count`` panels of ``size`` (inches), at most ``columns`` in a row, with room ``around`` all of them."""
+def panel_grid(count: int, columns: int, size: tuple[float, float], more: float = 0.0) -> "tuple[Figure, list[Axes]]":
+    """``count`` panels of ``size`` (inches), at most ``columns`` in a row, and ``more`` inches below for a legend."""
     across = max(1, min(columns, count))
     rows = -(-count // across)
-    figure = new_figure(around[0] + size[0] * across, around[1] + size[1] * rows)
-    panels = figure.subplots(rows, across, squeeze=False, **options).flatten().tolist()
+    figure = new_figure(size[0] * across, size[1] * rows + more)
+    panels = figure.subplots(rows, across, squeeze=False).flatten().tolist()
     for rest in panels[count:]:
         rest.set_visible(False)
     return figure, panels[:count]
 
 
-def log_bytes(axes: "Axes", subs: Sequence[float] = (1, 2, 5)) -> None:
-    """A logarithmic x axis of bytes."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=subs))
-    axes.xaxis.set_major_formatter(short_bytes)
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def name_ticks(axis: "Axis", places: Sequence[Any], names: Sequence[str]) -> None:
-    """Ticks at these places alone, with these names."""
-    axis.set_ticks(places, names)
-    axis.set_ticks([], minor=True)
-
-
-def legend_outside(
-    figure: "Figure", panels: Iterable["Axes"], place: Place = "outside right upper", columns: int = 1,
-    order: Sequence[str] = (),
-) -> None:  # fmt: skip
-    """One legend for all panels, next to them; equal labels once, in an ``order`` if it names them, guessing last."""
-    handles = {label: h for axes in panels for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    handles = dict(sorted(handles.items(), key=lambda item: (item[0] == LAST, _position(item[0], order))))
-    figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
+@use_style
+def plot(charts: Sequence[Chart], *, columns: int = 2, size: tuple[float, float] | None = None) -> "Figure":
+    """All charts as one figure of matplotlib: for notebooks, PNG and papers. ``size``: of a chart, in inches."""
+    shared = share_names(charts)
+    across = min(columns, len(charts))
+    size = size or (WIDE if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
+    legend = keys(charts) if shared else ()
+    entries = max(1, round(across * size[0] / ENTRY))
+    figure, panels = panel_grid(len(charts), columns, size, 0.22 * -(-len(legend) // entries))
+    for axes, chart in zip(panels, charts, strict=True):
+        draw_chart(axes, chart)
+        axes.set_title(chart.title, fontsize="medium", loc="left")
+        if not shared and len(own := _handles([axes])) > (not chart.series[0].name):
+            axes.legend(own.values(), own.keys())
+    if shared:
+        found = _handles(panels)
+        figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=entries)
+    return figure
 
 
-def _position(label: str, order: Sequence[str]) -> int:
-    return order.index(label) if label in order else len(order)
-
-
-def whole_numbers(*axes: "Axis", most: int | None = None) -> None:
-    """Ticks at whole numbers only, at most ``most`` of them."""
-    from matplotlib.ticker import MaxNLocator
-
-    for axis in axes:
-        axis.set_major_locator(MaxNLocator(nbins="auto" if most is None else most, integer=True))
-
-
-def drawing(figure: "Figure", caption: str, *, columns: int = 2) -> Drawing:
-    """A figure on a page: its panels as SVG, its legend and its caption as words of the page."""
+def paper(chart: Chart) -> "Figure":
+    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the file."""
     import matplotlib
 
-    shared, size = list(figure.legends), figure.get_size_inches()
-    own = [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
-    order = [text.get_text() for legend in shared for text in legend.get_texts()]
-    figure.legends.clear()
-    for legend in own:
-        legend.set_visible(False)
-    figure.set_size_inches(*_page_size(figure, columns))
-    complete_axes(figure)
-    mark_axes(figure)
-    file = _save(figure, format="svg", metadata={"Date": None}, facecolor="none")
-    with matplotlib.rc_context(STYLE):  # ticks depend on it: panels are measured as they were drawn
-        found = from_svg(file, figure, caption, columns=columns, order=order)
-    for legend in own:
-        legend.set_visible(True)
-    figure.legends.extend(shared)
-    figure.set_size_inches(*size)
-    return found
+    with matplotlib.rc_context(PAPER):
+        entries = -(-len(keys([chart])) // 2)
+        figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
+        draw_chart(axes, chart)
+        axes.set_ylabel(chart.y.label or chart.title)
+        if found := _handles([axes]):
+            figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
+    return figure
 
 
-def _page_size(figure: "Figure", columns: int) -> tuple[float, float]:
-    """Width and height at which the words of a panel are as large as those next to it."""
-    width, height = figure.get_size_inches()
-    if (len(figure.axes) == 1 or columns == 1) and SINGLE < width < WIDE:
-        return SINGLE, max(height * SINGLE / width, LOWEST) if height < width else height
-    place = figure.axes[0].get_subplotspec() if figure.axes else None
-    across = 1 if place is None else place.get_gridspec().ncols
-    return (min(width, PANEL * across) if across > 1 else width), height
+def save_paper(chart: Chart, kind: str) -> bytes:
+    """The figure of ``paper`` as pdf, svg or png (600 dots an inch), the same bytes each time."""
+    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
+    return _save(paper(chart), PAPER, format=kind, dpi=600, metadata=dated)
+
+
+def _handles(panels: "Iterable[Axes]") -> dict[str, Any]:
+    """Handles by label, each once, guessing last."""
+    found = {label: h for axes in panels for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    return dict(sorted(found.items(), key=lambda item: item[0] == GUESSING))
+
+
+def draw_chart(axes: "Axes", chart: Chart) -> None:
+    """The chart on axes of matplotlib."""
+    below: dict[float, float] = {}
+    for one in chart.series:
+        _draw(axes, one, below)
+    if chart.note and not any(is_number(y) for one in chart.series if one.kind == "line" for y in one.y):
+        axes.text(0.5, 0.4, chart.note, ha="center", transform=axes.transAxes, color=ALARM)
+    for name, axis in (("x", chart.x), ("y", chart.y)):
+        _scale(axes, name, axis)
+    if chart.y.down:
+        axes.invert_yaxis()
+
+
+def _draw(axes: "Axes", one: Series, below: dict[float, float]) -> None:
+    label = wrap(one.name) or None
+    if one.kind in ("level", "upright"):
+        mark, at = (axes.axhline, one.y[0]) if one.kind == "level" else (axes.axvline, one.x[0])
+        mark(at, color=one.colour, linestyle=one.dashes, linewidth=1.2, label=label)
+        return
+    points = [p for p in zip(*_padded(one), strict=True) if is_number(p[0]) and is_number(p[1])]
+    x, y, low, high, left, right = (list(part) for part in zip(*points, strict=True)) if points else ([],) * 6
+    if one.kind == "band":
+        axes.fill_between(x, low, high, color=one.colour, alpha=0.15, linewidth=0)
+    elif one.kind == "bar":
+        width = 0.96 * min((b - a for a, b in pairwise(sorted(set(x)))), default=1.0)
+        axes.bar(x, y, width, bottom=[below.get(place, 0.0) for place in x], color=one.colour, label=label)
+        below.update({place: below.get(place, 0.0) + height for place, height in zip(x, y, strict=True)})
+        axes.grid(visible=False, axis="x")
+    else:
+        reach = {
+            name: [[abs(at - a), abs(b - at)] for at, a, b in zip(place, *ends, strict=True)]
+            for name, place, ends in (("yerr", y, (low, high)), ("xerr", x, (left, right)))
+            if ends[0] and is_number(ends[0][0])
+        }
+        axes.errorbar(
+            x, y, color=one.colour, linestyle=one.dashes if one.line else "none", capsize=2, label=label,
+            marker=one.marker or ("o" if len(x) == 1 else ""), markerfacecolor=one.colour if one.filled else WHITE,
+            drawstyle="steps-post" if one.steps else "default",
+            **{name: [list(side) for side in zip(*ends, strict=True)] for name, ends in reach.items()},
+        )  # fmt: skip
+
+
+def _padded(one: Series) -> list[Sequence[float | None]]:
+    empty = (None,) * len(one.x)
+    return [one.x, one.y, one.low or empty, one.high or empty, one.left or empty, one.right or empty]
+
+
+def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+    own: Any = getattr(axes, f"{name}axis")
+    getattr(axes, f"set_{name}label")(axis.label)
+    if axis.log:
+        getattr(axes, f"set_{name}scale")("log")
+        low, high = sorted(own.get_view_interval())
+        subs = (1,) if high > 1000 * low else (1, 3) if high > 15 * low else (1, 2, 5)
+        own.set_major_locator(LogLocator(subs=subs))
+        own.set_minor_locator(NullLocator())
+        own.set_minor_formatter(NullFormatter())
+    elif not axis.ticks:
+        own.set_major_locator(MaxNLocator(nbins="auto", integer=axis.whole))
+    if axis.ticks:
+        own.set_ticks([at for at, _ in axis.ticks], [words for _, words in axis.ticks])
+        own.set_ticks([], minor=True)
+    else:
+        own.set_major_formatter({"bytes": short_bytes, "%": "{x:g}"}.get(axis.unit, "{x:g}"))
+    getattr(axes, f"set_{name}lim")(axis.low, axis.high)
+
+
+def interactive(charts: Sequence[Chart], caption: str, *, columns: int = 2) -> Drawing:
+    """Charts as a figure of a page: drawn by a script, with values under the pointer, and as SVG where there is none.
+
+    This and ``Chart`` are all that a page needs to show numbers; ``plot`` draws the same for notebooks and files.
+    """
+    shared = share_names(charts)
+    across = min(columns, len(charts))
+    panels = [
+        Panel(
+            svg=(drawn := still(chart, across))[0], size=drawn[1], title=chart.title, words=describe(chart),
+            legend=() if shared else keys([chart]),
+        )
+        for chart in charts
+    ]  # fmt: skip
+    return Drawing(
+        panels=tuple(panels), legend=keys(charts) if shared else (), caption=caption, columns=across,
+        data=script_json([chart_data(chart) for chart in charts]),
+    )  # fmt: skip
+
+
+def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
+    """The chart as the inside of an SVG, and its size in CSS pixels: as large as a phone can show it."""
+    import matplotlib
+
+    size = (STILL if across == 1 else PANEL, chart.height / PIXELS)
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = panel_grid(1, 1, size)
+        draw_chart(axes, chart)
+        return part_of(_save(figure, format="svg", metadata={"Date": None}, facecolor="none"), size)
+
+
+def picture(figure: "Figure", caption: str, title: str, words: str) -> Drawing:
+    """A figure of another kind as it is, in one panel."""
+    size = tuple(float(side) for side in figure.get_size_inches())
+    svg, pixels = part_of(_save(figure, format="svg", metadata={"Date": None}, facecolor="none"), (size[0], size[1]))
+    return Drawing(panels=(Panel(svg=svg, size=pixels, title=title, words=words),), caption=caption, columns=1)
 
 
 def photo(figure: "Figure", caption: str) -> Picture:
@@ -190,32 +256,13 @@ def png(figure: "Figure") -> bytes:
     return _save(figure, format="png", dpi=150)
 
 
-def _save(figure: "Figure", **options: Any) -> bytes:
+def _save(figure: "Figure", style: Any = None, **options: Any) -> bytes:
     import matplotlib
 
     file = BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(style or STYLE):
         figure.savefig(file, **options)
     return file.getvalue()
-
-
-def canonical(method: str) -> tuple[int, str]:
-    """The place of a method in every legend."""
-    known = list(LOOKS)
-    return (known.index(method) if method in LOOKS else len(known), method)
-
-
-def looks(names: Sequence[tuple[str, str]]) -> dict[str, Look]:
-    """Colour and marker by the name of a line, from (method, name): one colour a method, one marker a variant."""
-    strangers = sorted({method for method, _ in names} - LOOKS.keys())
-    seen: dict[str, int] = {}
-    found = {}
-    for method, name in sorted(set(names)):
-        colour, own = LOOKS.get(method) or SPARE[strangers.index(method) % len(SPARE)]
-        order = [own, *(marker for marker in MARKERS if marker != own)]
-        variant = seen[method] = seen.get(method, -1) + 1
-        found[name] = (colour, order[variant % len(order)])
-    return found
 
 
 def wrap(name: str) -> str:

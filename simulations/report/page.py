@@ -1,27 +1,22 @@
-"""What a page consists of, and the one builder of pages: texts, facts, tables, figures, token lists, code and files.
+"""What a page consists of: texts, facts, tiles, tables, figures, images, token lists, code and files.
 
-A page is a headline and titled sections. ``render`` makes one HTML file of it, readable on a screen, a phone and paper,
-light and dark; ``terminal.print_table`` shows its tables on a terminal in the same words.
+A page is a headline and titled sections. ``render.render`` makes one HTML file of it; ``terminal.print_table`` shows
+its tables on a terminal in the same words.
 """
 
-import base64
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
-from simulations.report.template import CSS, TEMPLATE
+from simulations.report.chart import Key
 
-SECTIONS = 3
-"""Titled sections from which on a page has a list of them at its top."""
-MANY = 7
-"""Columns from which on a table may be wider than the text."""
-KINDS = {".csv": "text/csv", ".json": "application/json", ".md": "text/markdown", ".toml": "application/toml"}
 TextKind = Literal["plain", "note", "warning", "verdict"]
 RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert"]
-Mark = Literal["", "moved", "wrong"]
+Mark = Literal["", "found", "moved", "wrong"]
+Badge = Literal["", "good", "bad", "limited"]
+"""How a word is coloured: it is good, it is bad, or it holds for some readers only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +54,15 @@ class Row:
     style: RowKind = ""
     group: str = ""
     colour: str = ""
+    values: tuple[float | None, ...] = ()
+    """Of the cells, by which a page sorts them; empty: by the words."""
+    best: frozenset[int] = frozenset()
+    """Positions of cells that are the best of their column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns of text. ``note`` explains them below the table.
+    """Columns of text, which a page sorts by any of them, and filters. ``note`` explains them below the table.
 
     left: positions of columns of words, which are aligned on the left and may be folded; numbers are on the right.
     optional: positions of columns that a narrow terminal leaves out, in this order; a page has them all.
@@ -101,25 +100,8 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
-    """One entry of a legend: a line with a marker, or a ``patch`` of colour.
-
-    colour: as CSS; empty for no line. dashes: of the line, as SVG has them. marker: path of its outline around (0, 0),
-    as SVG has it; ``filled``: or hollow.
-    """
-
-    name: str
-    colour: str
-    dashes: str = ""
-    line: bool = True
-    marker: str = ""
-    filled: bool = True
-    patch: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel of a figure: the SVG of ``size`` (width, height in CSS pixels), and in words what its lines show.
+    """One panel of a figure: the SVG of ``size`` (width, height in CSS pixels), and in words what it shows.
 
     legend: of this panel only.
     """
@@ -135,7 +117,7 @@ class Panel:
 class Drawing:
     """Panels with one caption and, if they share one, one legend: next to each other where there is room.
 
-    columns: panels in a row at most.
+    columns: panels in a row at most. data: of the panels, for the page's script, as ``script_json``; empty: pictures.
     """
 
     kind: ClassVar[str] = "drawing"
@@ -143,6 +125,54 @@ class Drawing:
     legend: tuple[Key, ...] = ()
     caption: str
     columns: int = 2
+    data: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One number that a reader looks for: its name, the number, and what it means below it."""
+
+    name: str
+    value: str
+    note: str = ""
+    style: Badge = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """The numbers that a page is about, next to each other and larger than the rest."""
+
+    kind: ClassVar[str] = "tiles"
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """One small image, as it is and as large as a page shows it, with the words below it."""
+
+    uri: str
+    words: str
+    style: Badge = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """Images in rows that belong together, each column under its name. ``side``: CSS pixels of an image."""
+
+    kind: ClassVar[str] = "gallery"
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Shot, ...], ...]
+    caption: str = ""
+    side: int = 180
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slides:
+    """Lists of parts, of which a slider over ``name`` chooses one; without scripts all of them are shown."""
+
+    kind: ClassVar[str] = "slides"
+    name: str
+    slides: tuple[tuple[str, tuple["Part", ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +236,7 @@ class Downloads:
     files: tuple[Download, ...]
 
 
-Part = Text | Facts | Table | Picture | TokenLines | Code | Drawing | Downloads
+Part = Text | Facts | Table | Picture | TokenLines | Code | Drawing | Downloads | Tiles | Gallery | Slides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,35 +258,18 @@ def sections(*given: tuple[str, Iterable[Part]] | Section) -> tuple[Section, ...
 class Page:
     """A whole page: what it is about, one line on what was measured, what nobody may overlook, and the sections.
 
-    kind: what made it. headline: the result in one sentence, from the results.
+    kind: what made it. headline: the result in one sentence, from the results. badge: a word that nobody may overlook,
+    and how it is coloured. advice: what a reader may do, which is no warning.
     """
 
     title: str
     lead: str
     kind: str = ""
     headline: str = ""
+    badge: tuple[str, Badge] = ("", "")
     warnings: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
     sections: tuple[Section, ...]
-
-
-def render(page: Page) -> str:
-    """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing.
-
-    Jinja escapes every value. Only the style sheet and the SVG of a panel, whose text matplotlib escaped, are inserted
-    as they are.
-    """
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(TEMPLATE).render(page=page, css=CSS, listed=SECTIONS, many=MANY, target=target)
-
-
-def target(file: Download) -> str:
-    """Where the link of a file leads: to the data in the page, or to the file next to it."""
-    if file.content is None:
-        return file.name
-    kind = KINDS.get(PurePath(file.name).suffix, "text/plain")
-    return f"data:{kind};base64,{base64.b64encode(file.content).decode()}"
 
 
 def json_text(value: Any, *, indent: int = 1, not_finite: Callable[[float], str | None] = lambda number: None) -> bytes:
@@ -271,3 +284,9 @@ def finite(value: Any, not_finite: Callable[[float], str | None] = lambda number
     if isinstance(value, list | tuple):
         return [finite(item, not_finite) for item in value]
     return not_finite(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def script_json(value: Any) -> str:
+    """JSON that stays data inside of a script element, whatever its strings hold."""
+    text = json.dumps(finite(value), separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -5,8 +5,9 @@ For simulations only: in a federation nobody sees these counts.
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -14,23 +15,24 @@ from rich.markup import escape
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
-from simulations.report.colours import BLACK, BLUE
-from simulations.report.figure import drawing, new_figure, png, use_style, whole_numbers
-from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, render, sections
+from simulations.report.chart import Axis, Chart, Series, level
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
+from simulations.report.figure import interactive, plot, png
+from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
+from simulations.report.render import render
 from simulations.report.terminal import fits, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.settings.settings import from_mapping, names_given
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-CELL = ("#010101", "#fefefe")
-"""Words on bright and on dark cells; they stay as they are on a dark page, as the cells do."""
+COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, "#aa4499", BLACK, "#8c8c2c", "#7a3f9d", GREY)
+"""Of classes; of more, the most frequent ones have a colour, and the others share the last one."""
+PLAIN = Axis()
+BARS = 100
+"""Bars at most: of more clients a bar is the mean over some that are alike."""
 WARNING = "For simulations only: in a federation nobody sees these counts, and they are as private as the examples are."
 CAPTION = (
-    "Top: how many examples each client holds; the dashed line is the mean. Below: what each client's examples are; a "
-    "bright cell says that much of what the client holds is of that class. Equal columns mean that all clients hold "
-    "the same mix."
+    "What each client holds: a bar for each client, or the mean of clients that are alike where they are many, and a "
+    "colour for each class. Equal bars mean that all clients hold the same mix."
 )
 ALL_SHOWN = 20
 """Clients up to which the table has a row for each; of more it has the ends and the quantiles."""
@@ -52,8 +54,9 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
         return
     directory = Path(out).expanduser()
     data = csv_of(balance)
-    drawn = figure(balance)
-    made = {"csv": data, "png": png(drawn), "html": page(balance, data, drawn).encode()}  # a page changes its figures
+    drawn = charts(balance)
+    image = png(plot(drawn, columns=1))
+    made = {"csv": data, "png": image, "html": page(balance, data, drawn).encode()}
     with writing_to(directory):
         for kind, content in made.items():  # counted from the clients' labels without noise
             write_atomically(directory / f"partition.{kind}", content, private=True)
@@ -64,8 +67,8 @@ STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"
 """How a page shows a line that the terminal shows so."""
 
 
-def page(balance: Balance, data: bytes, drawn: "Figure") -> str:
-    """partition.html; ``data`` are the bytes of partition.csv, ``drawn`` is its figure."""
+def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
+    """partition.html; ``data`` are the bytes of partition.csv, ``drawn`` are its charts."""
     counted = balance.counts.shape[1] <= ALL_SHOWN
     lines = tuple(Text(words=line, style=STYLES.get(style, "plain")) for line, style in conclusions(balance))
     return render(
@@ -77,7 +80,7 @@ def page(balance: Balance, data: bytes, drawn: "Figure") -> str:
             warnings=(WARNING,),
             sections=sections(
                 ("What follows", lines),
-                ("Clients and classes", [drawing(drawn, CAPTION, columns=1)]),
+                ("Clients and classes", [interactive(drawn, CAPTION, columns=1)]),
                 ("Every client", [table(balance, counted=counted)]),
                 data_section(download("partition.csv", data, "a row for each client")),
             ),
@@ -207,26 +210,41 @@ def csv_of(balance: Balance) -> bytes:
     return text.getvalue().encode()
 
 
-@use_style
-def figure(balance: Balance) -> "Figure":
-    """Sizes as bars over a map of the class mix of every client."""
+def charts(balance: Balance) -> tuple[Chart, ...]:
+    """The classes of every client as stacked bars; of many clients their shares, in groups, and the sizes."""
     clients, classes = balance.counts.shape
-    made = new_figure(min(12, max(7, 2.5 + 0.45 * clients)), 5.6)
-    upper, lower = made.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-    upper.bar(range(clients), balance.sizes, width=0.8, color=BLUE)
-    upper.axhline(balance.sizes.mean(), color=BLACK, linewidth=1, linestyle="--")
-    upper.grid(visible=False, axis="x")
-    upper.set_ylabel("examples $N_k$")
-    upper.set_title(balance.title, fontsize=9, loc="left")
-    upper.set_title("dashed line: mean", fontsize=8, loc="right")
-    shares = 100 * balance.shares.T
-    image = lower.imshow(shares, aspect="auto", origin="lower", cmap="viridis", vmin=0, interpolation="nearest")
-    lower.grid(visible=False)
-    if clients <= 12 and classes <= 12:
-        for (label, client), share in np.ndenumerate(shares):
-            colour = CELL[int(share < 0.6 * shares.max())]
-            lower.text(client, label, balance.counts[client, label], ha="center", va="center", color=colour, fontsize=8)
-    lower.set(xlabel="client", ylabel="class")
-    whole_numbers(lower.xaxis, lower.yaxis, most=20)
-    made.colorbar(image, ax=lower, label="share of the client's examples, %", pad=0.01)
-    return made
+    by_total = np.argsort(-balance.counts.sum(0), kind="stable")
+    own = np.sort(by_total[: len(COLOURS) - (classes > len(COLOURS))])
+    rest = [("other classes", np.setdiff1d(by_total, own))] if classes > len(COLOURS) else []
+    parts = [(f"class {label}", np.array([label])) for label in own] + rest
+    if clients <= BARS:
+        values, x = balance.counts, Axis(label="client", whole=True)
+        return (_stacked("examples of each client, by class", values, range(clients), x, parts),)
+    order = np.lexsort((-balance.shares.max(1), balance.shares.argmax(1)))
+    groups = np.array_split(order, BARS)
+    values = 100 * np.stack([balance.shares[group].mean(0) for group in groups])
+    places = [float(group) for group in np.cumsum([len(group) for group in groups]) - len(groups[0]) / 2]
+    x = Axis(label=f"clients in the order of their largest class, about {clients // BARS} a bar")
+    sizes = np.sort(balance.sizes)[::-1]
+    at = np.unique(np.linspace(0, clients - 1, 400).astype(int))
+    sized = Series(x=(at + 1).tolist(), y=sizes[at].tolist(), colour=BLUE)
+    mean = level(float(sizes.mean()), "mean", BLACK)
+    return (
+        _stacked("what the clients hold, % of their examples", values, places, x, parts, Axis(high=100.0, unit="%")),
+        Chart(
+            title="examples of each client", x=Axis(label="clients, the largest first"), y=Axis(low=0),
+            series=(sized, mean), height=240,
+        ),
+    )  # fmt: skip
+
+
+def _stacked(
+    title: str, values: np.ndarray, places: Sequence[float], x: Axis, parts: Sequence[tuple[str, np.ndarray]],
+    y: Axis = PLAIN,
+) -> Chart:  # fmt: skip
+    """A bar for each row of ``values``, stacked by parts of its columns."""
+    series = tuple(
+        Series(name=name, kind="bar", x=list(places), y=values[:, labels].sum(1).tolist(), colour=colour)
+        for (name, labels), colour in zip(parts, COLOURS, strict=False)
+    )
+    return Chart(title=title, x=x, y=y, series=series, height=380)

@@ -2,18 +2,17 @@
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import strategies
 from fedlsg.user_code import is_reference, shown
 from simulations import workloads
 from simulations.callbacks.named import shown_names
 from simulations.plan.noise import RHO_MEANING
-from simulations.report.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
+from simulations.report.course import course
 from simulations.report.facts import epsilon_section, made_section, row_warnings, settings_section, values_line
-from simulations.report.figure import GUESSING, drawing, new_figure, short_bytes, use_style, whole_numbers
+from simulations.report.figure import interactive
 from simulations.report.page import (
     Code,
     Facts,
@@ -25,20 +24,16 @@ from simulations.report.page import (
     download,
     facts_of,
     json_text,
-    render,
     sections,
 )
+from simulations.report.render import render
+from simulations.report.tiles import privacy_badge, run_tiles
 from simulations.report.words import duration, outcome, percent, privacy_line, run_headline
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
 from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
 from simulations.workloads.chance import beats_chance
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 log = logging.getLogger(__name__)
 
@@ -46,21 +41,8 @@ PLACES = frozenset({"run_dir", "data_dir", "data_root", "public_rows"})
 """Settings that name, or may name, folders of this machine."""
 NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availability")
 """Settings of which a page shows the name of a file, without its folder."""
-CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
-SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
-"""Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
-SHORT = (
-    "test",
-    "test accuracy",
-    "test accuracy so far",
-    "privacy",
-    "readers",
-    "uplink",
-    "rounds",
-    "time",
-    "simulated time",
-)
-"""Facts at the top of the page; the others are below the figure."""
+NOISE = frozenset({"noise", "readers", "features", "carriers"})
+"""Facts about the noise and what it is added to."""
 CAPTION = (
     "One point a round. Test accuracy: the share of test examples that the model classifies correctly; the dotted line "
     "is the accuracy of guessing. Epsilon: the privacy that is spent; it grows with every round, and smaller is more "
@@ -104,11 +86,13 @@ def run_page(result: Result) -> str:
             title=f"{settings['workload']} with {shown(result.method)}, seed {settings['seed']}",
             lead=f"Run directory {result.name}.",
             headline=run_headline(result),
+            badge=privacy_badge(result),
             warnings=tuple(_warnings(result)),
             sections=sections(
-                ("Key facts", [facts_of({k: v for k, v in facts.items() if k in SHORT})]),
+                ("", [tiles] if (tiles := run_tiles(result)) else []),
                 ("Round by round", _rounds(result)),
-                ("Noise, bytes and transfer", _more(result, {k: v for k, v in facts.items() if k not in SHORT})),
+                ("What the noise costs", _noise(result, {k: v for k, v in facts.items() if k in NOISE})),
+                ("In words", [facts_of({k: v for k, v in facts.items() if k not in NOISE})]),
                 ("Rejected payloads", _rejections(result)),
                 epsilon_section([result]),
                 made_section([result] if result.done else [], again),
@@ -127,11 +111,11 @@ def _rounds(result: Result) -> list[Part]:
     caption, last = LOSS_CAPTION if result.accuracy is None else CAPTION, result.rows[-1].simulated
     caption = caption if result.rows[-1].counted else caption.removesuffix(COUNTS)
     caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
-    return [drawing(course(result.rows, chance), caption)]
+    return [interactive(course(result.rows, chance), caption)]
 
 
-def _more(result: Result, facts: Mapping[str, str]) -> list[Part]:
-    """The facts that are not at the top, and what rho means."""
+def _noise(result: Result, facts: Mapping[str, str]) -> list[Part]:
+    """How much noise there is, who reads what it hides, and what rho means."""
     rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
     return [*([facts_of(facts)] if facts else []), *rho]
 
@@ -202,69 +186,3 @@ def _warnings(result: Result) -> list[str]:
     if result.done and result.reason:
         found.append(f"stopped early: {result.reason}")
     return found
-
-
-@use_style
-def course(rows: Sequence[Row], chance: float | None) -> "Figure":
-    """The rounds of one run in four panels, two where counts may not be seen; ``chance``: the accuracy of guessing."""
-    counted = all(row.counted for row in rows)
-    # Every run draws this, and finding places doubles its time.
-    figure = new_figure(7.2, 4.8 if counted else 2.5, arrange=False)
-    places = {"left": 0.09, "right": 0.985, "bottom": 0.095, "top": 0.95, "wspace": 0.22, "hspace": 0.3}
-    panels = figure.subplots(2 if counted else 1, 2, gridspec_kw=places, squeeze=False)
-    accuracy, epsilon = panels[0]
-    _tested(accuracy, rows, chance)
-    _epsilon(epsilon, rows)
-    if counted:
-        _bytes(panels[1][0], rows)
-        _clients(panels[1][1], rows)
-    for panel in panels.flat[1:]:
-        panel.legend()
-    for panel in panels.flat:
-        whole_numbers(panel.xaxis)
-        for curve in panel.lines:
-            if len(curve.get_xdata()) == 1:  # a line through one point is invisible
-                curve.set_marker("o")
-        if len(rows) == 1:
-            panel.set_xlim(rows[0].round - 1, rows[0].round + 1)
-    for panel in panels[-1]:
-        panel.set_xlabel("round")
-    return figure
-
-
-def _clients(panel: "Axes", rows: Sequence[Row]) -> None:
-    timed = SIMULATED if any(row.simulated for row in rows) else ()
-    for name, label, colour, dashes in (*CLIENTS, *timed):
-        counts = [len(str(row.columns.get(name, "")).split()) for row in rows]
-        panel.plot([row.round for row in rows], counts, color=colour, linestyle=dashes, label=label)
-    panel.set_ylim(bottom=-0.2)
-    panel.set_title("clients in each round", fontsize=9, loc="left")
-
-
-def _tested(panel: "Axes", rows: Sequence[Row], chance: float | None) -> None:
-    """Accuracy; the loss where targets are no classes."""
-    measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
-    losses = [] if measured else [(row.round, row.loss) for row in rows if row.loss is not None]
-    shown = measured or losses
-    panel.plot([r for r, _ in shown], [a for _, a in shown], color=BLUE)
-    panel.set_title("test loss" if losses else "test accuracy, %", fontsize=9, loc="left")
-    if chance is not None:
-        panel.axhline(100 * chance, **GUESSING)
-
-
-def _epsilon(panel: "Axes", rows: Sequence[Row]) -> None:
-    for name, label, colour, dashes in (("max", "largest client", RED, "-"), ("median", "median client", BLACK, "--")):
-        spent = [(row.round, getattr(row, f"epsilon_{name}")) for row in rows]
-        finite = [(r, e) for r, e in spent if e < float("inf")]
-        panel.plot([r for r, _ in finite], [e for _, e in finite], color=colour, linestyle=dashes, label=label)
-        if not finite and name == "max":
-            panel.text(0.5, 0.4, "no finite epsilon", ha="center", transform=panel.transAxes, color=ALARM)
-    panel.set_title("epsilon so far", fontsize=9, loc="left")
-
-
-def _bytes(panel: "Axes", rows: Sequence[Row]) -> None:
-    for name, colour, dashes in (("uplink", BLUE, "-"), ("downlink", ORANGE, "--")):
-        sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
-        panel.plot([row.round for row in rows], sums, color=colour, linestyle=dashes, label=name)
-    panel.yaxis.set_major_formatter(short_bytes)
-    panel.set_title("payload bytes so far, all clients", fontsize=9, loc="left")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from simulations.report.page import Row, RowKind, Table
 from simulations.rundir.results import as_csv
@@ -16,7 +16,8 @@ class Column:
     name: the heading, with the unit; empty: files have the column, and pages do not. value: of an item, for files.
     form: how people read the value, a format as ".2f" or a function; None and NaN are "--". key: the name in CSV, JSON
     and code; empty: not in files. words: of an item, in place of the value in its form. left: words, aligned on the
-    left, which may fold. optional: a narrow terminal leaves it out, 1 first.
+    left, which may fold. optional: a narrow terminal leaves it out, 1 first. best: which value of a group of rows a
+    page marks, the most or the least.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Column:
     words: Callable[[Any], str] | None = None
     left: bool = False
     optional: int = 0
+    best: Literal["", "most", "least"] = ""
 
     def shown(self, item: Any) -> str:
         """What people read of an item."""
@@ -57,12 +59,40 @@ def make_table(
     """A row for each item."""
     shown = [column for column in columns if column.name]
     optional = sorted((column.optional, place) for place, column in enumerate(shown) if column.optional)
+    items = list(items)
+    best = _best(shown, items, group)
     rows = (
-        Row(cells=tuple(column.shown(one) for column in shown), style=style(one), group=group(one), colour=colour(one))
-        for one in items
-    )
+        Row(
+            cells=tuple(column.shown(one) for column in shown), style=style(one), group=group(one), colour=colour(one),
+            values=tuple(_number(column, one) for column in shown), best=frozenset(best.get(at, ())),
+        )
+        for at, one in enumerate(items)
+    )  # fmt: skip
     return Table(
         columns=tuple(column.name for column in shown), rows=tuple(rows), title=title, note=note,
         left=tuple(place for place, column in enumerate(shown) if column.left or not place),
         optional=tuple(place for _, place in optional),
     )  # fmt: skip
+
+
+def _number(column: Column, item: Any) -> float | None:
+    """The value of an item, if it is a number."""
+    value = column.value(item)
+    known = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return float(value) if known else None
+
+
+def _best(columns: Sequence[Column], items: Sequence[Any], group: Callable[[Any], str]) -> dict[int, set[int]]:
+    """Positions of the columns in which an item is the best of its group, by item; none in a group of one."""
+    found: dict[int, set[int]] = {}
+    for place, column in ((place, column) for place, column in enumerate(columns) if column.best):
+        sign = 1 if column.best == "most" else -1
+        for name in dict.fromkeys(map(group, items)):
+            own = {
+                at: v for at, one in enumerate(items) if group(one) == name and (v := _number(column, one)) is not None
+            }
+            if len(own) > 1:
+                top = max(sign * value for value in own.values())
+                for at in (at for at, value in own.items() if sign * value == top):
+                    found.setdefault(at, set()).add(place)
+    return found

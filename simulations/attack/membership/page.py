@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,13 +10,12 @@ from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.owner_only import make_parents
 from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID
-from simulations.report.colours import BLACK, BLUE, ORANGE, SKY
-from simulations.report.figure import GUESSING, drawing, legend_outside, new_figure, use_style, wrap
-from simulations.report.page import Page, Text, data_section, download, facts_of, json_text, render, sections
+from simulations.report.chart import GUESSING, Axis, Chart, Series
+from simulations.report.colours import BLACK, BLUE, GREY, ORANGE, SKY
+from simulations.report.figure import interactive
+from simulations.report.page import Page, Text, data_section, download, facts_of, json_text, sections
+from simulations.report.render import render
 from simulations.rundir.files.atomic import write_atomically, writing_to
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": BLUE}
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."
@@ -48,7 +47,7 @@ def page(report: Report, lead: str, data: bytes) -> str:
             lead=lead,
             headline=verdict(report),
             sections=sections(
-                ("", [facts_of(facts(report)), drawing(curves(report), caption)]),
+                ("", [facts_of(facts(report)), interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),
                 ("What the attacker is granted", [facts_of(granted(report)), Text(words=limits, style="note")]),
                 data_section(download("membership.json", data, "all numbers of this page")),
@@ -57,31 +56,28 @@ def page(report: Report, lead: str, data: bytes) -> str:
     )
 
 
-@use_style
-def curves(report: Report) -> "Figure":
+def curves(report: Report) -> tuple[Chart, ...]:
     """The ROC curves, logarithmic on both axes."""
-    from matplotlib.ticker import FuncFormatter
-
-    figure = new_figure(7.2, 4.4)
-    axes = figure.subplots()
-    shown = np.isfinite(report.found[0].curve)
-    start = float(GRID[shown].min(initial=1.0))
+    start = float(GRID[np.isfinite(report.found[0].curve)].min(initial=1.0))
     rates = GRID[start <= GRID]
-    axes.plot(rates, rates, label="guessing", **GUESSING)
-    for one in report.found:
-        heights = np.where(one.curve > 0, one.curve, np.nan)
-        axes.plot(GRID, heights, color=COLOURS[one.attack], label=one.attack)
+    across = (100 * rates).tolist()
+    series = [
+        Series(
+            name=one.attack,
+            x=(100 * GRID).tolist(),
+            y=np.where(one.curve > 0, 100 * one.curve, np.nan).tolist(),
+            colour=COLOURS[one.attack],
+        )
+        for one in report.found
+    ]
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
-        axes.plot(rates, [limit.bound(float(x)) for x in rates], color=BLACK, linestyle=dashes, linewidth=1.2,
-                  label=wrap(limit.name))  # fmt: skip
-    axes.set(
-        xscale="log", xlim=(start, 1), xlabel="false positive rate: non-members called members",
-        yscale="log", ylim=(start, 1.3), ylabel="true positive rate: members found",
-    )  # fmt: skip
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    legend_outside(figure, [axes])
-    return figure
+        bound = [100 * limit.bound(float(rate)) for rate in rates]
+        series.append(Series(name=limit.name, x=across, y=bound, colour=BLACK, dashes=dashes))
+    series.append(Series(name=GUESSING, x=across, y=across, colour=GREY, dashes=":"))
+    axis = Axis(log=True, unit="%", low=100 * start)
+    x = replace(axis, label="false positive rate: non-members called members", high=100.0)
+    y = replace(axis, label="true positive rate: members found", high=130.0)
+    return (Chart(title="Members found", x=x, y=y, series=tuple(series), height=420),)
 
 
 def numbers(report: Report) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from simulations.report.page import (
     download,
     facts_of,
     json_text,
-    render,
 )
+from simulations.report.render import render
 from simulations.report.table import Column
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to

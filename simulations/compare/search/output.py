@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from simulations.compare.lines import measured, shown
 from simulations.compare.search.plots import figures
@@ -12,27 +12,16 @@ from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.space import tunable
 from simulations.compare.search.trials import Arm, Job, Trial, best_of
 from simulations.compare.table import unfinished
+from simulations.report.chart import Chart
 from simulations.report.facts import made_section
-from simulations.report.figure import drawing, looks, png
-from simulations.report.page import (
-    Code,
-    Page,
-    Table,
-    Text,
-    data_section,
-    download,
-    facts_of,
-    json_text,
-    render,
-    sections,
-)
+from simulations.report.figure import interactive, plot, png
+from simulations.report.looks import looks
+from simulations.report.page import Code, Page, Table, Text, data_section, download, facts_of, json_text, sections
+from simulations.report.render import render
 from simulations.report.table import Column, make_table, records
 from simulations.report.words import human_bytes
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import as_csv
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CAPTIONS = {
     "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; the line is the "
@@ -199,7 +188,7 @@ def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
     made = figures(found.job.arms, found.trials)
-    images = {name: png(figure) for name, figure in made.items()}  # a page changes its figures
+    images = {name: png(plot(charts)) for name, charts in made.items()}
     write_atomically(folder / "report.html", page(found, made).encode())
     for name, image in images.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
@@ -220,11 +209,11 @@ def headline(found: Found) -> str:
     return f"{'Best trials' if found.finished else 'Best trials so far'}: {'; '.join(words)}."
 
 
-def page(found: Found, made: "Mapping[str, Figure]") -> str:
+def page(found: Found, made: Mapping[str, Sequence[Chart]]) -> str:
     """The page of a search with its figures by name."""
     job = found.job
     done = [trial.result for trial in found.trials if trial.result.done]
-    drawn = [drawing(figure, CAPTIONS[name]) for name, figure in made.items()]
+    drawn = [interactive(charts, CAPTIONS[name]) for name, charts in made.items()]
     left = unfinished([trial.line for trial in found.trials])
     end = "Every method has its trials." if found.finished else "The search is not finished."
     space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in job.arms}

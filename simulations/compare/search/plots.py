@@ -1,99 +1,86 @@
-"""The figures of a search: the best accuracy so far after each trial, and the accuracy against each setting."""
+"""The charts of a search: the best accuracy so far after each trial, and the accuracy against each setting."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from simulations.compare.lines import is_number, measured
 from simulations.compare.search.space import Choices, Dimension
+from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.trials import Arm, Trial, best_of, score_of
-from simulations.report.figure import (
-    legend_outside,
-    looks,
-    name_ticks,
-    new_figure,
-    panel_grid,
-    use_style,
-    whole_numbers,
-)
+from simulations.report.chart import Axis, Chart, Series, spaced
+from simulations.report.looks import looks
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-COLUMNS = 3
-"""Panels next to each other."""
+Charts = tuple[Chart, ...]
 
 
-def figures(arms: Sequence[Arm], trials: Sequence[Trial]) -> dict[str, "Figure"]:
+def figures(arms: Sequence[Arm], trials: Sequence[Trial]) -> dict[str, Charts]:
     """By file name; none before a trial is done."""
     done = [trial for trial in trials if trial.line.mean is not None]
     return {"history": history(arms, done), "settings": by_setting(arms, done)} if done else {}
 
 
-@use_style
-def history(arms: Sequence[Arm], done: Sequence[Trial]) -> "Figure":
+def history(arms: Sequence[Arm], done: Sequence[Trial]) -> Charts:
     """A mark for each trial, and a line through the best one so far."""
-    figure = new_figure(7.2, 3.6)
-    axes = figure.subplots()
-    shapes = _shapes(arms)
+    shapes, series = _shapes(arms), []
     for arm in arms:
         own = [trial for trial in done if trial.arm.label == arm.label]
         if not own:
             continue
         colour, marker = shapes[arm.label]
         numbers = [trial.number + 1 for trial in own]
-        axes.plot(numbers, [_height(t) for t in own], marker, color=colour, markerfacecolor="white", alpha=0.8)
-        best = [max(own[: k + 1], key=score_of) for k in range(len(own))]
-        axes.plot(numbers, [_height(t) for t in best], color=colour, drawstyle="steps-post", label=arm.label)
-    axes.set(xlabel="trial", ylabel=_measured(done))
-    whole_numbers(axes.xaxis)
-    legend_outside(figure, [axes])
-    return figure
+        best = [_height(max(own[: k + 1], key=score_of)) for k in range(len(own))]
+        series.append(Series(name=arm.label, x=numbers, y=best, colour=colour, steps=True))
+        series.append(_marks(arm.label, numbers, own, (colour, marker), filled=False))
+    x = Axis(label="trial", whole=True)
+    return (Chart(title="The best so far", x=x, y=Axis(label=_measured(done)), series=tuple(series), height=360),)
 
 
-@use_style
-def by_setting(arms: Sequence[Arm], done: Sequence[Trial]) -> "Figure":
-    """A panel for each setting; filled: the best trial of a method."""
+def by_setting(arms: Sequence[Arm], done: Sequence[Trial]) -> Charts:
+    """A chart for each setting; filled: the best trial of a method."""
     dimensions = {one.name: one for arm in arms for one in arm.space}
-    figure, panels = panel_grid(len(dimensions), COLUMNS, (2.7, 2.8), (1.6, 0.0), sharey=True)
-    shapes = _shapes(arms)
-    for panel, dimension in zip(panels, dimensions.values(), strict=True):
-        for arm in arms:
-            own = [t for t in done if t.arm.label == arm.label and dimension.name in t.params]
-            if own:
-                _marks(panel, dimension.name, own, arm.label, shapes[arm.label])
-        _scale(panel, dimension)
-        panel.set_xlabel(dimension.name)
-    panels[0].set_ylabel(_measured(done))
-    legend_outside(figure, panels)
-    return figure
+    return tuple(_over(dimension, arms, done) for dimension in dimensions.values())
 
 
-def _marks(panel: "Axes", name: str, own: Sequence[Trial], label: str, look: tuple[str, str]) -> None:
-    colour, marker = look
-    best = best_of(list(own))
-    assert best is not None, "own trials are done"
-    x: Any = [_place(trial.params[name]) for trial in own]
-    panel.plot(x, [_height(t) for t in own], marker, color=colour, markerfacecolor="white", label=label)
-    panel.plot([_place(best.params[name])], [_height(best)], marker, color=colour, zorder=3)
+def _over(dimension: Dimension, arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
+    name, shapes, series = dimension.name, _shapes(arms), []
+    words = [value for value in dimension.values if not is_number(value)] if isinstance(dimension, Choices) else []
+    for arm in arms:
+        own = [t for t in done if t.arm.label == arm.label and name in t.params]
+        best = best_of(own)
+        for some, filled in ((own, False), ([] if best is None else [best], True)):
+            places = [_place(trial.params[name], dimension, words) for trial in some]
+            series.append(_marks(arm.label, places, some, shapes[arm.label], filled=filled))
+    return Chart(
+        title=name, x=_scale(dimension, words), y=Axis(label=_measured(done)), series=tuple(series), height=320
+    )
 
 
-def _scale(panel: "Axes", dimension: Dimension) -> None:
-    if isinstance(dimension, Choices):
-        positive = all(isinstance(value, int | float) and value > 0 for value in dimension.values)
-        if not positive or isinstance(dimension.values[0], bool):
-            return
-        panel.set_xscale("log")
-        name_ticks(panel.xaxis, dimension.values, [f"{value:g}" for value in dimension.values])
-    elif dimension.log:
-        panel.set_xscale("log")
-        panel.set_xlim(dimension.low / 1.1, dimension.high * 1.1)
-    elif dimension.whole:
-        whole_numbers(panel.xaxis)
+def _marks(name: str, places: Sequence[float], own: Sequence[Trial], look: tuple[str, str], *, filled: bool) -> Series:
+    """Trials as marks; their words are their settings."""
+    words = tuple(
+        f"trial {t.number + 1}: " + ", ".join(f"{key} {value_shown(value)}" for key, value in t.params.items())
+        for t in own
+    )
+    return Series(
+        name=name, x=places, y=[_height(trial) for trial in own], colour=look[0], marker=look[1], filled=filled,
+        line=False, words=words,
+    )  # fmt: skip
 
 
-def _place(value: Any) -> Any:
-    return value if is_number(value) else str(value)
+def _scale(dimension: Dimension, words: Sequence[object]) -> Axis:
+    if not isinstance(dimension, Choices):
+        if not dimension.log:
+            return Axis(label=dimension.name, whole=dimension.whole)
+        return Axis(label=dimension.name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1)
+    if words:
+        ticks = [(float(at), str(value)) for at, value in enumerate(dimension.values)]
+        return Axis(label=dimension.name, ticks=tuple(ticks))
+    log = all(value > 0 for value in dimension.values)
+    ticks = [(float(value), f"{value:g}") for value in sorted(dimension.values)]
+    return Axis(label=dimension.name, log=log, ticks=spaced(ticks, log=log))
+
+
+def _place(value: object, dimension: Dimension, words: Sequence[object]) -> float:
+    return float(dimension.values.index(value)) if words and isinstance(dimension, Choices) else float(value)  # type: ignore[arg-type]
 
 
 def _shapes(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:

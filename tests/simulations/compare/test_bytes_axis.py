@@ -13,7 +13,8 @@ from simulations.compare.command import print_panels
 from simulations.compare.lines import lines
 from simulations.compare.output import page
 from simulations.compare.plots import accuracy_by_total_bytes, figures
-from simulations.report.figure import looks, png
+from simulations.report.figure import png
+from simulations.report.looks import looks
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.results import Result
 from simulations.rundir.simulated import Simulated

@@ -6,8 +6,8 @@ import pytest
 
 from simulations.report import colours
 from simulations.report.colours import EDGES, GROUND, TEXT, WHITE, contrast
-from simulations.report.figure import LOOKS
-from simulations.report.template import CSS
+from simulations.report.looks import LOOKS
+from simulations.report.style import CSS
 
 FOR_WORDS, FOR_MARKS = 4.5, 3.0
 MARKS = {colour for colour, _ in LOOKS.values()} | {colours.SKY, colours.GREY, colours.ALARM, colours.BLUE}

@@ -1,14 +1,19 @@
 """One figure style: every figure is made and drawn by ``report.figure``."""
 
 import ast
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 import strategies
 from simulations.inspection.figures import PANELS, intensity
-from simulations.report.figure import LOOKS, drawing, legend_outside, new_figure, photo, use_style
+from simulations.report.chart import Axis, Chart, Series, describe, guessing, keys, level, spaced
+from simulations.report.figure import interactive, new_figure, photo, plot, save_paper
+from simulations.report.looks import LOOKS
 from tests.places import REPOSITORY
 
 OWNER = "simulations/report/figure.py"
@@ -42,40 +47,36 @@ def test_every_recipe_has_a_colour_of_its_own():
     assert "#000000" not in colours, "matplotlib leaves a black fill out"
 
 
-@use_style
-def two_panels():
-    """Two panels with one label in common."""
-    figure = new_figure(4.0, 2.0)
-    left, right = figure.subplots(1, 2)
-    left.plot([0, 1], label="both")
-    right.plot([0, 1], label="both")
-    right.plot([1, 0], label="right")
-    legend_outside(figure, [left, right])
-    return figure
+def two_charts() -> tuple[Chart, ...]:
+    """Two charts with one name in common."""
+    both = Series(name="both", x=(0, 1), y=(0, 1))
+    return (
+        Chart(title="left", series=(both,)),
+        Chart(title="right", series=(both, Series(name="right", x=(0, 1), y=(1, 0)))),
+    )
 
 
 def test_the_style_and_one_legend_for_all_panels():
-    figure = two_panels()
+    figure = plot(two_charts())
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["both", "right"]
     assert not figure.axes[0].spines["top"].get_visible()
     assert new_figure(1, 1).subplots().spines["top"].get_visible(), "without the decorator there is no style"
 
 
 def test_a_photo_has_the_size_of_its_figure():
-    found = photo(two_panels(), "A caption.")
+    found = photo(new_figure(4.0, 2.0), "A caption.")
     assert found.width == 4 * 96
     assert found.uri.startswith("data:image/webp;base64,")
 
 
-def test_a_page_of_six_photos_of_noise_is_below_a_megabyte():
+def test_a_page_of_six_photos_of_noise_is_small_enough_for_the_library():
     """The worst case of ``fedlsg inspect``: nothing in them can be compressed."""
     noise = torch.randn(400, 400, generator=torch.Generator().manual_seed(0))
-    assert PANELS * len(photo(intensity("layer", noise, noise**3), "A caption.").uri) < 800_000
+    assert PANELS * len(photo(intensity("layer", noise, noise**3), "A caption.").uri) < 600_000
 
 
-def test_a_drawing_has_a_panel_for_each_pair_of_axes_and_one_legend():
-    figure = two_panels()
-    found = drawing(figure, "A caption.")
+def test_a_figure_of_a_page_has_a_panel_for_each_chart_and_one_legend():
+    found = interactive(two_charts(), "A caption.")
     assert [key.name for key in found.legend] == ["both", "right"]
     assert len(found.panels) == 2
     for panel in found.panels:
@@ -83,96 +84,84 @@ def test_a_drawing_has_a_panel_for_each_pair_of_axes_and_one_legend():
         assert "both: from 0 at 0 to 1 at 1." in panel.words
         named = set(re.findall(r' id="([^"]*)"', panel.svg))
         assert set(re.findall(r'(?:url\(|href=")#([^")]+)', panel.svg)) <= named, "what a panel uses is in it"
-    assert figure.legends[0].get_visible(), "as it was, for a PNG"
+    first, second = json.loads(found.data)
+    assert [one["name"] for one in second["series"]] == ["both", "right"]
+    assert first["series"][0]["y"] == [0.0, 1.0]
 
 
-@use_style
-def planted(text):
-    """A figure with marks, a hollow one, and a text of a user."""
-    figure = new_figure(3.0, 2.0)
-    axes = figure.subplots()
-    axes.plot([0, 1], [1, 2], marker="o", color=LOOKS["lsg"][0], label=text)
-    axes.plot([0, 1], [2, 1], marker="s", color=LOOKS["rgp"][0], markerfacecolor="white", label="hollow")
-    axes.set_title(text, loc="left")
-    legend_outside(figure, [axes])
-    return figure
+def test_charts_without_a_name_in_common_have_legends_of_their_own():
+    left, right = two_charts()
+    found = interactive([left, replace(right, series=right.series[1:])], "A caption.")
+    assert found.legend == ()
+    assert [[key.name for key in panel.legend] for panel in found.panels] == [["both"], ["right"]]
 
 
-@use_style
-def bytes_of_a_run():
-    """Labels of the axis are long where ticks are close, and short where they are not."""
-    figure = new_figure(7.2, 4.8, arrange=False)
-    places = {"left": 0.09, "right": 0.985, "bottom": 0.095, "top": 0.95, "wspace": 0.22, "hspace": 0.3}
-    axes = figure.subplots(2, 2, gridspec_kw=places)[1, 0]
-    axes.plot([0, 30], [0, 2.89])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} MB")
-    return figure
-
-
-def test_the_words_of_a_panel_are_within_it():
-    """Ticks follow the style: measured in another one, panels were cut for other, shorter labels."""
-    panel = drawing(bytes_of_a_run(), "A caption.").panels[2]
-    assert "0.5 MB" in panel.svg
-    moved = float(re.search(r"translate\((\S+)", panel.svg)[1])
-    for x, words in re.findall(r'text-anchor: end[^>]* x="([\d.]+)"[^>]*>([^<]+)</text>', panel.svg):
-        assert float(x) + moved >= 9 * 0.6 * len(words), words
+def planted(text: str) -> Chart:
+    """A chart with marks, a hollow one, and a text of a user."""
+    marks = Series(name=text, x=(0, 1), y=(1, 2), marker="o", colour=LOOKS["lsg"][0], words=(text, text))
+    hollow = replace(marks, name="hollow", marker="s", filled=False)
+    return Chart(title=text, x=Axis(label=text), series=(marks, hollow))
 
 
 def test_text_stays_text():
-    found = drawing(planted("<script>x</script> & y"), "A caption.")
+    hostile = "</script><script>x</script> & $\\frac y"
+    found = interactive([planted(hostile)], "A caption.")
     svg = found.panels[0].svg
     assert "#d55e00" in svg
     assert "font-family" not in svg, "the page's"
     assert set(re.findall(r"font-size: [^;]*", svg)) <= {
         f"font-size: calc({n}px * var(--words, 1))" for n in (9, "10.8")
     }
-    assert "<script" not in svg
+    for text in (svg, found.data):
+        assert "<script" not in text
+        assert "</script" not in text
     assert "&lt;script&gt;" in svg
-    first, second = found.legend
+    assert json.loads(found.data)[0]["series"][0]["name"] == hostile
+    first, second = found.panels[0].legend
     assert (first.filled, second.filled) == (True, False)
     assert first.marker
-    assert (first.name, first.dashes, first.colour) == ("<script>x</script> & y", "", "#d55e00")
+    assert (first.name, first.dashes, first.colour) == (hostile, "", "#d55e00")
 
 
 def test_numbers_and_colours_in_words_stay_as_they_are():
     """What shortens paths and exchanges colours looks at no text."""
     label = "rate 0.0125, url(#d55e00), #d55e00 > 1"
-    svg = drawing(planted(label), "A caption.").panels[0].svg
+    svg = interactive([planted(label)], "A caption.").panels[0].svg
     assert "rate 0.0125, url(#d55e00), #d55e00 &gt; 1</text>" in svg
     assert not re.findall(r'd="[^"]*\d\.\d{3}', svg)
 
 
-@use_style
-def levels():
-    """A curve without a name, and a level across the panel."""
-    figure = new_figure(3.0, 2.0)
-    axes = figure.subplots()
-    axes.plot([1, 2, 6], [8.9, 20, 64.4])
-    axes.axhline(10.3)
-    axes.set_title("test accuracy, %", loc="left")
-    return figure
-
-
 def test_a_curve_is_described_by_its_ends_and_a_level_by_its_height():
-    (panel,) = drawing(levels(), "A caption.").panels
-    assert panel.title == "test accuracy, %"
-    assert panel.words == "Up: test accuracy, %. from 8.9 at 1 to 64.4 at 6. a line across: 10.3."
+    curve = Series(x=(1, 2, 6), y=(8.9, None, 64.4))
+    chart = Chart(title="test accuracy, %", series=(curve, level(10.3, "", "#000000")))
+    assert describe(chart) == "Up: test accuracy, %. from 8.9 at 1 to 64.4 at 6. a line: 10.3."
 
 
-def test_words_across_are_said_as_they_are():
+def test_named_places_are_said_by_their_names():
     """As of ``fedlsg compare --vary schedule=constant,cosine``."""
-    figure = new_figure(3.0, 2.0)
-    figure.subplots().plot(["constant", "cosine"], [14.0, 15.5])
-    (panel,) = drawing(figure, "A caption.").panels
-    assert panel.words == "from 14 at constant to 15.5 at cosine."
+    x = Axis(ticks=((0.0, "constant"), (1.0, "cosine")))
+    chart = Chart(title="loss", x=x, series=(Series(x=(0, 1), y=(14.0, 15.5)),))
+    assert describe(chart) == "Up: loss. from 14 at constant to 15.5 at cosine."
 
 
 def test_guessing_is_the_last_entry_of_every_legend():
-    figure = two_panels()
-    figure.axes[0].plot([0, 1], label="guessing")
-    figure.axes[1].plot([0, 1], label="later")
-    figure.legends.clear()
-    legend_outside(figure, figure.axes, order=["later", "right"])
-    expected = ["later", "right", "both", "guessing"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == expected
-    assert [key.name for key in drawing(figure, "A caption.").legend] == expected
+    left, right = two_charts()
+    charts = (replace(left, series=(guessing(0.5), *left.series)), right)
+    expected = ["both", "right", "guessing"]
+    assert [key.name for key in keys(charts)] == expected
+    assert [text.get_text() for text in plot(charts).legends[0].get_texts()] == expected
+
+
+def test_names_of_ticks_do_not_cover_each_other():
+    epsilons = [(value, f"{value:g}") for value in (0.5, 1.0, 3.0, 3.05, 8.0)]
+    assert [words for _, words in spaced(epsilons, log=True)] == ["0.5", "1", "3.05", "8"]
+    assert len(spaced(epsilons[:3], log=True)) == 3
+
+
+@pytest.mark.parametrize(("kind", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_a_figure_for_a_paper_is_as_wide_as_a_column_and_the_same_again(kind, start):
+    found = save_paper(planted("a name"), kind)
+    assert found.startswith(start)
+    assert found == save_paper(planted("a name"), kind)
+    if kind == "svg":
+        assert float(re.search(rb'width="([\d.]+)pt"', found)[1]) == pytest.approx(3.3 * 72)

@@ -22,8 +22,8 @@ from simulations.report.page import (
     Text,
     TokenLine,
     TokenLines,
-    render,
 )
+from simulations.report.render import render
 from tests.places import REPOSITORY
 
 TAGS = "html|head|body|style|title|h[1-6]|p|div|span|table|caption|tr|th|td|img|figure|figcaption|pre|code|ul|ol|li|a"

@@ -1,0 +1,197 @@
+"""A figure as data: charts, which hold series. A browser draws them; matplotlib does for paper and without scripts.
+
+A chart says what is drawn; ``figure`` says how. Nothing here draws: pages that follow runs need no matplotlib.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from simulations.report.colours import BLUE, GREY
+
+Kind = Literal["line", "band", "bar", "level", "upright"]
+Dashes = Literal["-", "--", ":", "-."]
+Unit = Literal["", "bytes", "%"]
+Values = Sequence[float | None]
+
+GUESSING = "guessing"
+"""The reference of every figure: the last entry of its legend."""
+DESCRIBED = 12
+"""Series of a chart that its words describe."""
+LETTERS = 60
+"""Letters that fit below a chart."""
+DASHES = {"-": (), "--": (6, 3), ":": (2, 3), "-.": (7, 3, 2, 3)}
+"""Pixels of dashes and gaps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One axis. ticks: (place, name) in place of numbers, all of them. low, high: where it ends, if not at the data."""
+
+    label: str = ""
+    log: bool = False
+    unit: Unit = ""
+    ticks: tuple[tuple[float, str], ...] = ()
+    low: float | None = None
+    high: float | None = None
+    whole: bool = False
+    down: bool = False
+    """Numbers grow downwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one up at ``x``.
+
+    low, high: ends of error bars, or of a band around ``y``. left, right: ends of error bars across. Bars of one chart
+    are stacked. line: whether points are joined. words: what a reader of a point is told next to its numbers. An empty
+    name is not in the legend.
+    """
+
+    name: str = ""
+    x: Values = ()
+    y: Values = ()
+    low: Values = ()
+    high: Values = ()
+    left: Values = ()
+    right: Values = ()
+    kind: Kind = "line"
+    colour: str = BLUE
+    dashes: Dashes = "-"
+    marker: str = ""
+    filled: bool = True
+    line: bool = True
+    steps: bool = False
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One pair of axes. ``height`` in CSS pixels on a page; ``note`` is written where no series has a point."""
+
+    title: str
+    x: Axis = Axis()
+    y: Axis = Axis()
+    series: tuple[Series, ...]
+    height: int = 280
+    note: str = ""
+
+
+OUTLINES = {
+    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "s": "M-4 -4H4V4H-4Z", "D": "M0 -5L5 0L0 5L-5 0Z", "^": "M0 -5L5 4H-5Z",
+    "v": "M0 5L5 -4H-5Z", "<": "M-5 0L4 -5V5Z", ">": "M5 0L-4 -5V5Z", "X": "M-4 -4L4 4M-4 4L4 -4",
+    "x": "M-4 -4L4 4M-4 4L4 -4", "P": "M-5 0H5M0 -5V5", "p": "M0 -5L5 -1L3 4H-3L-5 -1Z",
+    "h": "M0 -5L4 -2V3L0 5L-4 3V-2Z", "8": "M-2 -5H2L5 -2V2L2 5H-2L-5 2V-2Z", "d": "M0 -5L3 0L0 5L-3 0Z",
+    "*": "M0 -6L1.5 -2L6 -2L2.4 .8L3.7 5L0 2.5L-3.7 5L-2.4 .8L-6 -2L-1.5 -2Z",
+}  # fmt: skip
+"""Markers around (0, 0), as SVG has paths, by their names in matplotlib."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One entry of a legend: a line with a marker, whose outline is a path of SVG, or a ``patch`` of colour."""
+
+    name: str
+    colour: str
+    dashes: str = ""
+    line: bool = True
+    marker: str = ""
+    filled: bool = True
+    patch: bool = False
+
+
+def guessing(at: float, *, upright: bool = False) -> Series:
+    """The line at the accuracy or rate of guessing."""
+    return level(at, GUESSING, GREY, ":", upright=upright)
+
+
+def level(at: float, name: str, colour: str, dashes: Dashes = "--", *, upright: bool = False) -> Series:
+    """A line across the whole chart, or up."""
+    place = {"x": (at,)} if upright else {"y": (at,)}
+    return Series(name=name, kind="upright" if upright else "level", colour=colour, dashes=dashes, **place)
+
+
+def spaced(ticks: Sequence[tuple[float, str]], *, log: bool = False) -> tuple[tuple[float, str], ...]:
+    """Ticks in ascending order without those whose names would cover the one before; the last one stays."""
+    places = [math.log(at) if log else at for at, _ in ticks]
+    across = (places[-1] - places[0]) or 1.0
+    kept: list[int] = []
+    for index in reversed(range(len(ticks))):
+        longest = max(len(line) for line in ticks[index][1].split("\n"))
+        if not kept or (places[kept[-1]] - places[index]) / across > (longest + 1) / LETTERS:
+            kept.append(index)
+    return tuple(ticks[index] for index in reversed(kept))
+
+
+def keys(charts: Iterable[Chart]) -> tuple[Key, ...]:
+    """The legend of some charts: each name once, in the order of drawing, the reference last."""
+    found: dict[str, Key] = {}
+    for one in (one for chart in charts for one in chart.series if one.name):
+        bar = one.kind in ("bar", "band")
+        found.setdefault(
+            one.name,
+            Key(
+                name=one.name, colour=one.colour, marker=OUTLINES.get(one.marker, ""), filled=one.filled, patch=bar,
+                dashes=" ".join(map(str, DASHES[one.dashes])), line=one.line and not bar,
+            ),
+        )  # fmt: skip
+    return tuple(sorted(found.values(), key=lambda key: key.name == GUESSING))
+
+
+def share_names(charts: Sequence[Chart]) -> bool:
+    """Whether charts have one legend: some name is in two of them."""
+    names = [{one.name for one in chart.series if one.name and one.name != GUESSING} for chart in charts]
+    return len(charts) > 1 and len(set().union(*names)) < sum(map(len, names))
+
+
+def describe(chart: Chart) -> str:
+    """What a chart shows, for a reader who cannot see it: the first and the last point of each series."""
+    said = [f"Across: {chart.x.label}." if chart.x.label else "", f"Up: {chart.y.label or chart.title}."]
+    said += [_ends(one, chart) for one in chart.series[:DESCRIBED]]
+    return " ".join(part for part in (*said, chart.note) if part)
+
+
+def _ends(one: Series, chart: Chart) -> str:
+    called = f"{one.name}: " if one.name else ""
+    if one.kind in ("level", "upright"):
+        return f"{called or 'a line: '}{(one.y or one.x)[0]:.4g}."
+    points = [(x, y) for x, y in zip(one.x, one.y, strict=True) if is_number(x) and is_number(y)]
+    if not points:
+        return ""
+    first, last = (f"{_place(y, chart.y)} at {_place(x, chart.x)}" for x, y in (points[0], points[-1]))
+    return f"{called}{first}." if first == last else f"{called}from {first} to {last}."
+
+
+def _place(value: Any, axis: Axis) -> str:
+    named = dict(axis.ticks)
+    return " ".join(named[value].split()) if value in named else f"{float(value):.4g}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a point can be drawn there."""
+    return value is not None and math.isfinite(value)
+
+
+def chart_data(chart: Chart) -> dict[str, Any]:
+    """The chart for the script of a page, for JSON: what differs from the defaults."""
+    axes = {name: _given(axis, AXIS) for name, axis in (("x", chart.x), ("y", chart.y))}
+    series = [_given(one, SERIES) | {"dash": list(DASHES[one.dashes])} for one in chart.series]
+    return {"title": chart.title, "height": chart.height, "note": chart.note, **axes, "series": series}
+
+
+AXIS, SERIES = Axis(), Series()
+
+
+def _given(one: Axis | Series, plain: Axis | Series) -> dict[str, Any]:
+    found = {name: value for name, value in vars(one).items() if value != getattr(plain, name)}
+    return {name: _rounded(value) if isinstance(value, Sequence) else value for name, value in found.items()}
+
+
+def _rounded(values: Any) -> Any:
+    """Numbers with six digits, as many as a screen has; None for what cannot be drawn."""
+    if isinstance(values, str):
+        return values
+    if isinstance(values, Sequence):
+        return [_rounded(value) for value in values]
+    return float(f"{values:.6g}") if is_number(values) else None

@@ -1,0 +1,67 @@
+"""The rounds of one run as charts: accuracy or loss, epsilon, bytes, and clients where something happened to them."""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from simulations.report.chart import Axis, Chart, Series, guessing
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
+from simulations.rundir.tables import Row
+
+ROUND = Axis(label="round", whole=True)
+CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
+SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
+"""Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
+
+
+def course(rows: Sequence[Row], chance: float | None) -> tuple[Chart, ...]:
+    """``chance``: the accuracy of guessing. Without bytes and clients where counts may not be seen."""
+    found = [_tested(rows, chance), _epsilon(rows)]
+    if all(row.counted for row in rows):
+        found += [_bytes(rows), *_clients(rows)]
+    return tuple(found)
+
+
+def _tested(rows: Sequence[Row], chance: float | None) -> Chart:
+    """Accuracy; the loss where targets are no classes."""
+    measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
+    losses = [] if measured else [(row.round, row.loss) for row in rows if row.loss is not None]
+    line = Series(x=[at for at, _ in measured or losses], y=[value for _, value in measured or losses])
+    levels = () if chance is None else (guessing(100 * chance),)
+    if losses:
+        return Chart(title="test loss", x=ROUND, series=(line, *levels), height=300)
+    return Chart(title="test accuracy, %", x=ROUND, y=Axis(unit="%"), series=(line, *levels), height=300)
+
+
+def _epsilon(rows: Sequence[Row]) -> Chart:
+    """What the largest client spent, and the median one where it spent less."""
+    lines = [("largest client", RED, "-", [row.epsilon_max for row in rows])]
+    median = [row.epsilon_median for row in rows]
+    lines += [] if median == lines[0][3] else [("median client", BLACK, "--", median)]
+    return Chart(
+        title="epsilon so far", x=ROUND, note="no finite epsilon", height=300,
+        series=tuple(_line(rows, *one) for one in lines),
+    )  # fmt: skip
+
+
+def _bytes(rows: Sequence[Row]) -> Chart:
+    lines = []
+    for name, colour, dashes in (("uplink", BLUE, "-"), ("downlink", ORANGE, "--")):
+        sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
+        lines.append(_line(rows, name, colour, dashes, sums))
+    return Chart(
+        title="payload bytes so far, all clients", x=ROUND, y=Axis(unit="bytes"), series=tuple(lines), height=300
+    )
+
+
+def _clients(rows: Sequence[Row]) -> list[Chart]:
+    """Nothing where all selected clients replied in every round."""
+    timed = SIMULATED if any(row.simulated for row in rows) else ()
+    counts = {name: [len(str(row.columns.get(name, "")).split()) for row in rows] for name, *_ in (*CLIENTS, *timed)}
+    if len(set(counts["asked"])) < 2 and counts["asked"] == counts["answered"] and not any(counts["rejected"]):
+        return []
+    lines = [_line(rows, label, colour, dashes, counts[name]) for name, label, colour, dashes in (*CLIENTS, *timed)]
+    return [Chart(title="clients in each round", x=ROUND, y=Axis(low=0, whole=True), series=tuple(lines), height=300)]
+
+
+def _line(rows: Sequence[Row], name: str, colour: str, dashes: str, values: Iterable[float]) -> Series:
+    return Series(name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes)

@@ -1,0 +1,105 @@
+"""The numbers at the top of a run's page: how accurate, how private and for whom, how many bytes, how long."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from simulations.report.page import Badge, Tile, Tiles
+from simulations.report.words import (
+    NOT_PRIVATE,
+    SHARED,
+    against_dense,
+    duration,
+    epsilon_words,
+    human_bytes,
+    percent,
+    readers_line,
+    strongest,
+)
+from simulations.rundir.own_noise import PROMISED
+from simulations.rundir.results import Result
+
+OUTSIDE = "private only for the outside"
+
+
+def privacy_badge(result: Result) -> tuple[str, Badge]:
+    """Private, not private, or private for some readers only: the server is trusted, or clients know each other's."""
+    summary = result.summary
+    if not result.done:
+        return ("not finished", "limited")
+    if not result.private:
+        return (NOT_PRIVATE, "bad")
+    if summary["trust"] == "server":
+        return (f"{OUTSIDE}: the server is trusted", "limited")
+    if summary["trust"] == "aggregate":
+        return ("private only if the sum is secure, which is assumed", "limited")
+    readers = summary.get("epsilon_by_reader", {})
+    if PROMISED in summary or any(not math.isfinite(float(value)) for value in readers.values()):
+        return (OUTSIDE, "limited")
+    return ("private", "good")
+
+
+def run_tiles(result: Result) -> Tiles | None:
+    """None before anything is known."""
+    tiles = [*_tested(result), *(_spent(result) if result.done else []), *_sent(result.summary), *_took(result.summary)]
+    return Tiles(tiles=tuple(tiles)) if tiles else None
+
+
+def _tested(result: Result) -> list[Tile]:
+    """Accuracy against guessing; the loss where there are no classes."""
+    said = "on held-out training rows" if result.held_out else "on the test split"
+    if result.accuracy is None:
+        found = result.summary.get("loss")
+        return [] if found is None else [Tile(name="test loss", value=f"{float(found):.3g}", note="smaller is better")]
+    chance = "" if result.chance is None else f"; guessing: {percent(result.chance.level)}"
+    name = "accuracy" if result.held_out else "test accuracy"
+    name += "" if result.done else " so far"
+    return [Tile(name=name, value=percent(result.accuracy), note=f"{said}{chance}")]
+
+
+def _spent(result: Result) -> list[Tile]:
+    """Epsilon, delta, and who reads."""
+    summary = result.summary
+    if not result.private:
+        why = "the noise can be repeated" if summary.get("reproducible") else "no finite epsilon is claimed"
+        return [Tile(name="epsilon", value="none", note=why, style="bad")]
+    unit = "one example" if summary.get("unit", "example") == "example" else "a client with all of its data"
+    style = privacy_badge(result)[1]
+    return [
+        Tile(
+            name="epsilon", value=epsilon_words(float(summary["epsilon_max"])), style=style,
+            note=f"at delta {summary['delta']:g}, for {unit}; {_reader(summary)}",
+        )
+    ]  # fmt: skip
+
+
+def _reader(summary: Mapping[str, Any]) -> str:
+    """Whom the epsilon protects against."""
+    if summary["trust"] == "server":
+        return "against readers of the weights, not against the server"
+    if summary["trust"] not in SHARED or not strongest(summary):
+        return "against everybody who reads it, server and clients too"
+    return readers_line(summary).partition("; ")[0].partition(" ")[2].partition(" ")[2]
+
+
+def _sent(summary: Mapping[str, Any]) -> list[Tile]:
+    """Bytes up and down; nothing of a run whose server keeps them to itself."""
+    if "uplink_bytes" not in summary:
+        return []
+    ways = (("sent by clients", "uplink"), ("sent to clients", "downlink"))
+    return [
+        Tile(
+            name=name, value=human_bytes(summary[f"{way}_bytes"]),
+            note=f"{against_dense(float(summary[f'{way}_bytes_dense']), summary[f'{way}_bytes'])}",
+        )
+        for name, way in ways
+    ]  # fmt: skip
+
+
+def _took(summary: Mapping[str, Any]) -> list[Tile]:
+    """The time, and the parts that took the most of it."""
+    if "wall_seconds" not in summary:
+        return []
+    parts = sorted(summary.get("seconds", {}).items(), key=lambda part: -part[1])
+    shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
+    return [Tile(name="time", value=duration(summary["wall_seconds"]), note=shown or f"on {summary['device']}")]
