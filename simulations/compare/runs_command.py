@@ -1,6 +1,7 @@
 """``fedlsg runs``, without the parsing of its options."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -16,13 +17,17 @@ from simulations.compare.runs import (
     read_all,
 )
 from simulations.live.browser import open_file
-from simulations.report.page import Page, Section, Text, json_text, render
+from simulations.report.page import Page, Section, Text, json_text
+from simulations.report.render import render
 from simulations.report.table import records
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 
 PAGE = "runs.html"
 NO_RUNS = "no runs in {}: start one with fedlsg run, or name another folder"
+TICKS = 100
+"""So many runs of a page, the first ones, can be ticked."""
+BESIDE = "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
 WHAT = (
     "Epsilon is the largest over the clients of a run, against the readers named next to it. It covers that run "
     "only: it costs more privacy to choose the best of several runs."
@@ -60,6 +65,10 @@ def runs_command(
 def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left_out: Sequence[str]) -> str:
     """The list as a page; its ticked runs are side by side."""
     every = [*ticked, *(run for run in runs if run.path not in {one.path for one in ticked})]
+    table, some = list_table(every), every[:TICKS]
+    rows = [replace(row, ticked=at < len(ticked)) for at, row in enumerate(table.rows[:TICKS])]
+    table = replace(table, rows=(*rows, *table.rows[TICKS:]))
+    beside = replace(compare_table(some), chosen=True)
     return render(
         Page(
             kind="fedlsg runs",
@@ -67,8 +76,8 @@ def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left
             lead=f"{len(every)} runs. Tick two or more to see them side by side.",
             warnings=tuple(left_out),
             sections=(
-                Section(title="Runs", parts=(list_table(every), Text(words=WHAT, style="note"))),
-                Section(title="Side by side", parts=(compare_table(every),)),
+                Section(title="Runs", parts=(table, Text(words=WHAT, style="note"))),
+                Section(title="Side by side", parts=(beside, Text(words=BESIDE, style="note"))),
             ),
         )
     )

@@ -37,6 +37,7 @@ async function change() {
   if (head) document.head.replaceChildren(...next.head.childNodes);
   document.body.replaceChildren(...next.body.childNodes);
   document.querySelectorAll("details").forEach((one, place) => one.open = open[place] ?? one.open);
+  if (window.fedlsg) return window.fedlsg.start(document);
   for (const old of (head ? document : document.body).querySelectorAll("script:not([data-live]):not([type])")) {
     const again = document.createElement("script");
     again.textContent = old.textContent;

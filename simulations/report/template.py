@@ -16,9 +16,14 @@ TEMPLATE = """<!DOCTYPE html>
 </dl>
 {% endmacro %}
 {% macro table(part, title) %}
-<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table class="data">
+<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table class="{{ "chosen" if part.chosen else "data" }}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
-<thead><tr>{% for name in part.columns %}<th scope="col"{% if loop.index0 in part.left %} class="left"{% endif %}>
+{% if part.chosen %}
+<style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
+{%- endfor %} .none { display: none; }</style>
+{% endif %}
+<thead><tr>{% for name in part.columns %}<th scope="col" class="{% if loop.index0 in part.left %}left{% endif %}
+{%- if part.chosen %} pick-{{ loop.index0 }}{% endif %}">
 {{- name }}</th>
 {%- endfor %}</tr></thead>
 <tbody>
@@ -28,14 +33,17 @@ TEMPLATE = """<!DOCTYPE html>
 <tr class="group"><th scope="rowgroup" colspan="{{ part.columns | length }}">{{ row.group }}</th></tr>
 {% endif %}
 <tr{% if row.style %} class="{{ row.style }}"{% endif %}>
+{% set row_at = loop.index %}
 {% for cell in row.cells %}
 {% if loop.first %}
 <th scope="row"{% if loop.index0 in part.left %} class="left"{% endif %}>
 {%- if row.colour %}<span class="dot" style="background: {{ row.colour }}"></span>{% endif -%}
-{{ cell }}</th>
+{% if row.ticked is not none %}<input type="checkbox" id="tick-{{ row_at }}" aria-label="compare {{ cell }}"
+{%- if row.ticked %} checked{% endif %}> {% endif %}{{ cell }}</th>
 {% else %}
 {% set at = loop.index0 %}
-<td{% if at in part.left %} class="left"{% elif at in row.best %} class="best"{% endif %}
+<td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
+{%- elif at in row.best %} class="best"{% endif %}
 {%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
 {% endif %}

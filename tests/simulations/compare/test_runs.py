@@ -63,10 +63,10 @@ def test_a_run_that_is_going_on(stopped):
 def test_orders(folder):
     runs = read_all(folder, lambda line: None)
     assert [run.name for run in in_order(runs, "run")][:2] == [EVIL, "done"]
-    assert [run.name for run in in_order(runs, "run", reverse=True)][0] == "half"
+    assert in_order(runs, "run", reverse=True)[0].name == "half"
     assert in_order(runs, "accuracy")[-1].name == "half"
     assert in_order(runs, "time")[-1].result.done is False  # no value: last
-    with pytest.raises(ValueError, match="unknown sort 'acuracy'.*did you mean 'accuracy'"):
+    with pytest.raises(ValueError, match=r"unknown sort 'acuracy'.*did you mean 'accuracy'"):
         in_order(runs, "acuracy")
 
 

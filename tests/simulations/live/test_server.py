@@ -57,7 +57,8 @@ def test_other_paths_are_told_nothing(path, server):
 
 @pytest.mark.parametrize("headers", [
     {"Host": "evil.example:PORT"}, {"Host": "127.0.0.1.evil.example"}, {"Host": "[::"}, {"Host": ""},
-    {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "iframe"},
+    {"Origin": "https://evil.example"}, {"Origin": "null"},
+    {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "iframe"},
     {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Dest": "script"}, {"Origin": "http://127.0.0.1:1"},
 ])  # fmt: skip
 def test_other_sites_are_told_nothing(headers, server):
