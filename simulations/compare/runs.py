@@ -205,4 +205,6 @@ def differing(runs: Sequence[Listed]) -> dict[str, tuple[str, ...]]:
 def _value(value: object) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "--"
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return printable(shown(value) if isinstance(value, str) else value)

@@ -74,7 +74,7 @@ def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left
             kind="fedlsg runs",
             title=f"Runs of {place}",
             lead=f"{len(every)} runs. Tick two or more to see them side by side.",
-            warnings=tuple(left_out),
+            advice=tuple(left_out),
             sections=(
                 Section(title="Runs", parts=(table, Text(words=WHAT, style="note"))),
                 Section(title="Side by side", parts=(beside, Text(words=BESIDE, style="note"))),

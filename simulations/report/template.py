@@ -16,7 +16,8 @@ TEMPLATE = """<!DOCTYPE html>
 </dl>
 {% endmacro %}
 {% macro table(part, title) %}
-<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table class="{{ "chosen" if part.chosen else "data" }}">
+<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}">
+<table class="{{ "chosen" if part.chosen else "data" }}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
 {% if part.chosen %}
 <style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
