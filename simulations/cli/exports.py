@@ -9,8 +9,11 @@ from simulations.settings.settings import merge
 
 
 def export(
-    directory: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
-    out: Annotated[str | None, option(help="New folder; default export/ in the run.")] = None,
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="[figures] RUN", help="Directory of a finished run; with figures also of a comparison."),
+    ],
+    out: Annotated[str | None, option(help="New folder; default export/ in the run, or figures-RUN here.")] = None,
     merge_lora: Annotated[bool, option("--merge-lora", help="Write W_0 + s B A, and no factors of LoRA.")] = False,
     workload: OwnWorkload = None,
     method: OwnMethod = None,
@@ -18,8 +21,17 @@ def export(
 ) -> None:
     """Write the trained model as a folder that plain torch, or transformers, loads without fedlsg.
 
-    Code of the run's own is needed only for a run of an older version, which left no model.safetensors.
+    With figures: the curves as PDF, SVG and PNG instead, as wide as a column of a paper with two. For the model, code
+    of the run's own is needed only for a run of an older version, which left no model.safetensors.
     """
+    *rest, directory = what
+    if rest == ["figures"]:
+        from simulations.exports.figures import figures_command
+
+        figures_command(directory, out, console)
+        return
+    if rest:
+        raise ValueError(f"expected RUN, or figures and RUN, got {' '.join(what)}")
     from simulations.exports.model import export_command
 
     named = only_code(merge({"workload": workload, "method": method}, None))

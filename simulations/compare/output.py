@@ -39,7 +39,8 @@ CAPTIONS = {
     "one, is the accuracy of guessing.",
     "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more accurate, further "
     f"left is cheaper. Bytes are the payloads that all clients sent in the whole run. {BARS} Filled marks have the "
-    "largest epsilon, or none; a number next to a mark is its epsilon.",
+    "largest epsilon, or none. The dashed grey line is the Pareto front of an epsilon: nothing is more accurate for "
+    "fewer bytes.",
     "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal epsilon. Further up is "
     "more accurate, further left is cheaper. One panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
@@ -125,7 +126,8 @@ def page(
             title=title,
             lead=lead(results, table),
             headline=first,
-            warnings=(*warnings(table), *view.notes, *(f"{line[0].upper()}{line[1:]}." for line in view.left_out)),
+            warnings=tuple(warnings(table)),
+            advice=(*advice(table), *view.notes, *(f"{line[0].upper()}{line[1:]}." for line in view.left_out)),
             sections=sections(
                 ("All methods", [*(Text(words=words) for words in more), *_table(table)]),
                 ("Figures", _figures(table, drawn(table, view) if figures is None else figures)),
@@ -159,7 +161,7 @@ def _figures(table: Sequence[Line], made: "Mapping[str, Charts | Figure]") -> li
 def shown(figure: "Charts | Figure", caption: str) -> Part:
     """Charts, or a heat map as it is."""
     if isinstance(figure, tuple):
-        return interactive(figure, caption)
+        return interactive(figure, caption, columns=3 if len(figure) % 2 else 2)
     return picture(figure, caption, "Accuracy of each pair of values", "The table above has the numbers.")
 
 
@@ -183,7 +185,7 @@ def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
 
 
 def warnings(table: Sequence[Line]) -> list[str]:
-    """What nobody may overlook: no privacy, no better than guessing, held-out accuracy, no linear probe."""
+    """What nobody may overlook: no privacy, no better than guessing, held-out accuracy."""
     found = []
     public = list(dict.fromkeys(line.name for line in table if line.private is False))
     if public:
@@ -198,10 +200,15 @@ def warnings(table: Sequence[Line]) -> list[str]:
     stopped = [run.name for line in table for run in line.runs if run.done and run.reason]
     if stopped:
         found.append(f"Stopped before their last round, with the epsilon of the rounds that ran: {', '.join(stopped)}.")
-    private = [line for line in table if line.private]
-    if private and not any(line.method == PROBE for line in private):
-        found.append(
-            f"The private linear probe is missing. A private method is useful only if it is better: add {PROBE} to the "
-            "methods."
-        )
     return [*found, *row_warnings([run for line in table for run in line.runs])]
+
+
+def advice(table: Sequence[Line]) -> list[str]:
+    """What would make the comparison more useful: the private linear probe."""
+    private = [line for line in table if line.private]
+    if not private or any(line.method == PROBE for line in private):
+        return []
+    return [
+        f"The private linear probe is missing. A private method is useful only if it is better: add {PROBE} to the "
+        "methods."
+    ]

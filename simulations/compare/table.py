@@ -27,7 +27,8 @@ SETTINGS = ("workload", "model", "rank", "sparsity", "delta")
 def columns_of(table: Sequence[Line]) -> list[Column]:
     """Every fact of a line: in tables under its heading, in table.csv under its key."""
     more = [name for name in dict.fromkeys(name for line in table for name in line.varied) if name not in OWN]
-    score = measured(table) if any(line.by_loss for line in table) else "accuracy, %"
+    by_loss = any(line.by_loss for line in table)
+    score = measured(table) if by_loss else "accuracy, %"
 
     def less(place: int) -> int:
         """Whether a narrow terminal leaves a column out for settings that are varied."""
@@ -58,7 +59,7 @@ def columns_of(table: Sequence[Line]) -> list[Column]:
         of("unit", "unit"),
         of("trust", "trust"),
         of("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=less(4)),
-        Column(score, attrgetter("mean"), words=_score),
+        Column(score, attrgetter("mean"), words=_score, best="least" if by_loss else "most"),
         Column("", lambda line: None if line.by_loss else line.mean, key="accuracy_mean"),
         Column("", lambda line: None if line.by_loss else line.sd, key="accuracy_sd"),
         Column("", methodcaller("mean_of", "loss"), key="loss_mean"),
@@ -68,11 +69,11 @@ def columns_of(table: Sequence[Line]) -> list[Column]:
         Column("", lambda line: None if line.chance is None else line.chance.level, key="chance"),
         of("beats_chance"),
         of("over_probe", "over probe", key="over_linear_probe", words=percent("over_probe", "+.1f"), optional=less(7)),
-        of("uplink", "uplink", human_bytes, "uplink_bytes_per_client_round", optional=less(5)),
-        of("saved", "saved", "{:.1f}x".format, "saved_ratio", optional=less(3)),
+        of("uplink", "uplink", human_bytes, "uplink_bytes_per_client_round", optional=less(5), best="least"),
+        of("saved", "saved", "{:.1f}x".format, "saved_ratio", optional=less(3), best="most"),
         of("total_uplink", key="uplink_bytes_total"),
         of("total_downlink", key="downlink_bytes_total"),
-        of("transfer", "transfer, s", ".3g", "transfer_seconds"),
+        of("transfer", "transfer, s", ".3g", "transfer_seconds", best="least"),
         of("seconds", key="wall_seconds"),
         of("training_seconds", "training, s", ".3g", optional=2),
     ]  # fmt: skip

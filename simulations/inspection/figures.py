@@ -108,7 +108,7 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
             series.append(_points(line, name=source, colour=colour, marker=marker, dashes=dashes))
         ranks = sorted({row.rank for row in rows if row.layer == name})
         x = Axis(label="rank r", log=True, ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True))
-        y = Axis(label="projection residual", low=0.0, high=1.03)
+        y = Axis(label="projection residual", low=0.0, high=1.0)
         charts.append(Chart(title=name, x=x, y=y, series=tuple(series), height=260))
     return tuple(charts)
 
@@ -133,13 +133,13 @@ def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> Charts:
             series.append(_points(zip(lengths, heights, strict=True), name=name, colour=colour, steps=True))
     series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
     x = Axis(label="norm of an example's gradient", log=True)
-    norms = Chart(title="share of examples with a smaller norm", x=x, series=tuple(series), height=300)
+    y = Axis(low=0.0, high=1.0)
+    norms = Chart(title="share of examples with a smaller norm", x=x, y=y, series=tuple(series), height=300)
     series = []
     for choice in dict.fromkeys(row.choice for row in rows if row.choice != "all"):
         line = sorted((row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all"))
         colour, marker = CHOICES.get(choice, OTHER_CHOICE)
         series.append(_points(line, name=f"{choice} kept", colour=colour, marker=marker))
-    y = Axis(low=0.0, high=1.03)
     return norms, Chart(title="share of examples clipped", x=SPARSITY, y=y, series=tuple(series), height=300)
 
 
@@ -153,7 +153,7 @@ def energies(rows: Sequence[EnergyRow]) -> Charts:
             out, into = ([(row.sparsity, getattr(row, side)) for row in own] for side in ("rows", "columns"))
             series.append(_points(out, name=f"{choice} out units", colour=colour, marker="o"))
             series.append(_points(into, name=f"{choice} in units", colour=colour, marker="s", dashes="--"))
-        y = Axis(label="share of the gradient's energy kept", low=0.0, high=1.03)
+        y = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
         charts.append(Chart(title=name, x=SPARSITY, y=y, series=tuple(series), height=260))
     return tuple(charts)
 
@@ -162,7 +162,7 @@ def kept_energy(rows: Sequence[KeptRow]) -> Charts:
     """A chart for each rank, form and shown round; in it a row of marks for each layer."""
     layers = list(dict.fromkeys(row.layer for row in rows))
     y = _layers_axis([name.removesuffix(".weight") for name in layers])
-    x = Axis(label="share of the gradient's energy kept", low=0.0, high=1.03)
+    x = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
     charts = []
     for rank, form in dict.fromkeys((row.rank, row.form) for row in rows):
         for round_ in spread(sorted({row.round for row in rows}), ROUNDS):

@@ -19,6 +19,7 @@ from simulations.report.page import (
     Page,
     Part,
     Picture,
+    Section,
     Text,
     data_section,
     download,
@@ -34,6 +35,7 @@ WARNING = (
     "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "
     "numbers and pictures, not even that of the run. They must not leave the simulation."
 )
+FACTORS = "Clip factors of the first examples (1: not clipped)"
 PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
@@ -109,7 +111,9 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     made = figures(found, subject, maps)
     images = {name: png(plot(one) if isinstance(one, tuple) else one) for name, one in made.items()}
     pictures = [
-        interactive(one, _caption(name)) if isinstance(one, tuple) else photo(one, _caption(name))
+        interactive(one, _caption(name), columns=3 if len(one) > 2 else 2)
+        if isinstance(one, tuple)
+        else photo(one, _caption(name))
         for name, one in made.items()
     ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
@@ -189,6 +193,16 @@ def headline(subject: Subject, found: Inspection) -> str:
     )
 
 
+def asked(found: Inspection) -> dict[str, str]:
+    """What was measured, and at which values."""
+    return {
+        "examples": f"{found.examples:,} of the training data, without noise",
+        "ranks of carriers": ", ".join(map(str, sorted({row.rank for row in found.residuals}))),
+        "sparsities of masks": ", ".join(f"{p:g}" for p in sorted({row.sparsity for row in found.clips})),
+        "layers": ", ".join(dict.fromkeys(row.layer for row in found.layers)),
+    }
+
+
 def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawing], files: Mapping[str, bytes]) -> str:
     """inspection.html: one file that needs no other. ``files``: what is next to it, by name."""
     data = [download(name, files[name], says) for name, says in DATA.items() if name in files]
@@ -202,16 +216,15 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
     return render(
         Page(
             kind="fedlsg inspect",
-            title="Gradients as the papers show them",
+            title=f"Gradients of {subject.base.settings.workload} with {subject.base.settings.method}",
             lead=lead(subject, found),
             headline=headline(subject, found),
             warnings=(WARNING,),
             sections=sections(
-                ("What noise and clip cost", costs),
-                ("", kept),
+                ("What was asked", [*costs, facts_of(asked(found)), *kept]),
                 ("Random masks", masked),
-                ("Clip factors of the first examples (1: not clipped)", factors),
                 ("Figures", pictures),
+                Section(title=FACTORS, parts=tuple(factors), folded=True),
                 ("Share of each parameter in the squared length of an example", [share_table(found)]),
                 data_section(*data),
             ),

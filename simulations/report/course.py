@@ -1,6 +1,7 @@
 """The rounds of one run as charts: accuracy or loss, epsilon, bytes, and clients where something happened to them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from simulations.report.chart import Axis, Chart, Series, guessing
@@ -18,6 +19,9 @@ def course(rows: Sequence[Row], chance: float | None) -> tuple[Chart, ...]:
     found = [_tested(rows, chance), _epsilon(rows)]
     if all(row.counted for row in rows):
         found += [_bytes(rows), *_clients(rows)]
+    if len(rows) == 1:
+        alone = replace(ROUND, low=rows[0].round - 1.0, high=rows[0].round + 1.0)
+        found = [replace(chart, x=alone) for chart in found]
     return tuple(found)
 
 
@@ -49,7 +53,7 @@ def _bytes(rows: Sequence[Row]) -> Chart:
         sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
         lines.append(_line(rows, name, colour, dashes, sums))
     return Chart(
-        title="payload bytes so far, all clients", x=ROUND, y=Axis(unit="bytes"), series=tuple(lines), height=300
+        title="payload bytes so far, all clients", x=ROUND, y=Axis(unit="bytes", low=0), series=tuple(lines), height=300
     )
 
 

@@ -41,7 +41,7 @@ COLUMN = 3.3
 """Inches of a column of a paper with two."""
 ENTRY = 1.9
 """Inches of an entry of a legend."""
-DENSE, QUALITY = 98, 60
+DENSE, QUALITY = 90, 45
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
 STYLE: Any = {
@@ -85,7 +85,7 @@ def panel_grid(count: int, columns: int, size: tuple[float, float], more: float 
     figure = new_figure(size[0] * across, size[1] * rows + more)
     panels = figure.subplots(rows, across, squeeze=False).flatten().tolist()
     for rest in panels[count:]:
-        rest.set_visible(False)
+        rest.remove()
     return figure, panels[:count]
 
 
@@ -117,7 +117,7 @@ def paper(chart: Chart) -> "Figure":
         entries = -(-len(keys([chart])) // 2)
         figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
         draw_chart(axes, chart)
-        axes.set_ylabel(chart.y.label or chart.title)
+        axes.set_ylabel(wrap(chart.y.label or chart.title))
         if found := _handles([axes]):
             figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
     return figure

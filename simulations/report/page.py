@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from simulations.report.chart import Key
 
 TextKind = Literal["plain", "note", "warning", "verdict"]
-RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert"]
+RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert", "good"]
 Mark = Literal["", "found", "moved", "wrong"]
 Badge = Literal["", "good", "bad", "limited"]
 """How a word is coloured: it is good, it is bad, or it holds for some readers only."""
@@ -47,7 +47,7 @@ class Row:
     """Cells of a table. Rows of one ``group`` follow its name; ``colour`` is that of the row's line in a figure.
 
     style: a ``reference`` is what the others are compared with, ``own`` is the run itself, ``no-epsilon`` claims no
-    epsilon, ``dim`` is not part of the method, ``alert`` must be changed.
+    epsilon, ``dim`` is not part of the method, ``alert`` must be changed, ``good`` has passed.
     """
 
     cells: tuple[str, ...]

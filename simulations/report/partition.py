@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
-from simulations.report.chart import Axis, Chart, Series, level
+from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
 from simulations.report.figure import interactive, plot, png
 from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
@@ -218,7 +218,8 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
     rest = [("other classes", np.setdiff1d(by_total, own))] if classes > len(COLOURS) else []
     parts = [(f"class {label}", np.array([label])) for label in own] + rest
     if clients <= BARS:
-        values, x = balance.counts, Axis(label="client", whole=True)
+        ticks = spaced([(float(client), str(client)) for client in range(clients)]) if clients > 1 else ()
+        values, x = balance.counts, Axis(label="client", ticks=ticks, low=-0.6, high=clients - 0.4)
         return (_stacked("examples of each client, by class", values, range(clients), x, parts),)
     order = np.lexsort((-balance.shares.max(1), balance.shares.argmax(1)))
     groups = np.array_split(order, BARS)

@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
@@ -16,19 +17,29 @@ ASSETS = Path(__file__).parent / "assets"
 LIBRARIES = ("chart.umd.min.js", "chartjs-plugin-zoom.min.js")
 
 
-def render(page: Page) -> str:
+def render(page: Page, follow: str = "") -> str:
     """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing.
 
     Jinja escapes every value. Only the style sheet, the scripts, data that ``script_json`` escaped, and the SVG of a
-    panel, whose text matplotlib escaped, are inserted as they are.
+    panel, whose text matplotlib escaped, are inserted as they are. The page's own policy lets a browser run these
+    scripts alone, and load nothing. ``follow``: a script after them, for a page on loopback that asks its own server.
     """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     drawn = any(isinstance(part, Drawing) and part.data for part in _parts(page))
+    run = (*scripts(drawn=drawn), *([follow] if follow else []))
     return environment.from_string(TEMPLATE).render(
-        page=page, css=CSS, listed=SECTIONS, target=target, scripts=scripts(drawn=drawn)
+        page=page, css=CSS, listed=SECTIONS, target=target, scripts=run, policy=policy(run, asks=bool(follow))
     )
+
+
+def policy(run: Iterable[str], *, asks: bool = False) -> str:
+    """What a browser may do with the page: run these scripts and no other, and load nothing that is not in it."""
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run)
+    known = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    own = "connect-src 'self'; " if asks else ""
+    return f"default-src 'none'; {own}script-src {known}; style-src 'unsafe-inline'; img-src data:"
 
 
 def _parts(page: Page) -> Iterable[Part]:

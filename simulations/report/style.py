@@ -48,7 +48,7 @@ dl { display: grid; grid-template-columns: minmax(8rem, 11rem) 1fr; margin: .6re
   border-top: 1px solid var(--rule); }
 dt, dd { margin: 0; padding: .45rem 0; border-bottom: 1px solid var(--rule); min-width: 0; overflow-wrap: anywhere; }
 dt { color: var(--dim); padding-right: 1rem; }
-.scroll { overflow-x: auto; margin: .9rem 0; background: linear-gradient(to right, var(--paper) 40%,
+.scroll { position: relative; overflow-x: auto; margin: .9rem 0; background: linear-gradient(to right, var(--paper) 40%,
   transparent) 0 0 / 2rem
   100% no-repeat local, linear-gradient(to left, var(--paper) 40%, transparent) 100% 0 / 2rem 100% no-repeat local,
   linear-gradient(to right, var(--shade), transparent) 0 0 / .6rem 100% no-repeat, linear-gradient(to left,
@@ -106,6 +106,8 @@ figure { margin: 1.8rem 0; break-inside: avoid; }
 figcaption { margin-top: .5rem; }
 .panels { display: grid; gap: 1rem 1.2rem; }
 .two { grid-template-columns: 1fr 1fr; }
+.two > :first-child:nth-last-child(odd) { grid-column: 1 / -1; }
+.three { grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr)); }
 .panel { min-width: 0; }
 .panel .title { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: .2rem .8rem;
   font-weight: 600; margin: 0 0 .3rem; max-width: none; }
@@ -143,7 +145,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   h1 { font-size: 1.45rem; }
   .headline { font-size: 1.1rem; }
   .one { --words: 1.15; }
-  .two { grid-template-columns: 1fr; }
+  .two, .three { grid-template-columns: 1fr; }
   img { max-width: none; }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }
   .tiles li { padding: .5rem .7rem .6rem; }

@@ -103,11 +103,11 @@ TEMPLATE = """<!DOCTYPE html>
 {% macro drawing(part) %}
 <figure{% if part.data %} class="chart"{% endif %}>
 {{ keys(part.legend) }}
-<div class="panels {{ "two" if part.columns > 1 and part.panels | length > 1 else "one" }}">
+<div class="panels {{ ["one", "two", "three"][part.columns - 1] }}">
 {% for panel in part.panels %}
 <div class="panel"><p class="title">{{ panel.title }}</p>
 {{ keys(panel.legend) }}
-<svg class="still" role="img" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
+<svg role="img" class="still" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
  aria-label="{{ panel.title }}. {{ panel.words }}">
 {{- panel.svg | safe }}</svg></div>
 {% endfor %}
@@ -162,6 +162,7 @@ TEMPLATE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{{ policy }}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{{ page.title }}</title>

@@ -1,8 +1,10 @@
 """What attacks found on a run of images: table, facts, picture, numbers."""
 
+import base64
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
-from simulations.attack.images.score import Summary, summarise, verdict
+from simulations.attack.images.score import FINDING_DB, Scored, Summary, summarise, verdict
 from simulations.attack.recorded.report import (
     OF_ATTACK,
     SECONDS,
@@ -21,12 +23,9 @@ from simulations.attack.recorded.report import (
     summaries,
     update_numbers,
 )
-from simulations.attack.recorded.rows import FORMS, best_of, split_name
-from simulations.report.figure import new_figure, photo, use_style
+from simulations.attack.recorded.rows import CONVERGED, FORMS, best_of, shown_name
+from simulations.report.page import Badge, Gallery, Shot
 from simulations.report.table import Column, make_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMNS = (
     *OF_ATTACK,
@@ -44,14 +43,15 @@ NOTE = (
     f"other starting points are not in it. {FORMS}"
 )
 CAPTION = (
-    "Originals, blind guesses and recovered images. The number below an image is its PSNR. Pink pixels are unknown to "
-    "the attack. Recovered images and blind guesses are paired with the originals by least squared error."
+    "Each row is one image. The number below it is its PSNR, red where the attack gains more than one decibel over the "
+    "blind guess. Pink pixels are unknown to the attack. Recovered images and blind guesses are paired with the "
+    "originals by least squared error."
 )
 LIMITS = "Each PSNR is shown next to that of a blind guess, because a grey image already has 10 to 12 dB."
-SHOWN = 8
-"""Images in a row."""
-CELL, MARGIN, BELOW = 0.76, 1.5, 0.2
-"""Inches of one image, of the names on its left, and of the words below it."""
+SHOWN = 12
+"""Images on a page."""
+SIDE = 180
+"""CSS pixels of one."""
 UNKNOWN = (1.0, 0.86, 0.86)
 """Colour of pixels that an attack knows nothing about."""
 GRANTED = {"prior": "the public range of pixels, and the mean and covariance of public test images by class"}
@@ -60,13 +60,12 @@ GRANTED = {"prior": "the public range of pixels, and the mean and covariance of 
 def image_findings(one: Attacked) -> Findings:
     """Table, picture and numbers of one run."""
     rows = summaries(one, summarise)
-    figure = grid(one, attacks_in_order(rows))
     return Findings(
         label=one.record.base.settings.method,
         verdict=verdict(rows),
         facts=facts(one),
         table=make_table(COLUMNS, rows, style=style_of, note=NOTE),
-        shown=photo(figure, CAPTION),
+        shown=gallery(one, attacks_in_order(rows)),
         numbers=numbers(one, rows),
         refused=one.refused,
         granted=GRANTED,
@@ -121,48 +120,40 @@ def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
     return pixels.permute(1, 2, 0).numpy()
 
 
-@use_style
-def grid(one: Attacked, order: Sequence[str]) -> "Figure":
-    """The first images of a run, as many as fit in a row, attacks in this order. The PSNR is below each image."""
-    rows, labels, notes = _rows(one, order)
-    columns = min(SHOWN, len(rows[0]))
-    figure = new_figure(MARGIN + columns * CELL, 0.1 + len(rows) * (CELL + BELOW))
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for line, name, images, texts in zip(axes, labels, rows, notes, strict=True):
-        for position, axis in enumerate(line):
-            axis.imshow(pixels_of(images[position], one.prior), interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-            axis.set_xlabel(texts[position], fontsize=8, labelpad=2)
-            axis.grid(False)
-            for spine in axis.spines.values():
-                spine.set_visible(False)
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9, labelpad=6)
-    return figure
+def gallery(one: Attacked, order: Sequence[str]) -> Gallery:
+    """The first images of a run: original, blind guess and each attack side by side, with its PSNR below."""
+    rows = []
+    for target, blind, results in zip(one.targets, one.blind, one.results, strict=True):
+        known = {result.attack: result for result in results}
+        measured = results[0].blind if results else None
+        for index, truth in enumerate(_images(target.truth.inputs)):
+            said = "" if measured is None else f"{measured[index]:.1f} dB"
+            shots = [
+                _shot(truth, one.prior, f"batch of {len(target.truth.rows)}"),
+                _shot(blind[index], one.prior, said),
+            ]
+            rows.append((*shots, *(_recovered(known.get(name), index, one.prior) for name in order)))
+    names = ("original", "blind guess", *map(shown_name, order))
+    return Gallery(columns=names, rows=tuple(rows[:SHOWN]), caption=CAPTION, side=SIDE)
 
 
-def _rows(one: Attacked, order: Sequence[str]) -> tuple[list[list[Tensor]], list[str], list[list[str]]]:
-    truths = [image for target in one.targets for image in _images(target.truth.inputs)]
-    sizes = [f"batch {len(target.truth.rows)}" for target in one.targets for _ in target.truth.rows]
-    blind = [image for images in one.blind for image in images]
-    first = {index: results[0] for index, results in enumerate(one.results) if results}
-    below = [
-        f"{value:.1f} dB" if index in first else ""
-        for index, images in enumerate(one.blind)
-        for value in (first[index].blind if index in first else [0.0] * len(images))
-    ]
-    rows, labels, notes = [truths, blind], ["original", "blind guess"], [sizes, below]
-    for name in order:
-        images, texts = [], []
-        for target, results in zip(one.targets, one.results, strict=True):
-            mine = next((result for result in results if result.attack == name), None)
-            for index, truth in enumerate(_images(target.truth.inputs)):
-                images.append(torch.full_like(truth, torch.nan) if mine is None else mine.images[index])
-                texts.append("" if mine is None else f"{mine.psnr[index]:.1f} dB")
-        rows.append(images)
-        labels.append("\n".join(split_name(name)))
-        notes.append(texts)
-    return rows, labels, notes
+def _recovered(result: Scored | None, index: int, prior: Prior) -> Shot:
+    """What an attack recovered: green where it is far better than the blind guess; empty where it did not apply."""
+    if result is None:
+        return Shot(uri="", words="does not apply")
+    stuck = result.unexplained is not None and result.unexplained > CONVERGED
+    close = result.psnr[index] - result.blind[index] > FINDING_DB
+    words = f"{result.psnr[index]:.1f} dB" + (", did not converge" if stuck else "")
+    return _shot(result.images[index], prior, words, style="bad" if close else "")
+
+
+def _shot(image: Tensor, prior: Prior, words: str, style: Badge = "") -> Shot:
+    """An image as PNG, with its own pixels: a page shows it larger."""
+    from PIL import Image
+
+    file = BytesIO()
+    Image.fromarray((255 * pixels_of(image, prior)).round().astype(np.uint8)).save(file, format="png", optimize=True)
+    return Shot(uri="data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), words=words, style=style)
 
 
 def _images(inputs: object) -> Sequence[Tensor]:

@@ -13,12 +13,15 @@ from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.rows import Best, shown_name, sigma_of, split_name
 from simulations.attack.recorded.target import FPR, Target
 from simulations.report.page import (
+    Badge,
     Drawing,
+    Gallery,
     Page,
-    Picture,
+    Part,
     Row,
     RowKind,
     Section,
+    Slides,
     Table,
     Text,
     TokenLines,
@@ -26,6 +29,7 @@ from simulations.report.page import (
     download,
     facts_of,
     json_text,
+    sections,
 )
 from simulations.report.render import render
 from simulations.report.table import Column
@@ -41,6 +45,8 @@ UNPAIRED = (
     "Each run drew batches of its own, so that two runs are attacked on different examples: compare their intervals. "
     "Attacks on one run are paired: they have the same examples and the same blind guess."
 )
+LEAK, NOTHING = "THESE UPDATES LEAK", "Other attacks may do better"
+"""How verdicts begin that say that an attack succeeded, and how those end that say that none did."""
 LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on what it covers."
 
 
@@ -71,7 +77,7 @@ class Findings:
     verdict: str
     facts: Mapping[str, str]
     table: Table
-    shown: Picture | TokenLines
+    shown: Gallery | TokenLines
     numbers: Mapping[str, Any]
     refused: Mapping[str, str]
     granted: Mapping[str, str]
@@ -155,32 +161,51 @@ def page(
 ) -> str:
     """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json."""
     limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
-    assumptions = Section(
-        title="What the adversary is granted", parts=(facts_of(assumed), Text(words=limits, style="note"))
-    )
+    assumptions = (facts_of(assumed), Text(words=limits, style="note"))
+    alone = len(runs) == 1
     return render(
         Page(
             kind="fedlsg attack",
             title="What the updates give away",
             lead=lead,
-            headline=runs[0].verdict if len(runs) == 1 else "",
+            headline=sentence(runs[0].verdict) if alone else "",
+            badge=outcome(runs),
             warnings=(WARNING,),
-            sections=(
-                *_verdicts(runs),
-                *([] if curves is None else [Section(title="Over sparsity and noise", parts=(curves,))]),
-                *(_section(one, alone=len(runs) == 1) for one in runs),
-                assumptions,
+            sections=sections(
+                ("" if alone else "In short", [] if alone else [in_short(runs)]),
+                ("Originals and what was recovered", _shown(runs)),
+                ("Over sparsity and noise", [] if curves is None else [curves]),
+                *(_section(one, alone=alone) for one in runs),
+                Section(title="What the adversary is granted", parts=assumptions, folded=True),
                 data_section(download("attack.json", data, SECRET)),
             ),
         )
     )
 
 
-def _verdicts(runs: Sequence[Findings]) -> list[Section]:
-    """What was found on each of several runs."""
+def sentence(verdict: str) -> str:
+    """A verdict with a capital and a full stop."""
+    return f"{verdict[:1].upper()}{verdict[1:]}{'' if verdict.endswith('.') else '.'}"
+
+
+def outcome(runs: Sequence[Findings]) -> tuple[str, Badge]:
+    """In a few words, whether an attack succeeded: the worst of all runs."""
+    leaking = sum(one.verdict.startswith(LEAK) for one in runs)
+    if leaking:
+        of = "" if len(runs) == 1 else f" in {leaking} of {len(runs)} runs"
+        return f"the attack succeeded{of}", "bad"
+    if all(one.verdict.endswith(NOTHING) for one in runs):
+        return "no attack succeeded", "good"
+    return "undecided", "limited"
+
+
+def _shown(runs: Sequence[Findings]) -> list[Part]:
+    """Images or texts; of several runs one at a time, ordered by noise."""
     if len(runs) == 1:
-        return []
-    return [Section(title="In short", parts=(in_short(runs),))]
+        return [runs[0].shown]
+    ordered = sorted(runs, key=lambda one: -1.0 if one.best is None else one.best.sigma)
+    slides = tuple((one.label, (Text(words=sentence(one.verdict), style="verdict"), one.shown)) for one in ordered)
+    return [Slides(name="Run, by noise:", slides=slides)]
 
 
 def in_short(runs: Sequence[Findings]) -> Table:
@@ -202,8 +227,8 @@ def in_short(runs: Sequence[Findings]) -> Table:
 
 def _section(one: Findings, *, alone: bool) -> Section:
     notes = (Text(words=words, style="note") for words in refusals(one))
-    verdict = () if alone else (Text(words=one.verdict, style="verdict"),)
-    return Section(title=one.label, parts=(*verdict, facts_of(one.facts), one.table, one.shown, *notes))
+    verdict = () if alone else (Text(words=sentence(one.verdict), style="verdict"),)
+    return Section(title=f"Numbers: {one.label}", parts=(*verdict, one.table, facts_of(one.facts), *notes))
 
 
 def refusals(one: Findings) -> list[str]:

@@ -38,8 +38,9 @@ NOTE = (
 SHOWN = 12
 """Texts on the page, of all that were attacked."""
 CAPTION = (
-    "Struck through: the token is not in the batch. Dotted: it is in the batch, in another position or text. Recovered "
-    "texts are paired with the originals by the tokens that they miss. The blind guess is for the whole batch."
+    "Green: the token is right, and where it belongs. Struck through: it is not in the batch. Dotted: it is in the "
+    "batch, in another position or text. Recovered texts are paired with the originals by the tokens that they miss. "
+    "The blind guess is for the whole batch."
 )
 LIMITS = (
     "Recall counts tokens with repeats and in any order, without padding, begin and end. It is shown next to a blind "
@@ -126,7 +127,7 @@ def marked(
     for token, true in zip(result.tokens[row].tolist(), text, strict=True):
         if token < 0 or token in ignored:
             continue
-        found.append((words(token), "" if token == true else "moved" if token in held else "wrong"))
+        found.append((words(token), "found" if token == true else "moved" if token in held else "wrong"))
     return found
 
 

@@ -213,7 +213,7 @@ def page(found: Found, made: Mapping[str, Sequence[Chart]]) -> str:
     """The page of a search with its figures by name."""
     job = found.job
     done = [trial.result for trial in found.trials if trial.result.done]
-    drawn = [interactive(charts, CAPTIONS[name]) for name, charts in made.items()]
+    drawn = [interactive(charts, CAPTIONS[name], columns=3) for name, charts in made.items()]
     left = unfinished([trial.line for trial in found.trials])
     end = "Every method has its trials." if found.finished else "The search is not finished."
     space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in job.arms}

@@ -42,8 +42,8 @@
 
   function label(name, across) {
     const words = name.split("\n");
-    if (across || name.length < 26) return words;
-    return words.flatMap((line) => line.match(/.{1,24}(?=\s|$)|.{1,24}/g).map((part) => part.trim()));
+    if (across || name.length < 30) return words;
+    return words.flatMap((line) => line.match(/.{1,28}(?=\s|$)|.{1,28}/g).map((part) => part.trim()));
   }
 
   function scale(chart, axis, name, log) {
@@ -65,7 +65,8 @@
           one.ticks = axis.ticks.map(([value]) => ({ value })).filter(({ value }) => value >= one.min && value <= one.max);
         } else if (log[name]) {
           const span = Math.log10(one.max / one.min), keep = span > 3 ? [1] : span > 1.2 ? [1, 3] : [1, 2, 5];
-          const few = one.ticks.filter(({ value }) => keep.includes(Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9))));
+          const first = (value) => value / 10 ** Math.floor(Math.log10(value) + 1e-9);
+          const few = one.ticks.filter(({ value }) => keep.some((digit) => Math.abs(first(value) - digit) < 1e-6));
           if (few.length > 1) one.ticks = few;
         }
       },
@@ -74,11 +75,15 @@
     if (number(axis.high)) found.max = axis.high;
     const ends = chart.series.flatMap((one) => name === "y" ? [...(one.low || []), ...(one.high || [])]
       : [...(one.left || []), ...(one.right || [])]).concat(at).filter((value) => number(value) && (!log[name] || value > 0));
-    if (ends.length) {
-      found.suggestedMin = Math.min(...ends);
-      found.suggestedMax = Math.max(...ends);
+    const all = chart.series.flatMap((one) => one[name] || []).filter((value) => number(value) && (!log[name] || value > 0));
+    const [low, high] = [Math.min(...all, ...ends), Math.max(...all, ...ends)];
+    if (ends.length || log[name]) {
+      // A mark at the edge would be half a mark.
+      const apart = log[name] && high > low ? Math.min(1.3, (high / low) ** 0.04 + 0.005) : at.length ? 1.03 : 1;
+      found.suggestedMin = low / apart;
+      found.suggestedMax = high * apart;
     }
-    if (!log[name] && !bars && name === "y" && !named) found.grace = "4%";
+    if (!log[name] && name === "y" && low >= 0 && low < high / 2) found.beginAtZero = true;
     return found;
   }
 

@@ -448,12 +448,11 @@ def test_curves_are_over_what_differs():
     }  # fmt: skip
     assert {name for _, name in sigma_lines([*points, best("dpsgd", None, 1.0, 3)])} == {"lsg, p 0", "lsg, p 0.5"}
     assert {name for _, name in sigma_lines([best("dpsgd", None, s, 3) for s in (0.1, 1.0)])} == {"dpsgd"}
-    assert curves(points[:1]) is None
-    assert curves([best("lsg", 0.5, 1.0, 3), best("rgp", 0.0, 1.0, 4)]) is None
-    figure = curves([*points, best("lsg", 0.9, 0.0, 160)])
-    assert [axes.get_xlabel() for axes in figure.axes] == ["sparsity p", "sigma: noise over clip norm"]
-    highest = max(float(max(line.get_ydata())) for axes in figure.axes for line in axes.get_lines())
-    assert highest == 40.0
+    assert curves(points[:1]) == ()
+    assert curves([best("lsg", 0.5, 1.0, 3), best("rgp", 0.0, 1.0, 4)]) == ()
+    charts = curves([*points, best("lsg", 0.9, 0.0, 160)])
+    assert [chart.x.label for chart in charts] == ["sparsity p", "sigma: noise over clip norm"]
+    assert max(max(one.y) for chart in charts for one in chart.series) == 40.0
     assert "drawn at 40 dB" in caption([best("lsg", 0.9, 0.0, 160)])
     assert "drawn at 40 dB" not in caption(points)
 

@@ -12,8 +12,9 @@ from simulations.compare.bytes_axis import SAME, View, bytes_markdown, make_view
 from simulations.compare.command import print_panels
 from simulations.compare.lines import lines
 from simulations.compare.output import page
-from simulations.compare.plots import accuracy_by_total_bytes, figures
-from simulations.report.figure import png
+from simulations.compare.plots import accuracy_by_total_bytes, figures, pareto
+from simulations.report.chart import keys
+from simulations.report.figure import plot, png
 from simulations.report.looks import looks
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.results import Result
@@ -102,19 +103,23 @@ def test_the_table_by_hand():
 
 
 def test_the_figure_has_a_row_an_epsilon_and_hollow_marks_for_what_is_not_private():
-    figure = accuracy_by_total_bytes(panels(lines(TABLE)))
-    axes = figure.get_axes()
-    assert len(axes) == 4
-    assert all(one.get_xscale() == "log" for one in axes)
-    for one, place in zip(axes, (1000, 5000) * 2, strict=True):
-        marks = {bar.get_label(): bar.lines[0] for bar in one.containers}
-        assert {float(mark.get_xdata()[0]) for mark in marks.values()} == {place}
-        assert {name for name, m in marks.items() if m.get_markerfacecolor() == "white"} == {"sgd, NOT PRIVATE"}
-    ends = [bar.lines[2][0].get_segments()[0][:, 1] for bar in axes[0].containers]
-    assert any(abs(end[1] - end[0] - 2 * 100 * 0.02 * 2**0.5) < 1e-6 for end in ends), "one deviation to each side"
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["lsg", "dpsgd", "sgd, NOT PRIVATE"]
-    assert png(figure).startswith(b"\x89PNG")
+    charts = accuracy_by_total_bytes(panels(lines(TABLE)))
+    assert len(charts) == 4
+    for chart, place in zip(charts, (1000, 5000) * 2, strict=True):
+        assert chart.x.log
+        assert {mark.x for mark in chart.series} == {(place,)}
+        assert {mark.name for mark in chart.series if not mark.filled} == {"sgd, NOT PRIVATE"}
+    ends = [(mark.low[0], mark.high[0]) for mark in charts[0].series]
+    assert any(abs(high - low - 2 * 100 * 0.02 * 2**0.5) < 1e-6 for low, high in ends), "one deviation to each side"
+    assert {key.name for key in keys(charts)} == {"lsg", "dpsgd", "sgd, NOT PRIVATE"}
+    assert png(plot(charts)).startswith(b"\x89PNG")
+
+
+def test_the_front_holds_what_nothing_beats():
+    """By hand: 300 bytes for 80 is beaten by 200 for 85; the most accurate one stays, though it is expensive."""
+    points = [(100.0, 70.0), (200.0, 85.0), (300.0, 80.0), (900.0, 90.0), (200.0, 60.0)]
+    assert pareto(points) == [(100.0, 70.0), (200.0, 85.0), (900.0, 90.0)]
+    assert pareto([(1.0, 0.5), (2.0, 0.7), (3.0, 0.2)], least=True) == [(1.0, 0.5), (3.0, 0.2)]
 
 
 def test_variants_of_a_method_differ_in_their_marks():
@@ -133,9 +138,9 @@ def test_learning_curves_are_over_simulated_time_if_every_run_has_a_clock():
 
     both = [timed(result(0.5), 3.0, 7.0), timed(result(0.7, seed=1), 5.0, 9.0)]
     for runs, label, places in ((both, "simulated seconds", [4, 8]), ([*both, result(0.6, seed=2)], "round", [1, 2])):
-        panel = figures(lines(runs))["learning-curves"].axes[0]
-        assert panel.get_xlabel() == label
-        assert list(panel.lines[0].get_xdata()) == places
+        chart = figures(lines(runs))["learning-curves"][0]
+        assert chart.x.label == label
+        assert list(chart.series[0].x) == places
 
 
 def test_the_page_and_the_terminal_show_the_panels():
@@ -143,7 +148,7 @@ def test_the_page_and_the_terminal_show_the_panels():
     table = lines(TABLE)
     source = page("digits", TABLE, table, view=view)
     assert "epsilon 3 at delta 1e-05" in source
-    assert source.count("<figure>") == 2
+    assert source.count('<figure class="chart">') == 2
     assert "Accuracy against bytes" not in page("digits", TABLE, table)
     assert set(figures(table, view)) == {"accuracy-total-bytes", "learning-curves"}
     assert set(figures(table)) == {"accuracy-epsilon", "accuracy-bytes", "learning-curves"}

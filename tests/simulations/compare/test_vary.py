@@ -148,15 +148,12 @@ def test_what_failed_is_named_in_its_cell():
 def test_one_setting_makes_curves_and_a_line_for_a_method_without_it():
     runs = [replace(varied(clip, 0.5, seed), varied=(("clip_norm", clip),)) for clip in CLIPS for seed in (0, 1)]
     found = lines([*runs, result(0.95, method="sgd", epsilon=None)])
-    axes = curves([line for line in found if line.mean is not None], "clip_norm").axes[0]
-    curve, flat = (handle for handle in axes.get_legend_handles_labels()[0])
-    if not hasattr(curve, "lines"):
-        curve, flat = flat, curve
-    x, y = curve.lines[0].get_data()
-    assert list(x) == list(CLIPS)
-    assert list(y) == pytest.approx([100 * accuracy(clip, 0.5) for clip in CLIPS])
-    assert axes.get_xscale() == "log"
-    assert flat.get_ydata()[0] == pytest.approx(95)
+    (chart,) = curves([line for line in found if line.mean is not None], "clip_norm")
+    curve, flat = sorted(chart.series[:2], key=lambda one: one.kind, reverse=True)
+    assert list(curve.x) == list(CLIPS)
+    assert list(curve.y) == pytest.approx([100 * accuracy(clip, 0.5) for clip in CLIPS])
+    assert chart.x.log
+    assert (flat.kind, flat.y[0]) == ("level", pytest.approx(95))
 
 
 def test_the_page_shows_the_heat_map():

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
-from simulations.report.figure import png
-from simulations.report.partition import conclusions, csv_of, figure, table
+from simulations.report.figure import plot, png
+from simulations.report.partition import BARS, charts, conclusions, csv_of, table
 from simulations.report.terminal import terminal_table
 from simulations.settings.settings import from_mapping
 
@@ -123,12 +123,25 @@ def test_the_csv_holds_everything(tmp_path):
 def test_the_plot_is_an_image_of_a_size_that_can_be_read(tmp_path, clients, classes):
     rng = np.random.default_rng(0)
     balance = balance_of((rng.integers(0, 9, (clients, classes)) + 1).tolist())
-    (tmp_path / "p.png").write_bytes(png(figure(balance)))
+    (tmp_path / "p.png").write_bytes(png(plot(charts(balance), columns=1)))
     with Image.open(tmp_path / "p.png") as image:
         assert image.format == "PNG"
         assert 700 <= image.width <= 1800
-        assert image.height == 840
+        assert 500 <= image.height <= 1300
         assert len(image.convert("RGB").getcolors(2**24) or []) > 50  # something is drawn
+
+
+@pytest.mark.parametrize("clients", [10, 10_000])
+def test_bars_are_few_and_show_all_of_what_clients_hold(clients):
+    """Every bar of shares is 100 % high; bars of counts sum to all examples."""
+    rng = np.random.default_rng(0)
+    balance = balance_of((rng.integers(0, 9, (clients, 12)) + 1).tolist())
+    bars = [one for one in charts(balance)[0].series if one.kind == "bar"]
+    assert len(bars) == 10
+    assert bars[-1].name == "other classes"
+    heights = np.sum([one.y for one in bars], axis=0)
+    assert len(heights) == min(clients, BARS)
+    assert heights == pytest.approx(balance.sizes if clients == 10 else np.full(BARS, 100.0))
 
 
 # --- the command ---
