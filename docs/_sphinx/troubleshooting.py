@@ -6,10 +6,12 @@ Each command is typed in a folder with the files of ``prepare``, and the page ha
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ WITHOUT = """
 | `--open` shows no page | no browser, or no screen | open `live.html` of the run directory in a browser of this machine |
 | accuracy stays near guessing | too much noise for the learning rate | [choosing settings](choosing.md) |
 """
-MODEL = '''import torch
+MODEL = """import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -44,7 +46,7 @@ x, y = (torch.tensor(part) for part in load_digits(return_X_y=True))
 net = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
 data = {"train": (x.float(), y), "test": (x.float(), y), "loss": nn.CrossEntropyLoss()}
 digits = fedlsg.Workload(model=lambda: net, **data)
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,14 @@ CASES = {
         Case("attack finished", "no recorded updates", "The run kept no updates: an attack has nothing to look at.",
              "Run again with `--record-updates`."),
         Case("export unfinished", "finish", "The run has no final model.", "`fedlsg resume RUN`, then export."),
-        Case("runs nowhere", "no folder", "There is no such folder of runs.", "Name the folder that you gave to `--out`."),
+        Case("runs nowhere", "no folder", "There is no such folder.", "Name the folder that has your runs."),
     ],
     "Compare and tune": [
         Case("compare digits --methods lsg,gone", "unknown method", "A method is misspelt.", "`fedlsg list methods`."),
         Case("compare digits --methods lsg --trials 3", "belongs to --search", "Trials are of a search.",
              "Say what is searched: [tuning](tuning.md)."),
-        Case("compare --grid gone.toml", "grid file", "The file is not there.", "Give its path; [its form](comparing.md#a-grid-file)."),
+        Case("compare --grid gone.toml", "grid file", "The file is not there.",
+             "Give its path; [its form](comparing.md#a-grid-file)."),
         Case("run --preset lsg", "preset", "A preset is one row of a paper.", "`fedlsg list presets lsg` lists them."),
     ],
 }  # fmt: skip
@@ -131,9 +134,10 @@ def say(command: str) -> str:
 
     words = shlex.split(command) + (["--engine", "local"] if command.startswith("run ") else [])  # no Ray is started
     said, place = io.StringIO(), f"{Path.cwd()}/"
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-        with patch.object(sys, "argv", ["fedlsg", *words]):
-            main()
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    asked = patch.object(sys, "argv", ["fedlsg", *words])
+    with contextlib.redirect_stderr(said), quiet, contextlib.suppress(SystemExit), asked:
+        main()
     return said.getvalue().strip().replace(place, "")
 
 
@@ -158,11 +162,13 @@ def page() -> str:
     return "".join([*lines, WITHOUT])
 
 
-def wrapped(error: str, width: int = 100) -> str:
-    """The error in lines; of a long list of names the middle is left out."""
-    import textwrap
+LISTS = re.compile(r"(known: |expected one of |it has )[\w\-, ]+")
+"""Lists of all names, which change with every new one."""
 
-    words = error if len(error) < 4 * width else f"{error[: 2 * width]} ... {error[-width:]}"
+
+def wrapped(error: str, width: int = 100) -> str:
+    """The error in lines, without the lists of all names."""
+    words = LISTS.sub(r"\1...", error)
     return "\n".join(textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False))
 
 

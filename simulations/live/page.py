@@ -24,25 +24,20 @@ LINE = Markup("""
  overflow-wrap: anywhere; }} @media print {{ #live {{ display: none; }} }}</style>
 <p id="live" role="status" data-version="{version}" data-gone="{gone}">{words}</p>
 """)
-SCRIPT = """
-<script data-live>(() => {
+SCRIPT = """(() => {
 const bar = () => document.getElementById("live"), pause = ms => new Promise(done => setTimeout(done, ms));
 const busy = () => document.querySelector("figure:hover, main :focus");
+const policy = page => page.querySelector("meta[http-equiv]")?.content;
 async function change() {
   const answer = await fetch("?", {cache: "no-store"});
   if (!answer.ok) throw new Error(answer.status);
   const next = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (policy(next) !== policy(document)) { location.reload(); return pause(60000); }
   const open = [...document.querySelectorAll("details")].map(one => one.open);
-  const head = next.head.innerHTML !== document.head.innerHTML;
-  if (head) document.head.replaceChildren(...next.head.childNodes);
+  document.title = next.title;
   document.body.replaceChildren(...next.body.childNodes);
   document.querySelectorAll("details").forEach((one, place) => one.open = open[place] ?? one.open);
-  if (window.fedlsg) return window.fedlsg.start(document);
-  for (const old of (head ? document : document.body).querySelectorAll("script:not([data-live]):not([type])")) {
-    const again = document.createElement("script");
-    again.textContent = old.textContent;
-    old.replaceWith(again);
-  }
+  window.fedlsg?.start(document);
 }
 async function follow() {
   for (let missed = 0; missed < 5;) {
@@ -59,16 +54,21 @@ async function follow() {
   bar().textContent = bar().dataset.gone;
 }
 follow();
-})();</script>
-"""
+})();"""
+"""A page with other scripts has another policy: it is loaded anew. Else the body alone changes."""
 
 
-PLACE = """<!DOCTYPE html>
+PLACE = (
+    """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>fedlsg run</title>
 <style>body { font: 1rem system-ui, sans-serif; }</style></head>
-<body><main><p>The page is being made.</p></main></body></html>
+<body><main><p>The page is being made.</p></main>
+<script>"""
+    + SCRIPT
+    + """</script></body></html>
 """
+)
 """Until the first page is made, which imports what makes it."""
 
 
@@ -119,15 +119,13 @@ class LivePage:
 
         result = read_run(self.folder, status=status)
         ended = OVER.format("report.html") if result.summary else STOPPED.format(self.folder)
-        return following_html(run_page(result), version, BUSY if status else ended)
+        return following_html(run_page(result, follow=SCRIPT), version, BUSY if status else ended)
 
 
 def following_html(page: str, version: str, words: str) -> bytes:
-    """A page with the line and the script that follow the run."""
+    """A page with the line that says what follows the run."""
     head, body, rest = page.partition("<body>")
-    rest, end, tail = rest.rpartition("</body>")
-    line = LINE.format(version=version, words=words, gone=GONE)
-    return "".join([head, body, line, rest, SCRIPT, end, tail]).encode()
+    return "".join([head, body, LINE.format(version=version, words=words, gone=GONE), rest]).encode()
 
 
 def _mark(path: Path) -> str:

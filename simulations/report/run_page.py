@@ -74,8 +74,8 @@ def write_run_page(run: RunDir) -> None:
         log.exception("no report.html; try again with: fedlsg report %s", run.path)
 
 
-def run_page(result: Result) -> str:
-    """The page of one run, finished or not."""
+def run_page(result: Result, *, follow: str = "") -> str:
+    """The page of one run, finished or not. ``follow``: as in ``render``."""
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
     settings = {name: _without_folders(name, value) for name, value in settings.items()}
     again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
@@ -99,7 +99,8 @@ def run_page(result: Result) -> str:
                 settings_section(result, settings),
                 _data(result),
             ),
-        )
+        ),
+        follow=follow,
     )
 
 
