@@ -20,22 +20,43 @@ from unittest.mock import patch
 FILE = Path(__file__).resolve().parents[1] / "troubleshooting.md"
 HEAD = """# Troubleshooting
 
-Every error of fedlsg is one line that says what was expected, what was found, and what to do. Search this page for a word of yours.
-`python -m docs._sphinx.troubleshooting` typed these commands and wrote down what came. For two hospitals there are
-[refusals](deployment.md#11-what-a-refusal-looks-like) and [faults](deployment.md#15-faults); for layers, [the list](layers.md).
+Every error of fedlsg is one line that says what was expected, what was found, and what to do. Search this page for a
+word of yours. `python -m docs._sphinx.troubleshooting` typed these commands and wrote down what came. Two hospitals
+have a list of [refusals](deployment.md#11-what-a-refusal-looks-like) and of [faults](deployment.md#15-faults).
 """
-WITHOUT = """
-## It does not start, or stops without an error
-
-| you see | cause | fix |
-|---|---|---|
-| `fedlsg: command not found` | the environment is not active in this terminal | `. .venv/bin/activate`, or `.venv/bin/fedlsg` |
-| Ray does not start, or the machine has one core | Ray needs several processes and shared memory | `fedlsg run --engine local`: the same algorithm in one process |
-| `Killed` | no memory is left | `--workers 1`, a smaller `--batch-size`, or `--engine local` |
-| you pressed Ctrl-C, or the machine stopped | the finished rounds are on disk | `fedlsg resume RUN`; nothing is charged twice |
-| `--open` shows no page | no browser, or no screen | open `live.html` of the run directory in a browser of this machine |
-| accuracy stays near guessing | too much noise for the learning rate | [choosing settings](choosing.md) |
-"""
+WITHOUT = (
+    (
+        "`fedlsg: command not found`",
+        "the environment is not active in this terminal",
+        "`. .venv/bin/activate`, or `.venv/bin/fedlsg`",
+    ),
+    (
+        "Ray does not start, or the machine has one core",
+        "Ray needs several processes and shared memory",
+        "`fedlsg run --engine local`: the same algorithm in one process",
+    ),
+    (
+        "`Killed`",
+        "no memory is left",
+        "`--workers 1`, a smaller `--batch-size`, or `--engine local`",
+    ),
+    (
+        "you pressed Ctrl-C, or the machine stopped",
+        "the finished rounds are on disk",
+        "`fedlsg resume RUN`; nothing is charged twice",
+    ),
+    (
+        "`--open` shows no page",
+        "no browser, or no screen",
+        "open `live.html` of the run directory in a browser of this machine",
+    ),
+    (
+        "accuracy stays near guessing",
+        "too much noise for the learning rate",
+        "[choosing settings](choosing.md)",
+    ),
+)
+"""What is seen, its cause and its fix, where no error of fedlsg comes."""
 MODEL = """import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -82,7 +103,7 @@ CASES = {
     "Use your own model and data": [
         Case("run gone.py:model", "no file", "The path is relative to the folder that you are in.",
              "Check the folder, or give the whole path."),
-        Case("run mine.py:model", "has no", "The file has no such name.", "Name a workload of the file: [how](own.md)."),
+        Case("run mine.py:model", "has no", "The file has no such name.", "Name a workload that it has: [how](own.md)."),
         Case("run batchnorm.py:digits", "BatchNorm",
              "BatchNorm mixes examples, so no example has a gradient of its own.",
              "`fedlsg.make_supported(model)` puts GroupNorm in its place: [layers](layers.md)."),
@@ -159,7 +180,9 @@ def page() -> str:
         lines += [f"\n## {chapter}\n"] if chapter != before else []
         before = chapter
         lines.append(f"\n```text\n$ fedlsg {case.command}\n{wrapped(error)}\n```\n\n{case.cause} **Fix:** {case.fix}\n")
-    return "".join([*lines, WITHOUT])
+    table = ("you see", "cause", "fix"), ("---",) * 3, *WITHOUT
+    rows = [f"| {' | '.join(row)} |\n" for row in table]
+    return "".join([*lines, "\n## It does not start, or stops without an error\n\n", *rows])
 
 
 LISTS = re.compile(r"(known: |expected one of |it has )[\w\-, ]+")
