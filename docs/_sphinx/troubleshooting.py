@@ -103,7 +103,7 @@ CASES = {
     "Use your own model and data": [
         Case("run gone.py:model", "no file", "The path is relative to the folder that you are in.",
              "Check the folder, or give the whole path."),
-        Case("run mine.py:model", "has no", "The file has no such name.", "Name a workload that it has: [how](own.md)."),
+        Case("run mine.py:model", "has no", "The file has no such name.", "Name one that it has: [how](own.md)."),
         Case("run batchnorm.py:digits", "BatchNorm",
              "BatchNorm mixes examples, so no example has a gradient of its own.",
              "`fedlsg.make_supported(model)` puts GroupNorm in its place: [layers](layers.md)."),
