@@ -168,12 +168,12 @@ def page(
             kind="fedlsg attack",
             title="What the updates give away",
             lead=lead,
-            headline=sentence(runs[0].verdict) if alone else "",
+            headline=_headline(runs),
             badge=outcome(runs),
             warnings=(WARNING,),
             sections=sections(
-                ("" if alone else "In short", [] if alone else [in_short(runs)]),
                 ("Originals and what was recovered", _shown(runs)),
+                ("In short", [] if alone else [in_short(runs)]),
                 ("Over sparsity and noise", [] if curves is None else [curves]),
                 *(_section(one, alone=alone) for one in runs),
                 Section(title="What the adversary is granted", parts=assumptions, folded=True),
@@ -186,6 +186,12 @@ def page(
 def sentence(verdict: str) -> str:
     """A verdict with a capital and a full stop."""
     return f"{verdict[:1].upper()}{verdict[1:]}{'' if verdict.endswith('.') else '.'}"
+
+
+def _headline(runs: Sequence[Findings]) -> str:
+    """The verdict on the only run, or on the one of which most was recovered."""
+    worst = max(runs, key=lambda one: (one.verdict.startswith(LEAK), -math.inf if one.best is None else one.best.gain))
+    return sentence(worst.verdict if len(runs) == 1 else f"{worst.label}: {worst.verdict}")
 
 
 def outcome(runs: Sequence[Findings]) -> tuple[str, Badge]:
@@ -228,7 +234,8 @@ def in_short(runs: Sequence[Findings]) -> Table:
 def _section(one: Findings, *, alone: bool) -> Section:
     notes = (Text(words=words, style="note") for words in refusals(one))
     verdict = () if alone else (Text(words=sentence(one.verdict), style="verdict"),)
-    return Section(title=f"Numbers: {one.label}", parts=(*verdict, one.table, facts_of(one.facts), *notes))
+    parts = (*verdict, one.table, facts_of(one.facts), *notes)
+    return Section(title=f"Numbers: {one.label}", parts=parts, folded=not alone)
 
 
 def refusals(one: Findings) -> list[str]:

@@ -140,6 +140,7 @@ def test_the_dark_is_dark_and_paper_is_light_with_all_settings(browser, made_pag
 
 TOOLTIP = "Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]).tooltip"
 SHOWN = f"{TOOLTIP}.opacity && {TOOLTIP}.body.flatMap(part => part.lines)"
+EMPTY = "Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]).data.datasets.every(one => !one.data.length)"
 SPAN = "(one => one.scales.x.max - one.scales.x.min)(Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]))"
 DRAWN = tuple(kind for kind in KINDS if kind not in ("attack",))
 """Pages with figures that answer."""
@@ -158,9 +159,7 @@ def test_figures_answer_to_pointer_buttons_and_keys(kind, browser, made_pages):
         box = chart.bounding_box()
         tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         chart.press("ArrowRight")
-        empty = tab.evaluate(
-            f"Chart.getChart(document.querySelectorAll('canvas')[{at}]).data.datasets.every(o => !o.data.length)"
-        )
+        empty = tab.evaluate(EMPTY.format(at))
         assert empty or tab.evaluate(SHOWN.format(at, at)), "values are shown"
         assert empty or chart.locator("xpath=../../p[@aria-live]").text_content(), "and said aloud"
         whole = tab.evaluate(SPAN.format(at))
@@ -193,14 +192,14 @@ def test_figures_answer_to_pointer_buttons_and_keys(kind, browser, made_pages):
 
 
 def test_a_table_sorts_by_values_and_filters(browser, made_pages):
-    """By hand: accuracies of the page's made-up results, within their groups; losses of no column mix words and numbers."""
+    """By values, within each group of rows; the filter leaves the rows that hold its words."""
     visit = Visit(browser, made_pages["compare"])
     table = visit.tab.locator("table.data").first
     heading = table.locator("th", has_text="accuracy, %")
     place = heading.evaluate("one => one.cellIndex")
-    numbers = "(table, place) => [...table.tBodies].map(body => [...body.rows].filter(row => !row.classList.contains('group'))"
-    numbers += ".map(row => row.cells[place].dataset.v).filter(Boolean).map(Number))"
-    read = f"table => ({numbers})(table, {place})"
+    rows = "[...body.rows].filter(row => !row.classList.contains('group'))"
+    numbers = f"{rows}.map(row => row.cells[{place}].dataset.v).filter(Boolean).map(Number)"
+    read = f"table => [...table.tBodies].map(body => {numbers})"
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "ascending"
     assert all(group == sorted(group) for group in table.evaluate(read))
