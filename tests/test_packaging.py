@@ -13,6 +13,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from simulations.cli.docs import pages_of
+from simulations.report.render import LIBRARIES
 from strategies.federation.code_identity import OUTSIDE, PACKAGES, identity_of, own_identity
 from tests.places import REPOSITORY
 
@@ -111,6 +112,8 @@ def test_the_wheel_carries_its_dependencies(wheel):
         re.split(r"[\[<>=]", line)[0] for line in listed
     }
     assert {f"{package}/py.typed" for package in PACKAGES} < set(names)
+    drawing = {f"simulations/report/assets/{name}" for name in (*LIBRARIES, "page.js", "LICENSES.txt")}
+    assert drawing < set(names)
     pages = {f"simulations/documentation/{name}.md" for name in pages_of(ROOT / "docs")}  # what `fedlsg docs` shows
     assert {name for name in names if name.endswith(".md")} == pages
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fedlsg", "strategies", "simulations"}

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from simulations.report.colours import BLUE, GREY
 
 Kind = Literal["line", "band", "bar", "level", "upright"]
-Dashes = Literal["-", "--", ":", "-."]
 Unit = Literal["", "bytes", "%"]
 Values = Sequence[float | None]
 
@@ -58,7 +57,7 @@ class Series:
     right: Values = ()
     kind: Kind = "line"
     colour: str = BLUE
-    dashes: Dashes = "-"
+    dashes: str = "-"
     marker: str = ""
     filled: bool = True
     line: bool = True
@@ -106,14 +105,17 @@ def guessing(at: float, *, upright: bool = False) -> Series:
     return level(at, GUESSING, GREY, ":", upright=upright)
 
 
-def level(at: float, name: str, colour: str, dashes: Dashes = "--", *, upright: bool = False) -> Series:
+def level(at: float, name: str, colour: str, dashes: str = "--", *, upright: bool = False) -> Series:
     """A line across the whole chart, or up."""
-    place = {"x": (at,)} if upright else {"y": (at,)}
-    return Series(name=name, kind="upright" if upright else "level", colour=colour, dashes=dashes, **place)
+    kind: Kind = "upright" if upright else "level"
+    x: Values = (at,) if upright else ()
+    return Series(name=name, kind=kind, x=x, y=() if upright else (at,), colour=colour, dashes=dashes)
 
 
 def spaced(ticks: Sequence[tuple[float, str]], *, log: bool = False) -> tuple[tuple[float, str], ...]:
     """Ticks in ascending order without those whose names would cover the one before; the last one stays."""
+    if not ticks:
+        return ()
     places = [math.log(at) if log else at for at, _ in ticks]
     across = (places[-1] - places[0]) or 1.0
     kept: list[int] = []

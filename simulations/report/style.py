@@ -146,6 +146,13 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .headline { font-size: 1.1rem; }
   .one { --words: 1.15; }
   .two, .three { grid-template-columns: 1fr; }
+  .cards, .cards tbody, .cards tbody tr, .cards tbody th, .cards td, .cards caption { display: block; }
+  .cards thead tr { display: flex; flex-wrap: wrap; }
+  .cards thead th { border: 0; padding: .1rem .8rem .1rem 0; }
+  .cards tbody tr { border-bottom: 2px solid var(--bar); padding: .4rem 0; }
+  .cards tbody th { text-align: left; font-weight: 600; border: 0; padding: .1rem 0; white-space: normal; }
+  .cards td, .cards td:last-child { border: 0; padding: .1rem 0; white-space: normal; min-width: 0; text-align: right; }
+  .cards td::before { content: attr(data-label); float: left; color: var(--dim); font-weight: 400; margin-right: 1rem; }
   img { max-width: none; }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }
   .tiles li { padding: .5rem .7rem .6rem; }

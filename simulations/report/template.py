@@ -16,8 +16,8 @@ TEMPLATE = """<!DOCTYPE html>
 </dl>
 {% endmacro %}
 {% macro table(part, title) %}
-<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}">
-<table class="{{ "chosen" if part.chosen else "data" }}">
+<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
+ class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 4 %} cards{% endif %}{% endif %}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
 {% if part.chosen %}
 <style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
@@ -45,7 +45,8 @@ TEMPLATE = """<!DOCTYPE html>
 {% set at = loop.index0 %}
 <td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
 {%- elif at in row.best %} class="best"{% endif %}
-{%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}>
+{%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
+{%- if part.columns | length > 4 %} data-label="{{ part.columns[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
 {% endif %}
 {% endfor %}

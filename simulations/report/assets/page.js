@@ -84,6 +84,7 @@
       found.suggestedMax = high * apart;
     }
     if (!log[name] && name === "y" && low >= 0 && low < high / 2) found.beginAtZero = true;
+    if (!log[name] && name === "y" && !named && !bars && !(axis.unit === "%" && high > 90)) found.grace = "4%";
     return found;
   }
 
