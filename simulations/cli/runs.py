@@ -20,7 +20,7 @@ class RunsCommand(typer.core.TyperCommand):
 
 
 def _each(args: Sequence[str]) -> list[str]:
-    found, inside = [], False
+    found, inside = list[str](), False
     for word in args:
         repeated = inside and not word.startswith("-") and found[-1] != COMPARE
         found += [COMPARE, word] if repeated else [word]
