@@ -139,12 +139,16 @@ def read_all(folder: Path, say: Say) -> list[Listed]:
     """Every run of a folder that can be read; ``say`` is told of the others."""
     found = []
     for path in find_runs(folder):
-        name = path.name if path == folder else path.relative_to(folder).as_posix().replace(f"/{CELLS}/", "/")
+        name = _name(folder, path)
         try:
             found.append(listed(path, name))
         except Exception as error:  # files of another's: whatever is in them, the other runs are listed
             say(printable(f"left out: {name}: {' '.join(str(error).split()) or type(error).__name__}"))
     return found
+
+
+def _name(folder: Path, path: Path) -> str:
+    return path.name if path == folder else path.relative_to(folder).as_posix().replace(f"/{CELLS}/", "/")
 
 
 def listed(path: Path, name: str) -> Listed:
@@ -177,7 +181,8 @@ def chosen(folder: Path, names: Sequence[str], say: Say) -> list[Listed]:
     found = []
     for name in names:
         inside = [path for path in (folder / name, Path(name).expanduser()) if (path / "config.toml").exists()]
-        inside += [path for path in find_runs(folder) if path.parent.name == CELLS and name == path.name]
+        if not inside and folder.is_dir():
+            inside = [path for path in find_runs(folder) if name in (path.name, _name(folder, path))]
         if not inside:
             raise ValueError(f"unknown run {name!r}: expected a name of fedlsg runs {folder}, or a run directory")
         open_run(inside[0], RESULTS, lambda line: say(printable(line)))
