@@ -83,7 +83,7 @@ class Case:
 CASES = {
     "Type a command": [
         Case("run --epsilom 3", "did you mean", "An option is misspelt.",
-             "Take the name that the error offers; `fedlsg run --help-all` lists all."),
+             "Take the name that the error offers; `fedlsg settings` lists all."),
         Case("run -c learning_rte=0.1", "unknown setting", "A setting is misspelt.", "`fedlsg settings` lists all."),
         Case("run --seed 1 2", "takes one value", "An option takes one value, and two were given.",
              "For several seeds: `fedlsg compare digits --seeds 2`."),
