@@ -10,19 +10,16 @@ from time import monotonic, sleep
 from simulations.live.browser import open_file
 from simulations.live.page import ENTRY, LAST_SECONDS, LivePage
 from simulations.live.server import LiveServer
+from simulations.report.template import LIVE_ENTRY
 from simulations.rundir.files.atomic import write_atomically
 
 RECENT = 20.0
 """A browser that asked, or was started, so many seconds ago is still there."""
-LEADS = """<!DOCTYPE html>
-<meta charset="utf-8"><meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={url}">
-<title>fedlsg run</title><p><a href="{url}">The page of this run, while it is going on</a></p>
-"""
 
 
 def write_entry(path: Path, url: str) -> None:
     """The file that leads the owner's browser to the page. Raises PermissionError where others could read it."""
-    write_atomically(path, LEADS.format(url=url).encode(), durable=False, private=True)
+    write_atomically(path, LIVE_ENTRY.format(url=url).encode(), durable=False, private=True)
     if os.name == "posix" and path.stat().st_mode & 0o077:
         path.unlink()
         raise PermissionError(f"others could read {path}: its disk has no modes of files")

@@ -7,6 +7,8 @@ from time import monotonic, thread_time
 
 from markupsafe import Markup
 
+from simulations.report.template import LIVE_LINE, LIVE_START
+
 ENTRY = "live.html"
 """The file that leads the owner's browser to the page: nobody else can read it, and it is removed at the end."""
 LAST_SECONDS = 5.0
@@ -19,11 +21,6 @@ BUSY = "The run is going on. This page follows it."
 OVER = "The run has ended, and nothing follows it any more. This page stays as {} in its folder."
 STOPPED = "The run was interrupted, and nothing follows it any more. To continue it: fedlsg resume {}"
 GONE = "No answer any more. The run may have been killed: fedlsg runs says so."
-LINE = Markup("""
-<style>#live {{ margin: 0; padding: .45rem 1rem; font-size: .875rem; background: var(--panel, #8882);
- overflow-wrap: anywhere; }} @media print {{ #live {{ display: none; }} }}</style>
-<p id="live" role="status" data-version="{version}" data-gone="{gone}">{words}</p>
-""")
 SCRIPT = """(() => {
 const bar = () => document.getElementById("live"), pause = ms => new Promise(done => setTimeout(done, ms));
 const busy = () => document.querySelector("figure:hover, main :focus");
@@ -58,20 +55,6 @@ follow();
 """A page with other scripts has another policy: it is loaded anew. Else the body alone changes."""
 
 
-PLACE = (
-    """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>fedlsg run</title>
-<style>body { font: 1rem system-ui, sans-serif; }</style></head>
-<body><main><p>The page is being made.</p></main>
-<script>"""
-    + SCRIPT
-    + """</script></body></html>
-"""
-)
-"""Until the first page is made, which imports what makes it."""
-
-
 @dataclass
 class LivePage:
     """The page of one run directory. One thread calls ``refresh`` and ``finish``; others read what was ``made``."""
@@ -86,7 +69,7 @@ class LivePage:
     _next: float = 0.0
 
     def __post_init__(self) -> None:
-        self.made = "starting", following_html(PLACE, "starting", BUSY)
+        self.made = "starting", following_html(LIVE_START.replace("SCRIPT", SCRIPT), "starting", BUSY)
 
     def give(self) -> bytes:
         """The page for a browser."""
@@ -125,7 +108,7 @@ class LivePage:
 def following_html(page: str, version: str, words: str) -> bytes:
     """A page with the line that says what follows the run."""
     head, body, rest = page.partition("<body>")
-    return "".join([head, body, LINE.format(version=version, words=words, gone=GONE), rest]).encode()
+    return "".join([head, body, Markup(LIVE_LINE).format(version=version, words=words, gone=GONE), rest]).encode()
 
 
 def _mark(path: Path) -> str:

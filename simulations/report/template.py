@@ -212,6 +212,25 @@ TEMPLATE = """<!DOCTYPE html>
 </body>
 </html>
 """
+LIVE_LINE = """
+<style>#live {{ margin: 0; padding: .45rem 1rem; font-size: .875rem; background: var(--panel, #8882);
+ overflow-wrap: anywhere; }} @media print {{ #live {{ display: none; }} }}</style>
+<p id="live" role="status" data-version="{version}" data-gone="{gone}">{words}</p>
+"""
+"""At the top of a page that follows a run: for ``Markup.format``."""
+LIVE_START = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>fedlsg run</title>
+<style>body { font: 1rem system-ui, sans-serif; }</style></head>
+<body><main><p>The page is being made.</p></main>
+<script>SCRIPT</script></body></html>
+"""
+"""Until the first page of a run is made."""
+LIVE_ENTRY = """<!DOCTYPE html>
+<meta charset="utf-8"><meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={url}">
+<title>fedlsg run</title><p><a href="{url}">The page of this run, while it is going on</a></p>
+"""
+"""The file that leads a browser to it."""
 
 
 def notebook_cell(rows: Iterable[tuple[str, str]], image: tuple[str, str, int] | None) -> str:
