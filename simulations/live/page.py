@@ -7,7 +7,7 @@ from time import monotonic, thread_time
 
 from markupsafe import Markup
 
-from simulations.report.template import LIVE_LINE, LIVE_START
+from simulations.report.template import BODY, LIVE_LINE, LIVE_START
 
 ENTRY = "live.html"
 """The file that leads the owner's browser to the page: nobody else can read it, and it is removed at the end."""
@@ -107,7 +107,7 @@ class LivePage:
 
 def following_html(page: str, version: str, words: str) -> bytes:
     """A page with the line that says what follows the run."""
-    head, body, rest = page.partition("<body>")
+    head, body, rest = page.partition(BODY)
     return "".join([head, body, Markup(LIVE_LINE).format(version=version, words=words, gone=GONE), rest]).encode()
 
 

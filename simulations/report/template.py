@@ -212,6 +212,7 @@ TEMPLATE = """<!DOCTYPE html>
 </body>
 </html>
 """
+BODY = "<body>"
 LIVE_LINE = """
 <style>#live {{ margin: 0; padding: .45rem 1rem; font-size: .875rem; background: var(--panel, #8882);
  overflow-wrap: anywhere; }} @media print {{ #live {{ display: none; }} }}</style>
