@@ -90,17 +90,17 @@ def unit_of(table: Iterable[Line]) -> Any:
 def _dots(table: Sequence[Line], looks: Looks) -> Charts:
     ordered = sorted(table, key=order, reverse=True)
     series = []
-    for y, line in enumerate(ordered):
+    for place, line in enumerate(ordered):
         (mean,), (sd,) = heights([line])
         colour, marker, _ = looks[line.name]
         series.append(
             Series(
-                x=(mean,), y=(y,), left=(mean - sd,), right=(mean + sd,), colour=colour, marker=marker, line=False,
+                x=(mean,), y=(place,), left=(mean - sd,), right=(mean + sd,), colour=colour, marker=marker, line=False,
                 filled=line.private is not False,
             )
         )  # fmt: skip
     epsilon = next((f", epsilon {line.epsilon_target:g}" for line in table if line.epsilon_target is not None), "")
-    names = tuple((float(y), marked(line)) for y, line in enumerate(ordered))
+    names = tuple((float(place), marked(line)) for place, line in enumerate(ordered))
     x = Axis(label=f"{measured(table)}{epsilon}", unit=unit_of(table))
     y = Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4)
     levels = chance(table, upright=True)

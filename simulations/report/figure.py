@@ -16,6 +16,7 @@ from simulations.report.chart import (
     GUESSING,
     Chart,
     Series,
+    Values,
     chart_data,
     describe,
     is_number,
@@ -151,8 +152,8 @@ def draw_chart(axes: "Axes", chart: Chart) -> None:
 def _draw(axes: "Axes", one: Series, below: dict[float, float]) -> None:
     label = wrap(one.name) or None
     if one.kind in ("level", "upright"):
-        mark, at = (axes.axhline, one.y[0]) if one.kind == "level" else (axes.axvline, one.x[0])
-        mark(at, color=one.colour, linestyle=one.dashes, linewidth=1.2, label=label)
+        mark: Any = axes.axhline if one.kind == "level" else axes.axvline
+        mark((one.y or one.x)[0], color=one.colour, linestyle=one.dashes, linewidth=1.2, label=label)
         return
     points = [p for p in zip(*_padded(one), strict=True) if is_number(p[0]) and is_number(p[1])]
     x, y, low, high, left, right = (list(part) for part in zip(*points, strict=True)) if points else ([],) * 6
@@ -164,17 +165,23 @@ def _draw(axes: "Axes", one: Series, below: dict[float, float]) -> None:
         below.update({place: below.get(place, 0.0) + height for place, height in zip(x, y, strict=True)})
         axes.grid(visible=False, axis="x")
     else:
-        reach = {
-            name: [[abs(at - a), abs(b - at)] for at, a, b in zip(place, *ends, strict=True)]
-            for name, place, ends in (("yerr", y, (low, high)), ("xerr", x, (left, right)))
-            if ends[0] and is_number(ends[0][0])
-        }
         axes.errorbar(
             x, y, color=one.colour, linestyle=one.dashes if one.line else "none", capsize=2, label=label,
             marker=one.marker or ("o" if len(x) == 1 else ""), markerfacecolor=one.colour if one.filled else WHITE,
             drawstyle="steps-post" if one.steps else "default",
-            **{name: [list(side) for side in zip(*ends, strict=True)] for name, ends in reach.items()},
+            yerr=_reach(y, low, high), xerr=_reach(x, left, right),
         )  # fmt: skip
+
+
+def _reach(places: Values, low: Values, high: Values) -> Any:
+    """Lengths of error bars to both sides, 0 where a point has none; None where no point has any."""
+    if not any(map(is_number, low)):
+        return None
+    known: list[Any] = [
+        (at, a, b) if is_number(a) and is_number(b) else (at, at, at)
+        for at, a, b in zip(places, low, high, strict=True)
+    ]
+    return [[abs(at - a) for at, a, _ in known], [abs(b - at) for at, _, b in known]]
 
 
 def _padded(one: Series) -> list[Sequence[float | None]]:

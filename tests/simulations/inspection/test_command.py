@@ -35,6 +35,7 @@ from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
 from simulations.workloads.images.augment import crop
 from tests.fedlsg.support.own_methods import OWN_RECIPE
+from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
 
 HIDDEN = "hidden.weight"
@@ -309,11 +310,11 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
             assert np.asarray(picture.convert("L")).std() > 5  # something is drawn
     html = (out / "inspection.html").read_text()
     assert "NOT PRIVATE" in html
-    assert html.count("<figure>") == len(list(out.glob("*.png")))
+    assert html.count("<figure") == len(list(out.glob("*.png")))
     assert html.count("data:image/webp;base64,") == len(list(out.glob("intensity-*.png")))
     clipped = 100 * written["clipping"][0]["clipped"]
     assert f"shortens the gradients of {clipped:.0f}\u00a0% of" in html
-    assert "http" not in html.replace("http://www.w3.org", "")
+    assert "http" not in without_scripts(html).replace("http://www.w3.org", "")
     assert resume_local(stopped.path).rows[-1].round == 2
 
 
