@@ -21,6 +21,7 @@ from simulations.callbacks.named import named
 from simulations.engines import engine
 from simulations.engines.lost import RayLostError, last_word
 from simulations.engines.memory import limited_memory
+from simulations.live.follow import following
 from simulations.plan.advice import advice, embeddings_line, guessing_line, torch_func_line
 from simulations.plan.continuity import begin, check_unchanged
 from simulations.plan.noise import CLAIM, batches_line, rho_line, sum_line
@@ -46,8 +47,8 @@ from simulations.settings.settings import as_config, from_mapping, names_given
 KILLED = "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was lost"
 
 
-def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
-    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind."""
+def run_command(given: dict[str, Any], out: str | None, console: Console, *, opens: bool = False) -> None:
+    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page follows the run."""
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
     settings = from_mapping(from_root(resolve(given)))
@@ -58,16 +59,19 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     begin(plan, directory)
     announce(plan, console)
-    execute(plan, directory, console, callbacks=callbacks)
+    with following(directory.path, console) if opens else nullcontext():
+        execute(plan, directory, console, callbacks=callbacks)
 
 
 def resume_command(
-    path: str, console: Console, named_code: Mapping[str, object] = NOTHING, *, trust_code: bool = False
-) -> None:
+    path: str, console: Console, named_code: Mapping[str, object] = NOTHING, *, trust_code: bool = False,
+    opens: bool = False,
+) -> None:  # fmt: skip
     """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as ``allow_code`` allows."""
     directory = RunDir.open(path)
     plan = continued(directory, console, named_code, trust_code=trust_code)
-    execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
+    with following(directory.path, console) if opens else nullcontext():
+        execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
 
 
 def continued(

@@ -26,6 +26,7 @@ from simulations.cli.exports import export, payload
 from simulations.cli.first_steps import print_first_steps
 from simulations.cli.options import (
     Choice,
+    Opens,
     OwnCode,
     OwnMethod,
     OwnWorkload,
@@ -36,6 +37,7 @@ from simulations.cli.options import (
     option,
     starting,
 )
+from simulations.cli.runs import RunsCommand, runs
 from simulations.cli.with_settings import WithSettings
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
@@ -80,6 +82,7 @@ def run(
         typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists all."),
     ] = None,
     out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
+    opens: Opens = False,
     ray_address: RayAddress = None,
     config: Choice = None,
 ) -> None:
@@ -97,7 +100,7 @@ def run(
         with starting():
             from simulations.run import run_command
 
-        run_command(given, out, console)
+        run_command(given, out, console, opens=opens)
 
 
 @app.command(cls=WithSettings, short_help="What a run would send, spend and take; trains nothing.")
@@ -128,6 +131,7 @@ def resume(
     workload: OwnWorkload = None,
     method: OwnMethod = None,
     trust_code: TrustCode = False,
+    opens: Opens = False,
     ray_address: RayAddress = None,
     config: OwnCode = None,
 ) -> None:
@@ -144,11 +148,12 @@ def resume(
         with starting():
             from simulations.run import resume_command
 
-        resume_command(directory, console, named, trust_code=trust_code)
+        resume_command(directory, console, named, trust_code=trust_code, opens=opens)
 
 
 app.command(cls=WithSettings, short_help="A grid of runs: one table, plots and report.html.")(compare)
 app.command()(report)
+app.command(cls=RunsCommand, short_help="The runs of a folder: list, sort, compare chosen ones.")(runs)
 
 
 @app.command(short_help="Noise multiplier for an epsilon, or the other way round.")

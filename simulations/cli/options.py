@@ -72,3 +72,4 @@ Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="A s
 RayAddress = Annotated[
     str | None, option(help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own.")
 ]
+Opens = Annotated[bool, option("--open", help="Open a page in the browser that follows the run.")]

@@ -58,6 +58,8 @@ class Row:
     """Of the cells, by which a page sorts them; empty: by the words."""
     best: frozenset[int] = frozenset()
     """Positions of cells that are the best of their column."""
+    ticked: bool | None = None
+    """Whether its box is ticked; None: it has none. The columns of a ``chosen`` table follow these boxes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ class Table:
 
     left: positions of columns of words, which are aligned on the left and may be folded; numbers are on the right.
     optional: positions of columns that a narrow terminal leaves out, in this order; a page has them all.
+    chosen: a page shows only columns whose row of the table before has a ticked box.
     """
 
     kind: ClassVar[str] = "table"
@@ -75,6 +78,7 @@ class Table:
     note: str = ""
     left: tuple[int, ...] = (0,)
     optional: tuple[int, ...] = ()
+    chosen: bool = False
 
     @property
     def markdown(self) -> str:

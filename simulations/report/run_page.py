@@ -74,8 +74,8 @@ def write_run_page(run: RunDir) -> None:
         log.exception("no report.html; try again with: fedlsg report %s", run.path)
 
 
-def run_page(result: Result) -> str:
-    """The page of one run, finished or not."""
+def run_page(result: Result, *, follow: str = "") -> str:
+    """The page of one run, finished or not. ``follow``: as in ``render``."""
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
     settings = {name: _without_folders(name, value) for name, value in settings.items()}
     again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
@@ -99,7 +99,8 @@ def run_page(result: Result) -> str:
                 settings_section(result, settings),
                 _data(result),
             ),
-        )
+        ),
+        follow=follow,
     )
 
 
@@ -175,9 +176,9 @@ def _is_named(result: Result) -> bool:
 def _warnings(result: Result) -> list[str]:
     """What a reader must not overlook."""
     found = []
-    if not result.done:
+    if not result.done and result.status != "running":
         found.append(f"{result.status}: {result.reason or 'this run is not finished; continue it with fedlsg resume'}")
-    elif not result.private:
+    elif result.done and not result.private:
         found.append(privacy_line(result.summary))
     measured = [] if result.accuracy is None else [result.accuracy]
     if result.done and measured and result.chance is not None and not beats_chance(measured, result.chance):

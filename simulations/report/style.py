@@ -84,6 +84,8 @@ button, input { font: inherit; color: inherit; }
 th button { background: none; border: 0; padding: 0; margin: 0; font-weight: inherit; cursor: pointer;
   white-space: nowrap; }
 th button:hover { text-decoration: underline; }
+.chosen td { vertical-align: top; }
+th input[type=checkbox] { width: 1.1rem; height: 1.1rem; margin: 0 .45rem 0 0; vertical-align: -.2rem; }
 th button::after { content: "↕"; color: var(--dim); font-size: .75em; margin-left: .25em; }
 th[aria-sort=ascending] button::after { content: "↑"; color: var(--link); }
 th[aria-sort=descending] button::after { content: "↓"; color: var(--link); }

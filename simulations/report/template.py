@@ -17,9 +17,14 @@ TEMPLATE = """<!DOCTYPE html>
 {% endmacro %}
 {% macro table(part, title) %}
 <div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
- class="data{% if part.columns | length > 4 %} cards{% endif %}">
+ class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 4 %} cards{% endif %}{% endif %}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
-<thead><tr>{% for name in part.columns %}<th scope="col"{% if loop.index0 in part.left %} class="left"{% endif %}>
+{% if part.chosen %}
+<style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
+{%- endfor %} .none { display: none; }</style>
+{% endif %}
+<thead><tr>{% for name in part.columns %}<th scope="col" class="{% if loop.index0 in part.left %}left{% endif %}
+{%- if part.chosen %} pick-{{ loop.index0 }}{% endif %}">
 {{- name }}</th>
 {%- endfor %}</tr></thead>
 <tbody>
@@ -29,14 +34,17 @@ TEMPLATE = """<!DOCTYPE html>
 <tr class="group"><th scope="rowgroup" colspan="{{ part.columns | length }}">{{ row.group }}</th></tr>
 {% endif %}
 <tr{% if row.style %} class="{{ row.style }}"{% endif %}>
+{% set row_at = loop.index %}
 {% for cell in row.cells %}
 {% if loop.first %}
 <th scope="row"{% if loop.index0 in part.left %} class="left"{% endif %}>
 {%- if row.colour %}<span class="dot" style="background: {{ row.colour }}"></span>{% endif -%}
-{{ cell }}</th>
+{% if row.ticked is not none %}<input type="checkbox" id="tick-{{ row_at }}" aria-label="compare {{ cell }}"
+{%- if row.ticked %} checked{% endif %}> {% endif %}{{ cell }}</th>
 {% else %}
 {% set at = loop.index0 %}
-<td{% if at in part.left %} class="left"{% elif at in row.best %} class="best"{% endif %}
+<td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
+{%- elif at in row.best %} class="best"{% endif %}
 {%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
 {%- if part.columns | length > 4 %} data-label="{{ part.columns[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
@@ -204,6 +212,26 @@ TEMPLATE = """<!DOCTYPE html>
 </body>
 </html>
 """
+BODY = "<body>"
+LIVE_LINE = """
+<style>#live {{ margin: 0; padding: .45rem 1rem; font-size: .875rem; background: var(--panel, #8882);
+ overflow-wrap: anywhere; }} @media print {{ #live {{ display: none; }} }}</style>
+<p id="live" role="status" data-version="{version}" data-gone="{gone}">{words}</p>
+"""
+"""At the top of a page that follows a run: for ``Markup.format``."""
+LIVE_START = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>fedlsg run</title>
+<style>body { font: 1rem system-ui, sans-serif; }</style></head>
+<body><main><p>The page is being made.</p></main>
+<script>SCRIPT</script></body></html>
+"""
+"""Until the first page of a run is made."""
+LIVE_ENTRY = """<!DOCTYPE html>
+<meta charset="utf-8"><meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={url}">
+<title>fedlsg run</title><p><a href="{url}">The page of this run, while it is going on</a></p>
+"""
+"""The file that leads a browser to it."""
 
 
 def notebook_cell(rows: Iterable[tuple[str, str]], image: tuple[str, str, int] | None) -> str:

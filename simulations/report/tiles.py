@@ -26,7 +26,7 @@ def privacy_badge(result: Result) -> tuple[str, Badge]:
     """Private, not private, or private for some readers only: the server is trusted, or clients know each other's."""
     summary = result.summary
     if not result.done:
-        return ("not finished", "limited")
+        return ("running" if result.status == "running" else "not finished", "limited")
     if not result.private:
         return (NOT_PRIVATE, "bad")
     if summary["trust"] == "server":

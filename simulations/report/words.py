@@ -251,7 +251,7 @@ def run_headline(result: Result) -> str:
 
 def _unfinished(result: Result) -> str:
     planned = result.settings.get("rounds", "?")
-    state = "Failed" if result.status == "failed" else "Not finished"
+    state = {"failed": "Failed", "running": "Running"}.get(result.status, "Not finished")
     so_far = "" if result.accuracy is None else f" {100 * result.accuracy:.1f} % {_measured_on(result)} so far."
     return f"{state}: {len(result.rows)} of {planned} rounds.{so_far}"
 

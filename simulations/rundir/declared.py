@@ -86,6 +86,8 @@ RUN = (
     _file("clients/manifest.json*", "the manifest of files that are not public", SERVER, secret=True, damage="none"),
     _file("manifest.json*", "digests of the public files, to find damage", SERVER, damage="none"),
     _file("run.log", "the log; a traceback may quote data", "all processes", secret=True, damage="grows"),
+    _file("live.html", "leads the owner's browser to the page of `--open`; removed at the end", DRIVER, secret=True,
+          damage="none"),
     _file(".lock", "number of the process that uses the folder", DRIVER, damage="none"),
     _file("best/model.safetensors", "the best model, with `callbacks=best-model`", "callback", damage="own"),
     _file("best/config.json", "what it is, and its digest", "callback", damage="own"),

@@ -3,9 +3,10 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from time import sleep
 from typing import IO
 
 from fedlsg.owner_only import FOLDER, open_file
@@ -72,7 +73,7 @@ def exclusive(directory: RunDir) -> Iterator[None]:
         return
     with _lock_file(directory) as file:
         try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip()  # empty before the holder writes its id
@@ -96,6 +97,27 @@ def locked_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(file: IO[str]) -> None:
+    """Take the lock, if need be at the second try: ``is_held`` may have it for a moment."""
+    with suppress(BlockingIOError):
+        return fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    sleep(0.05)
+    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(directory: RunDir) -> bool:
+    """Whether a process uses the run directory. Changes nothing there; a directory without a lock file is not used."""
+    try:
+        with open(directory.path / ".lock") as file:
+            if fcntl is not None:
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _lock_file(directory: RunDir) -> IO[str]:

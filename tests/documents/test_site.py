@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
 from docs._sphinx.links import problems
-from docs._sphinx.navigation import CHAPTERS, toctree
+from docs._sphinx.navigation import CHAPTERS, OPEN, toctree
 from docs._sphinx.notebooks import as_markdown
 from docs._sphinx.pictures import labelled
 from docs._sphinx.sources import children, marked
@@ -24,6 +24,13 @@ def test_every_page_is_in_the_navigation_once():
     there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("**/*.md")}
     there -= {name for name in there if name.startswith(("results/", "notebooks/"))} - {"results/index"}
     assert sorted(listed) == sorted(there - {"index"})
+
+
+def test_few_entries_are_open_at_once():
+    """With the notebooks, which are in the first chapter."""
+    books = len(list((DOCS / "notebooks").glob("*.ipynb")))
+    most = max(len(pages) + (books if name == "Start" else 0) for name, pages in CHAPTERS.items())
+    assert len(CHAPTERS) + most <= OPEN == 15
 
 
 def test_the_index_of_the_results_names_each_page():

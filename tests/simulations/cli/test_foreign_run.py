@@ -21,7 +21,7 @@ Command = Callable[..., tuple[int, str, str]]
 OTHER = "\ndef watch(row): ...\n\ndef draw(count, generator):\n    return rows(count, 3)\n"
 READS = (
     "report RUN", "report RUN RUN --out pages", "report UNFINISHED", "report GRID --out pages", "export RUN --out x",
-    "payload RUN --round 1 --client 0 --out x.npz",
+    "payload RUN --round 1 --client 0 --out x.npz", "runs SENT --html x.html", "runs --compare RUN UNFINISHED",
 )  # fmt: skip
 NEEDS = (
     "resume UNFINISHED", "inspect RUN", "audit RUN", "attack RUN", "attack --membership RUN",
@@ -48,7 +48,9 @@ class Sent:
 
     def words(self, command: str) -> list[str]:
         """A command whose words in capitals are folders."""
-        return [str(self.folder / word) if word.partition("/")[0].isupper() else word for word in command.split()]
+        folders = {"SENT": self.folder}
+        return [str(folders.get(word, self.folder / word)) if word.partition("/")[0].isupper() else word
+                for word in command.split()]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
