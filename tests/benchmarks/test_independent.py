@@ -30,21 +30,3 @@ def test_the_bound_is_below_the_truth_and_near_it(mu):
 def test_halved_noise_is_above_the_claim():
     """Negative control of the last test: the truth is twice the claimed mu."""
     assert game(2.0, claimed=1.0, canaries=4_000, seed=0) > gaussian_epsilon(1.0, DELTA)
-
-
-def test_nothing_shown_is_no_bound():
-    scores = np.random.default_rng(0).standard_normal(1000)
-    assert independent_epsilon(scores, np.arange(1000) % 2 == 0, delta=DELTA, significance=1e-3) == 0.0
-    with pytest.raises(ValueError, match="both kinds"):
-        independent_epsilon(scores, np.ones(1000, dtype=bool), delta=DELTA, significance=1e-3)
-
-
-def test_equal_canaries_that_an_auditor_tells_apart_break_the_confidence():
-    """Why independence is a condition: with one noise for a run, more than one audit in twenty is too high."""
-    generator, mu, above = np.random.default_rng(1), 1.2, 0
-    for _ in range(100):
-        included = generator.random((60, 100)) < 0.5
-        scores = (included - 0.5 + generator.standard_normal((60, 1)) / mu).ravel()
-        found = independent_epsilon(scores, included.ravel(), delta=DELTA, significance=1e-3)
-        above += found > gaussian_epsilon(mu, DELTA)
-    assert above > 5

@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 
 from benchmarks.accuracy_bytes import LABELS, SHADES, SOURCE, numbers, read
-from simulations.settings.published.catalogue import matching
 from tests.places import REPOSITORY
 
 README = REPOSITORY / "README.md"
 PAPERS = REPOSITORY / "docs" / "papers.md"
 ROW = re.compile(r"^\| (?!in the paper)([^|-][^|]*) \| ([^|]*) \|", re.MULTILINE)
 SAID = ("missing", "theory", "drawing", "fedlsg ", "python ", "preset", "](results/")
-PLACE = re.compile(r'fedlsg list presets "([^"]+)"')
 
 
 def test_the_readme_is_short_and_keeps_the_test_command():
@@ -34,12 +32,6 @@ def drawn(figure: Path) -> str:
     return re.findall(r"<dc:description>(.*?)</dc:description>", figure.read_text(), re.DOTALL)[0]
 
 
-def test_a_row_takes_the_epsilon_above_it():
-    table = "| epsilon | method | rho |\n|---|---|---|\n| 8 | `a` | - | 50.0 ± 0.5 | | 3 | 1,000 |\n"
-    table += "| 1 | `b`, *q* | - | 40.0 ± 0.2 | | 3 | 20 |\n| | `c`* | - | 39.0 | | 1 | 30 |\n\n| other |\n"
-    assert [tuple(point) for point in read(table)] == [("b, q", 40.0, 0.2, 20), ("c", 39.0, 0.0, 30)]
-
-
 def uncovered(text: str) -> list[str]:
     """Rows that neither name a command or a result nor say that there is none."""
     return [item for item, cell in ROW.findall(text) if not any(word in cell for word in SAID)]
@@ -50,11 +42,3 @@ def test_every_row_of_the_papers_has_a_command_or_says_missing():
     assert uncovered(text) == []
     assert len(ROW.findall(text)) > 75
     assert uncovered(text + "\n| Eq. 9 | soon | |\n") == ["Eq. 9"]
-
-
-def test_a_table_of_a_paper_lists_its_rows_alone():
-    places = PLACE.findall(PAPERS.read_text())
-    assert len(places) > 12
-    for place in places:
-        assert {preset.source for preset in matching(place)} == {place}
-    assert len(matching("lsg table 2")) > len(matching("lsg (ito et al. 2023), table 2")) == 16

@@ -16,29 +16,22 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedlsg.accounting import Event
 from fedlsg.attacks.audit.plants import PLANTS, planted, scaled_noise
-from fedlsg.attacks.audit.verdict import claim_of
 from fedlsg.attacks.membership import closed_form_tpr
-from fedlsg.attacks.metrics import Rate, roc
 from simulations.attack.membership.command import as_shadow, membership_command
-from simulations.attack.membership.findings import Report, bounded, facts, tables, verdict
+from simulations.attack.membership.findings import Report, bounded, tables, verdict
 from simulations.attack.membership.measure import (
-    ATTACKS,
     GRID,
     Limit,
     attack,
     by_epsilon,
     claimed,
     curve,
-    limits,
     over_the_claim,
-    paired_difference,
-    pooled,
     scored,
 )
 from simulations.attack.membership.per_round import PerRound, per_round
-from simulations.attack.membership.shadows import Trained, halves, on_half, pair_of, train_all, trained
+from simulations.attack.membership.shadows import Trained, halves, on_half, pair_of, train_all
 from simulations.cli.app import app
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
@@ -75,22 +68,6 @@ def test_shadows_come_in_pairs_and_leave_every_example_enough(pairs, examples, s
         assert len(others) // 2 >= 2
 
 
-def test_coins_are_fair_and_of_one_model_say_nothing_of_another():
-    signs = 2.0 * halves(8, 20_000, 3).double() - 1
-    assert signs.mean(1).abs().max() < 5 / math.sqrt(20_000)
-    inner = signs @ signs.T / 20_000
-    for one in range(9):
-        for other in range(one):
-            expected = -1.0 if pair_of(other) == one else 0.0
-            assert abs(float(inner[one, other]) - expected) < 5 / math.sqrt(20_000)
-
-
-@pytest.mark.parametrize("shadows", [0, 4, 7])
-def test_too_few_shadows_are_refused(shadows):
-    with pytest.raises(ValueError, match=f"expected --shadows {shadows} even and at least 6"):
-        halves(shadows, 10, 0)
-
-
 def test_half_of_the_data_keeps_rate_and_noise():
     plan = plan_of()
     members = halves(6, len(plan.workload.train), 0)[1]
@@ -115,29 +92,6 @@ def test_lira_finds_what_one_threshold_does_not():
     assert online.success.low > 0.7
 
 
-def test_shuffled_membership_is_guessing():
-    """Negative control: the same scores beside membership bits that belong to nobody."""
-    models = made(shift=2.0)
-    models = replace(models, inside=models.inside[:, np.random.default_rng(1).permutation(1000)])
-    for one in attack(models, seed=0):
-        assert one.target.auc.low < 0.5 < one.target.auc.high, one.attack
-        assert one.success.low < 0.5 < one.success.high, one.attack
-        assert one.in_turn.auc.low - 0.01 < 0.5 < one.in_turn.auc.high + 0.01, one.attack
-        assert one.in_turn.tpr[0.01].low - 0.002 < 0.01 < one.in_turn.tpr[0.01].high + 0.002, one.attack
-
-
-def test_intervals_hold_guessing_as_often_as_they_say():
-    """Confidences without membership: 40 targets, of whose 95 % intervals about two may miss."""
-    for name in ATTACKS:
-        missed = 0
-        for seed in range(40):
-            models = made(shift=0.0, shadows=6, examples=400, seed=seed)
-            scores, members = scored(name, models, 0), models.inside[0]
-            found = roc(scores[members], scores[~members])
-            missed += not found.auc.low < 0.5 < found.auc.high
-        assert missed <= 6, name  # 1 in 300 by chance
-
-
 @pytest.mark.parametrize("name", ["loss threshold", "LiRA offline", "LiRA online"])
 @pytest.mark.parametrize("target", [0, 3])
 def test_no_attack_reads_the_coins_of_its_target(name, target):
@@ -147,17 +101,6 @@ def test_no_attack_reads_the_coins_of_its_target(name, target):
         if model is not None:
             lied[model] = ~lied[model]
     assert np.array_equal(scored(name, models, target), scored(name, replace(models, inside=lied), target))
-
-
-def test_pooled_rates_are_those_of_roc():
-    models = made(shift=1.0, shadows=6, examples=80)
-    scores = np.round(models.confidence, 1)  # with ties
-    found, _ = pooled(scores, models.inside, seed=0, confidence=0.95)
-    oracle = roc(scores[models.inside], scores[~models.inside])
-    assert found.auc.value == pytest.approx(oracle.auc.value)
-    for rate, tpr in found.tpr.items():
-        assert tpr.value == pytest.approx(oracle.tpr[rate].value)
-        assert tpr.low <= tpr.value <= tpr.high
 
 
 def test_curve_by_hand():
@@ -175,15 +118,6 @@ def test_bounds_by_hand():
     assert by_epsilon(0.0, 8.0, 1e-5) == pytest.approx(1e-5)
     assert Limit(name="", bound=lambda rate: rate).auc == pytest.approx(0.5, abs=1e-3)
     assert Limit(name="", bound=lambda rate: rate).auc >= 0.5
-
-
-def test_discrete_noise_is_bounded_by_its_epsilon_alone():
-    """The trade-off curve is that of Gaussian noise."""
-    gaussian = Event(sample_rate=0.1, noise_multiplier=2.0, steps=5)
-    claim = claim_of(gaussian, 1.5, 1e-5)
-    assert len(limits(claim, (gaussian,))) == 2
-    (only,) = limits(claim, (replace(gaussian, log_ratio=1e-9),))
-    assert only.bound(0.01) == by_epsilon(0.01, 1.5, 1e-5)
 
 
 def test_the_claim_bounds_the_rates():
@@ -205,35 +139,6 @@ def said(**changes) -> str:
     found = [replace(one, in_turn=replace(one.in_turn, **changes)) for one in attack(models, seed=0)]
     parts = {"settings": from_mapping(SETTINGS), "models": models, "claim": None, "rounds": [], "own": None}
     return verdict(Report(**parts, found=found, limits=(), seed=0, seconds=0.0))
-
-
-def test_the_verdict_says_what_was_found():
-    guessed, even = Rate(value=0.012, low=0.008, high=0.02), Rate(value=0.51, low=0.49, high=0.53)
-    assert said().startswith(("LiRA online finds", "LiRA offline finds"))
-    assert "better than guessing, AUC 0.9" in said(tpr={0.01: guessed})
-    assert "none of these attacks does at 1 % false alarms (guessing: 1 %)" in said(tpr={0.01: guessed})
-    assert said(tpr={0.01: guessed}, auc=even).startswith("None of these attacks can be distinguished from guessing")
-
-
-def test_differences_between_attacks_are_paired_by_candidate():
-    """An attack differs from itself by nothing; negative control: unpaired draws of it would differ."""
-    found = attack(made(shift=2.0, examples=200), seed=0)
-    same = paired_difference(found[2], found[2])
-    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
-    shuffled = replace(found[2], drawn=found[2].drawn[::-1])
-    assert paired_difference(found[2], shuffled).high > 0
-    better = paired_difference(found[2], found[0])
-    assert better.low <= better.value == found[2].in_turn.tpr[0.01].value - found[0].in_turn.tpr[0.01].value
-    assert paired_difference(found[2], replace(found[0], drawn=None)) is None
-
-
-def test_the_spread_over_models_and_the_error_of_the_test_set_are_two_facts():
-    """Accuracies of 40 and 60 % on 100 examples: 14.1 points between the models, 5 points of the test set."""
-    models = replace(made(shift=2.0, examples=50), accuracy=(0.4, 0.6))
-    parts = {"models": models, "found": (), "claim": None, "limits": (), "own": None, "rounds": []}
-    told = facts(Report(**parts, settings=from_mapping(SETTINGS), seed=0, seconds=0.0, test_examples=100))
-    assert told["test accuracy"] == "mean 50.0 %, standard deviation over the models 14.1 points"
-    assert told["test set"] == "100 examples: standard error 5.0 points, which all models share"
 
 
 @pytest.mark.parametrize(
@@ -307,19 +212,6 @@ def test_a_claim_that_a_leaky_model_breaks_is_named():
     assert not over_the_claim(found, [wide])
 
 
-def test_one_round_has_the_closed_form(monkeypatch):
-    monkeypatch.setattr("simulations.attack.membership.per_round.TRIALS", 500)
-    for one in per_round(plan_of(clip_norm=0.05), seed=3):
-        assert one.sigma == 2.0
-        assert one.clipped
-        assert one.closed_form == closed_form_tpr(one.fpr, 2.0)
-        assert one.played is not None
-        assert one.played.predicted == pytest.approx(one.closed_form, rel=1e-3)
-        assert one.played.tpr.low < one.closed_form < one.played.tpr.high
-        assert one.played.fpr.low < one.fpr < one.played.fpr.high
-    assert not per_round(plan_of(method="sgd", noise_multiplier=None), seed=0)
-
-
 def nobody(share: float, text: str) -> None:
     """A bar that nobody watches."""
 
@@ -330,19 +222,6 @@ def test_a_leaky_model_is_found():
     found = {one.attack: one for one in attack(models, seed=0)}
     assert found["LiRA online"].in_turn.auc.low > 0.55
     assert found["LiRA online"].in_turn.tpr[0.01].value > 0.01
-
-
-def test_seeds_repeat_everything_and_models_have_noise_of_their_own():
-    plan = plan_of(rounds=1)
-    half = on_half(plan, halves(6, len(plan.workload.train), 0)[1])
-
-    def weights(seed: int, number: int) -> torch.Tensor:
-        with trained(half, seed, number, lambda done: None) as model:
-            return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-    assert torch.equal(weights(0, 1), weights(0, 1))
-    assert not torch.equal(weights(0, 1), weights(0, 2))
-    assert not torch.equal(weights(0, 1), weights(1, 1))
 
 
 def command(tmp_path: Path, run: str | None = None, **given) -> tuple[dict, str, str]:
@@ -373,14 +252,6 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
         assert "private" not in part.lower()
     assert "http" not in page.replace("http://www.w3.org", "")
     assert found["verdict"] in text.replace("\n", " ")
-
-
-def test_without_a_claim_nothing_is_bounded(tmp_path):
-    found, page, text = command(tmp_path, method="sgd", noise_multiplier=None)
-    assert (found["claim"], found["bounds"], found["one_round"]) == (None, {}, [])
-    assert found["own_model_loss_threshold"] is None
-    assert "no claim" in page
-    assert "nothing bounds a stronger attacker" in text
 
 
 @pytest.mark.slow

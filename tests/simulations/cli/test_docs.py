@@ -26,28 +26,6 @@ def test_one_page_as_it_is_in_a_pipe(name, fedlsg):
     assert fedlsg("docs", name)[:2] == (0, (REPOSITORY / "docs" / "own.md").read_text())
 
 
-def test_where_the_pages_are(fedlsg):
-    assert fedlsg("docs", "--path")[1].strip() == str(REPOSITORY / "docs")
-    assert fedlsg("docs", "own", "--path")[1].strip() == str(REPOSITORY / "docs" / "own.md")
-
-
-def test_an_unknown_page_names_the_nearest(fedlsg):
-    status, _, err = fedlsg("docs", "atacks")
-    assert status == 1
-    assert "unknown page 'atacks'; did you mean 'attacks'? (fedlsg docs lists them all)" in err
-
-
-def test_nothing_installed_is_one_line(fedlsg, monkeypatch, tmp_path):
-    """``docs`` next to an installed package, which other packages leave in site-packages, is not taken for ours."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "other.md").write_text("# Other\n")
-    monkeypatch.setattr(docs, "INSTALLED", tmp_path / "simulations" / "documentation")
-    monkeypatch.setattr(docs, "CLONE", tmp_path / "docs")
-    status, _, err = fedlsg("docs")
-    assert status == 1
-    assert "install fedlsg with pip" in err
-
-
 def test_a_wheel_gets_the_same_pages_and_the_tree_keeps_none(monkeypatch, tmp_path):
     (tmp_path / "docs" / "results").mkdir(parents=True)
     (tmp_path / "docs" / "_static").mkdir()

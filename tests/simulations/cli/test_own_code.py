@@ -67,6 +67,7 @@ def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_p
     assert [row.round for row in Run(tmp_path / "here").rows] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_other_commands_take_the_names(fedlsg, mine, tmp_path):
     assert fedlsg("partition", "mine.py:workload")[0] == 0
     assert fedlsg("inspect", "--workload", "mine.py:workload", "--method", "mine.py:recipe", "--out", "seen")[0] == 0

@@ -84,18 +84,6 @@ def test_out_of_time_no_cell_is_started_and_a_long_one_is_interrupted(folder):
     assert [folder.status(cell, folder.record()).status for cell in cells] == ["not run"] * 4
 
 
-def test_within_the_budget_everything_runs(folder):
-    """Negative control."""
-    assert len(run(folder, grid(seeds=2).cells(), finish, budget_seconds=60)[0]) == 4
-
-
-def test_two_jobs_run_at_a_time(folder):
-    cells = grid(seeds=2).cells()
-    _, log = run(folder, cells, finish, jobs=2)
-    assert log[:2] == ["start lsg-seed0", "start sgd-seed0"]
-    assert log.count("close") == 2
-
-
 def test_an_interruption_leaves_no_worker_and_a_resumable_record(folder):
     cells = grid(seeds=1).cells()
 
@@ -133,13 +121,6 @@ def test_other_settings_are_refused_by_name(record, folder):
             check_same_settings(folder, asked({}, rank=4))
 
 
-def test_a_damaged_record_names_its_file(folder):
-    folder.path.mkdir(parents=True)
-    (folder.path / "cells.json").write_text("[")
-    with pytest.raises(ValueError, match=r"cells.json is damaged"):
-        folder.record()
-
-
 # --- one cell, in this process
 
 GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducible": True}
@@ -159,22 +140,6 @@ def test_an_interrupted_cell_is_resumed(stopped, small):
     assert run_cell(job(stopped.path, threads=1), ExitStack()).status == "done"
     assert stopped.weights.equal(small.weights)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"rank": 0}, "rank"),
-        ({"workload": "digitz"}, "unknown workload 'digitz'"),
-        ({"rank": "x"}, "expected a number"),
-    ],
-)
-def test_a_bad_cell_is_a_reason_and_no_crash(changes, reason, tmp_path):
-    outcome = run_cell(job(tmp_path / "cell", **changes), ExitStack())
-    assert outcome.status == "failed"
-    assert reason in outcome.reason
-    assert "Traceback" in (tmp_path / "log").read_text()
-    assert not (tmp_path / "cell").exists()
 
 
 # --- real processes

@@ -35,18 +35,3 @@ def test_other_labels_are_probabilities_and_set_what_is_expected():
     sure = torch.eye(10, dtype=torch.float64)[[3, 8]]
     assert torch.equal(sought.expected_under(sure), MEANS[[3, 8]])
     assert torch.allclose(sought.expected_under((sure + sure.flip(0)) / 2), torch.full((2, 1, 8, 8), 0.55).double())
-
-
-def test_examples_of_one_class_start_apart():
-    """Equal starts would have equal gradients, and stay equal for good."""
-    sought = unknowns(Knowledge(labels=torch.tensor([3, 3]), examples=2))
-    for restart in (1, 2):
-        inputs, _ = sought.split(sought.start(restart, torch.Generator().manual_seed(0)))
-        assert (inputs[0] - inputs[1]).abs().max() > START_SPREAD / 2
-
-
-def test_later_starts_fill_the_range():
-    sought = unknowns(Knowledge(examples=2))
-    inputs, _ = sought.split(sought.start(2, torch.Generator().manual_seed(0)))
-    assert inputs.min() < 0.05
-    assert inputs.max() > 0.95
