@@ -94,11 +94,6 @@ def test_errors_name_setting_value_and_range(name, raw, message):
         FOUND[name].parse(raw)
 
 
-def test_a_boolean_is_no_number():
-    with pytest.raises(ValueError, match=r"expected a number \(float\) for share, got True"):
-        FOUND["share"].check(True)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -113,16 +108,6 @@ def test_an_instance_is_checked_against_its_declarations(wrong, message):
         check_declared(Part(**wrong))
 
 
-def test_a_type_that_no_setting_has():
-    with pytest.raises(TypeError, match=r"'mechanism' of .*method is declared as <class 'object'>: a"):
-        declared(method)
-
-
-def test_two_bounds_of_one_side():
-    with pytest.raises(TypeError, match="one lower and one upper bound"):
-        Setting("Both.", at_least=0, above=0)
-
-
 @pytest.mark.parametrize(
     ("word", "name"), [("lr", "rate"), ("LR", "rate"), ("rnak", "rank"), ("di-rection", "direction")]
 )
@@ -134,16 +119,6 @@ def test_suggestions_know_abbreviations(word, name):
 def test_a_setting_that_was_removed_names_the_version_that_has_it():
     message = str(unknown("setting", "filter-a", FOUND))
     assert message == "setting 'filter-a' belongs to optimizer 'doppler', which " + REMOVED
-
-
-def test_no_suggestion_for_what_is_like_nothing():
-    assert suggestion("xyz", FOUND) == ""
-
-
-def test_without_annotations_the_default_says_the_type():
-    def bare(*, rank=3, rate=0.5, path="x"): ...
-
-    assert [one.kind for one in declared(bare).values()] == [int, float, str]
 
 
 def test_one_name_declared_twice():

@@ -29,7 +29,7 @@ from fedlsg.state import PublicState
 from fedlsg.synthetic import dead_leaves
 from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
-from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, fill, runs_of, shape_of
+from fedlsg.training.microbatches import ROWS_ON_CPU, shape_of
 from simulations.server.summary import hardware
 from simulations.workloads import LoadedWorkload
 from simulations.workloads.base.workload import cross_entropy
@@ -49,22 +49,6 @@ AXES: MappingProxyType[str, Sequence[object]] = MappingProxyType(
         "case": range(5),
     }
 )
-
-
-def all_pairs(axes: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
-    """Rows of settings in which every pair of values of two axes occurs: greedily, always the row of most new pairs."""
-
-    places = list(combinations(range(len(axes)), 2))
-    bits: dict[tuple[object, ...], int] = {}
-    pairs = {
-        row: sum(1 << bits.setdefault((i, row[i], j, row[j]), len(bits)) for i, j in places) for row in product(*axes)
-    }
-    left = (1 << len(bits)) - 1
-    rows = []
-    while left:
-        rows.append(max(pairs, key=lambda row: (pairs[row] & left).bit_count()))
-        left &= ~pairs[rows[-1]]
-    return rows
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -350,18 +334,6 @@ def test_padding_to_the_longest_of_a_microbatch_is_refused_in_fewer_bits(model):
                 move(ungrouped, rows, 7)
 
 
-def test_off_the_processor_the_shape_is_public():
-    weights = [torch.zeros(2, device="meta")]
-    local = LocalTraining(microbatch_size=64, expected_batch=25.0, multiplicity=2)
-    assert shape_of(local, weights) == Shape(size=32, multiple=32)
-    local = LocalTraining(microbatch_size=256, expected_batch=25.0)
-    shape = shape_of(local, weights)
-    assert shape == Shape(size=55, multiple=55)
-    assert shape_of(replace(local, one_shape=True), [torch.zeros(2)]) == Shape(size=56, multiple=56)
-    assert shape_of(replace(local, one_shape=True, microbatch_size=1), [torch.zeros(2)]) == Shape(size=1, multiple=1)
-    assert [shape.rows(count) for count in (0, 1, 54, 55)] == [0, 55, 55, 55]
-
-
 def test_a_single_example_is_never_a_single_row():
     """Its kernel is another one, which in a deep ReLU network rounds beyond the bound (ResNet-34: 8e-3 of it)."""
     exact = shape_of(LocalTraining(microbatch_size=32), [torch.zeros(2)])
@@ -388,18 +360,3 @@ def test_weights_that_an_adversary_chose_move_the_sum_by_c_where_all_rows_have_o
         for some in rows.values():
             assert move(one_shape, some, 0).moved <= 1 + BOUND
         assert max(move(made, some, 0).moved for some in rows.values()) > 2  # negative control
-
-
-def test_filled_rows_are_copies_and_groups_lose_nothing():
-    batch = {"a": torch.arange(3.0), "b": torch.arange(6).view(3, 2)}
-    more = fill(batch, 5)
-    assert isinstance(more, dict)
-    assert more["a"].tolist() == [0, 1, 2, 0, 0]
-    assert more["b"].tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]
-    shape = Shape(size=2)
-    runs = runs_of(torch.arange(5), lambda p: [p[p % 2 == 0], p[p % 2 == 1], p[:0]], shape)
-    assert [(group, run.tolist()) for group, run in runs] == [(0, [0, 2]), (0, [4]), (1, [1, 3])]
-    assert [(group, run.tolist()) for group, run in runs_of(torch.arange(0), lambda p: [p], shape)] == [(0, [])]
-    for wrong in (lambda p: [p[1:]], lambda p: [p, p[:1]]):
-        with pytest.raises(ValueError, match="every position of the batch once"):
-            runs_of(torch.arange(5), wrong, shape)

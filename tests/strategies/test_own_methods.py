@@ -10,8 +10,6 @@ import torch
 
 import fedlsg.training.client
 from fedlsg.carriers import Carrier, OwnCarriers
-from fedlsg.carriers.statistics import residual
-from fedlsg.forms import FORMS
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule
 from fedlsg.payload import PayloadError
@@ -30,7 +28,6 @@ from tests.strategies.contract import (
     received,
     sensitivity_defects,
     subject,
-    weighted_loss,
 )
 from tests.strategies.federation.test_wire import sent_frame
 from tests.strategies.small_federation import model as small_model
@@ -166,13 +163,6 @@ def test_values_of_another_mask_are_rejected():
 # A probe of the public weights with synthetic inputs
 
 
-def test_a_probe_has_the_contract_with_ranks_that_differ_and_scaled_carriers():
-    s = of("probe")
-    assert {c.L.shape[1]: c.R.shape[0] for c in s.frame.coordinates if c.carried} == {6: 4}
-    assert s.frame.digest == s.derived.digest
-    assert sensitivity_defects(s, range(2)) == []
-
-
 def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
     """The next frame is the same whatever the data are; negative control: it is another one for other weights."""
     s = of("probe")
@@ -184,19 +174,6 @@ def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
     weight += 1
     assert s.state.frame(1, updates=0).digest != first
     weight -= 1
-
-
-def test_a_probe_keeps_more_of_other_examples_gradients_than_random_carriers():
-    s = of("probe")
-    inputs, targets = data_set(3).batch(torch.arange(5))
-    loss = weighted_loss(s.model(inputs), torch.stack([targets[:, 0], torch.ones(5)], 1)).sum()
-    dW = dict(zip(s.state.parameters, torch.autograd.grad(loss, list(s.model.parameters())), strict=True))
-    lost = {}
-    for name, carrier in {"probe": PROBE, "random": replace(PROBE, make=orthonormal)}.items():
-        state = replace(s.state, method=Method(name="own", carrier=carrier))
-        c = next(c for c in state.frame(1, updates=0).coordinates if c.name == "0.weight")
-        lost[name] = residual(dW[c.name], c.L, c.R, FORMS["core"])
-    assert lost["probe"] < lost["random"]
 
 
 # Functions that draw from elsewhere
@@ -237,11 +214,6 @@ def test_a_function_that_draws_from_elsewhere_is_refused_and_has_another_digest_
     assert server.frame(1, updates=0).digest != client.frame(1, updates=0).digest
     with pytest.raises(ValueError, match=rf"test_own_methods.{name} gives other values .* draw from public.generator"):
         server.check_repeatable()
-
-
-@pytest.mark.parametrize("parts", [{"carrier": CORE}, {"carrier": TANGENT, "mask": OWN_MASK}, {}])
-def test_public_draws_are_repeatable(parts):
-    own_state(**parts).check_repeatable()
 
 
 def by_size(factor):

@@ -8,14 +8,12 @@ from torch import Tensor
 
 from fedlsg.carriers.personal import (
     personal_gradient,
-    personal_names,
     personal_size,
     personal_weights,
     shared_values,
     with_zeros,
 )
 from fedlsg.carriers.powersgd import decode, encode
-from fedlsg.frame import Frame
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
@@ -118,17 +116,6 @@ def test_why_the_head_needs_noise():
     assert (of_another[0] - of_another[1]).norm() > 1e-3
 
 
-def test_which_parameters_are_personal():
-    names = ["body.weight", "body.bias", "out.weight", "out.bias"]
-    assert personal_names(names, "classifier", "out") == ("out.weight", "out.bias")
-    assert personal_names(names, "body.b", "out") == ("body.bias",)
-    for nothing in ("tail", ""):
-        with pytest.raises(ValueError, match=r"no trained parameters.*body\.weight"):
-            personal_names(names, nothing, "out")
-    with pytest.raises(ValueError, match="all trained parameters"):
-        personal_names(names[:2], "body", "body")
-
-
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
@@ -140,8 +127,3 @@ def test_which_parameters_are_personal():
 def test_methods_without_a_true_personal_part_are_refused(parts, why):
     with pytest.raises(ValueError, match=why):
         Method(name="test", carrier=DENSE, personal="classifier", **parts)
-
-
-def test_a_frame_without_a_head_sends_everything():
-    frame: Frame = problem().frame
-    assert frame.wire is frame

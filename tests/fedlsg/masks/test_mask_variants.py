@@ -57,12 +57,6 @@ def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
         assert (f.kept < f.size) == frozen
 
 
-def test_a_ramp_is_cut_off_and_not_shifted():
-    mask = Mask(kind="uniform", sparsity=0.8, cooling=True, sparsity_from=0.5)
-    rate = [mask.rate(RoundTime(round=e + 1, rounds=5, epoch=e, epochs=5)) for e in range(5)]
-    assert rate == pytest.approx([0, 0, 0, 0.6, 0.8])
-
-
 def carried(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
     out = []
     for name in ("0.weight", "1.weight"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from fedlsg.own_loop import batches_of, guarded, synthetic
+from fedlsg.own_loop import batches_of, synthetic
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 ROWS = torch.tensor([1, 4])
@@ -68,11 +68,6 @@ def test_items_of_several_shapes_are_refused_with_cause_and_fix():
     ) as found:
         batches_of(Items(lambda i: (torch.ones(i), Y[i])), num_examples=6, device=CPU)(ROWS)
     assert isinstance(found.value.__cause__, RuntimeError)
-
-
-def test_an_empty_batch_calls_nothing():
-    inputs, targets = guarded(lambda rows: pytest.fail("called"))(ROWS[:0])
-    assert len(inputs) == len(targets) == 0
 
 
 def test_made_up_rows_have_the_shape_and_nothing_of_the_values():

@@ -36,15 +36,6 @@ def test_healthy_clients_take_the_place_of_one_that_failed_once():
     assert health.choose([1, 0], 2, round=2) == [0, 1], "there is no other"
 
 
-def test_one_reply_makes_a_client_as_healthy_as_any_other():
-    health = Health()
-    for round in (1, 2, 3):
-        health.count(round, [1], [1])
-    assert health.choose([1, 0], 1, round=4) == [0]
-    health.count(4, [1], [])
-    assert (health.choose([1, 0], 1, round=5), health.failures, health.due) == ([1], {}, {})
-
-
 def test_a_round_that_needs_all_of_its_clients_and_one_without_others_ask_who_waits():
     health = Health()
     for round in (1, 2):
@@ -65,12 +56,3 @@ def test_no_client_is_asked_twice_in_a_round_and_some_are_always_asked(clients, 
     if not hanging:
         assert health.since == 0
         assert asked == [sorted((r + i) % clients for i in range(per_round)) for r in range(1, ROUNDS + 1)], "the draw"
-
-
-def test_a_state_continues_where_it_was():
-    health, _ = history(4, 2, {1, 2})
-    other = Health()
-    other.load_state_dict(health.state_dict())
-    assert other == health
-    other.load_state_dict({})
-    assert other == Health()

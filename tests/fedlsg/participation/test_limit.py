@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.participation import ClientLimit
-from fedlsg.participation.limit import FACTOR, LEAST_SECONDS
+from fedlsg.participation.limit import FACTOR
 
 
 def learnt(*times: float) -> ClientLimit:
@@ -21,23 +21,6 @@ def test_the_limit_is_ten_times_the_median_of_the_others():
     assert learnt(20.0, 30.0, 100.0).seconds(3) == 300.0
     assert learnt(20.0, 30.0, 100.0).seconds(1) == 600.0, "of 20 and 100; its own 30 is less"
     assert learnt(20.0, 30.0, 100.0).seconds(2) == 1000.0, "its own time: it has shown that it needs it"
-
-
-def test_fast_clients_leave_a_minute():
-    assert learnt(0.01, 0.02).seconds(2) == LEAST_SECONDS == 60.0
-
-
-def test_work_and_kind_of_message_count():
-    limit = ClientLimit()
-    limit.took(0, 20.0, work=100)
-    limit.took(0, 500.0, kind="keys")
-    assert limit.seconds(1, work=1000) == FACTOR * 200.0
-    assert limit.seconds(1, kind="keys") == 5000.0
-    assert limit.seconds(1, kind="shares") == math.inf
-
-
-def test_nothing_is_known_without_another_client():
-    assert ClientLimit().seconds(0) == learnt(5.0).seconds(0) == math.inf
 
 
 def test_a_given_limit_is_that_for_all_and_without_learning_there_is_no_other():

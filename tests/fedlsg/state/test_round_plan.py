@@ -109,19 +109,6 @@ def test_a_client_with_another_seed_or_w_0_derives_another_frame():
     assert replace(client, initial=moved).frame(2, updates=1).digest != wanted
 
 
-def test_w_0_is_a_copy_of_the_start():
-    client = client_of("rgp", rank=2)
-    before = client.initial["0.weight"].clone()
-    load_weights(client.model, torch.zeros(163))
-    assert torch.equal(client.initial["0.weight"], before)
-
-
-def test_the_frame_of_another_round_leaves_the_counters_alone():
-    state = server_state("rs", sparsity=0.5, redraw="step")
-    assert state.frame(3).digest != state.frame().digest
-    assert (state.round, state.next_round) == (0, 1)
-
-
 @pytest.mark.parametrize("choices", [{}, {"prune": "random"}])
 def test_a_pruning_round_that_the_method_does_not_have_is_refused(choices):
     with pytest.raises(ValueError, match="expected a training round: pruning of method 'dp-ssgd' reads no data"):

@@ -1,7 +1,6 @@
 """Replicas that start from a whole model: in the memory that is there, before or after the pruning round."""
 
 import pytest
-import torch
 
 from fedlsg.gradients.supported import trainable
 from fedlsg.payload import find_codec
@@ -56,11 +55,3 @@ def test_a_whole_model_in_the_pruning_round_leaves_the_pruning_to_come(round):
     restart(state, state.weights, extra_vectors(state), round=round, updates=0)
     assert state.awaits_pruning is (round == PRUNING_ROUND)
     assert (state.round, state.next_round) == (0, round)
-
-
-def test_values_that_only_the_codec_makes_infinite_end_no_run():
-    state = server_state("sgd", divisor=1.0, learning_rate=0.1)
-    downlink = SparseDownlink(state, find_codec("int8"), clients=1, clients_per_round=1, store=StepsInMemory())
-    frame = state.frame()
-    downlink.finish_round(frame, [torch.full((frame.kept,), 3.4e38)], 0.0)
-    assert state.round == 1

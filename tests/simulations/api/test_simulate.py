@@ -13,10 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from simulations.rundir.simulated import SIMULATED, TIMES
-from simulations.rundir.tables import FIELDS
-from simulations.workloads.own.workload import RESERVED
-from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
+from tests.simulations.support.own import CLASSES, MINE, TEST, TRAIN, build, quick, refused, write
 
 
 def weights(found: fedlsg.Run) -> torch.Tensor:
@@ -98,21 +95,6 @@ def test_inputs_by_name_and_outputs_with_logits(tmp_path):
     plain = quick(tmp_path / "plain", model=lambda: nn.Sequential(nn.Linear(8, CLASSES)))
     named = quick(tmp_path / "named", model=Named, train=train, test=test)
     assert torch.equal(weights(named), weights(plain))
-
-
-def test_a_model_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        max_position_embeddings=8, num_labels=3, attn_implementation="eager",
-    )  # fmt: skip
-    ids = np.abs(TRAIN[0] * 5).astype(np.int64) % 20
-    data = ({"input_ids": ids[:, :6], "attention_mask": np.ones((len(ids), 6), dtype=np.int64)}, TRAIN[1])
-    found = quick(
-        tmp_path / "run", model=lambda: transformers.BertForSequenceClassification(config), train=data, test=data,
-        method="dpsgd",
-    )  # fmt: skip
-    assert 0 <= found.summary["accuracy"] <= 1
 
 
 def by_first(outputs, targets):
@@ -223,18 +205,6 @@ def test_wrong_use_is_refused_in_one_line_and_leaves_nothing(case, tmp_path, mon
     with refused(*words):
         quick(None, **changes)
     assert nothing_in(tmp_path)
-
-
-def test_a_workload_and_its_parts_are_given_once(tmp_path):
-    with refused("give either a workload or model, metrics, num_classes"):
-        quick(tmp_path / "a", workload=workload(), model=build, metrics={}, num_classes=3)
-    with refused("lists of rows belong to a workload"):
-        quick(tmp_path / "b", workload=workload(), partition=[[0], [1]])
-    assert nothing_in(tmp_path)
-
-
-def test_reserved_names_are_the_columns_of_rounds_csv():
-    assert set(RESERVED) == {*FIELDS, *SIMULATED, *TIMES}
 
 
 # --- methods ---
@@ -379,21 +349,6 @@ def test_metrics_see_the_public_test_split_alone(tmp_path):
 # --- folders, resuming ---
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("mine")
-    with pytest.raises((ValueError, OSError), match="run"):
-        quick(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
-
-
-def test_the_default_folder_is_named_after_workload_and_method(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    mine = write(tmp_path / "mine.py")
-    found = [quick(None), quick(None, workload=f"{mine}:workload", method=f"{mine}:recipe")]
-    assert [run.directory.name.split("-", 2)[2] for run in found] == ["own-dpsgd", "mine-workload-mine-recipe"]
-
-
 def interrupted(out: Path, **changes) -> None:
     def stop(row):
         if row["round"] == 1:
@@ -409,6 +364,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_never_interrupted(tmp_pat
     assert torch.equal(weights(quick(tmp_path / "run", rounds=3, resume=True)), weights(whole))
 
 
+@pytest.mark.slow
 def test_only_the_same_call_continues_a_run(tmp_path):
     interrupted(tmp_path / "run", method=wide)
     again = {"method": wide, "rounds": 3, "resume": True}
@@ -437,22 +393,3 @@ def test_another_partition_is_refused_on_resuming(tmp_path):
     interrupted(tmp_path / "run", partition=[range(n // 2), range(n // 2, n)])
     with refused("the data or its partition differ from those that this run began with"):
         quick(tmp_path / "run", rounds=3, resume=True, partition=[range(10), range(10, n)])
-
-
-def test_numbers_of_numpy_are_settings(tmp_path):
-    found = quick(tmp_path / "run", clients=np.int64(3), sample_rate=np.float64(0.25))
-    assert found.summary["clients"] == 3
-
-
-def test_quiet_prints_nothing(tmp_path, capsys):
-    quick(tmp_path / "run")
-    assert capsys.readouterr().out == ""
-    quick(tmp_path / "loud", quiet=False)
-    assert "own: 2 clients with 30 to 30 examples, 1 rounds" in capsys.readouterr().out
-
-
-def test_an_epsilon_is_kept(tmp_path):
-    found = quick(tmp_path / "run", noise_multiplier=None, epsilon=5.0, reproducible=False, rounds=2)
-    assert found.epsilon <= 5.0
-    assert found.epsilon == pytest.approx(found.summary["epsilon_max"])
-    assert QUICK["noise_multiplier"] != found.summary.get("noise_multiplier")

@@ -1,14 +1,11 @@
 """Carriers of probes in whole runs: absent clients, resumed runs and deployed clients have the server's."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Context, Message
 
-from fedlsg.carriers.probe import flatten
 from fedlsg.carriers.probe.basis import Pair
 from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState
@@ -19,7 +16,6 @@ from simulations.client.train import answer
 from simulations.engines import ray
 from simulations.plan.source import late_source
 from simulations.rundir.steps import StepFiles
-from simulations.rundir.updates import read_frame, round_folder
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
 
@@ -168,20 +164,7 @@ def run_settings() -> Any:
     return from_mapping(SMALL | CORE)
 
 
-def test_local_steps_of_a_round_share_its_carriers(tmp_path):
-    """Several local steps, parts of unequal mixtures and some clients: full and sparse downlink agree bit for bit."""
-    settings = CORE | SOME | {"local_steps": 3, "local_momentum": 0.5, "partition": "dirichlet", "alpha": 0.3}
-    full = run_local(tmp_path / "full", **settings, record_updates=True)
-    sparse = run_local(tmp_path / "sparse", **settings, downlink="sparse")
-    assert full.weights.equal(sparse.weights)
-    frames = [read_frame(round_folder(full.path, round))[0] for round in range(1, 8)]
-    same = [all(map(torch.equal, a.carriers, b.carriers)) for a, b in itertools.pairwise(frames)]
-    assert same == [True, True, False, True, True, False]
-    state = full.plan.server_state()
-    state.load_state_dict(full.checkpoint["server"])
-    assert flatten(state.basis).equal(full.checkpoint["server"]["basis"]["flat"])
-
-
+@pytest.mark.slow
 @pytest.mark.ray
 def test_bytes_do_not_depend_on_the_worker_that_a_client_lands_on(unbroken, tmp_path, on_ray):
     """A worker that was not there at the refresh gets the carriers from the driver; they are counted by client."""

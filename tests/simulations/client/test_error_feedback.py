@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 import simulations.client.train
-from fedlsg.attacks.observation import ThreatModel
 from fedlsg.carriers.powersgd import decode
 from fedlsg.method import Method
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.training.compression import Compression
-from simulations.attack.recorded.observations import open_record
 from simulations.client.train import expected_payload
 from simulations.plan.plan import Base
 from simulations.rundir import feedback_box
@@ -78,22 +76,6 @@ def test_what_was_received_and_the_memory_are_the_gradients(kind, tmp_path, monk
     assert [row.rejected for row in run.rows] == [""] * 4
     assert run.summary["codec"]["error_feedback"] is True
     assert run.summary["private"] is False
-
-
-def test_only_k_positions_move(tmp_path):
-    """48 of 4,810: header and checksum 44, a length of 4, gaps of 48 bytes and one or two a block, 4 bytes a value."""
-    run = run_local(tmp_path / "run", record_updates=True, **SILENT | KINDS["topk"])
-    assert {len(payload) for payload in run.payloads.values()} <= set(range(44 + 4 + 48 + 4 * 48, 44 + 4 + 70 + 4 * 48))
-    assert run.summary["codec"]["indices"] == "chosen"
-    assert run.config["topk-rate"] == 0.01
-
-
-def test_a_rate_of_one_is_sgd(tmp_path):
-    settings = SILENT | {"method": "topk", "topk_rate": 1.0}
-    run = run_local(tmp_path / "run", **settings)
-    sgd = run_local(tmp_path / "sgd", **SILENT | {"method": "sgd"})
-    assert torch.equal(run.weights, sgd.weights)
-    assert memory_of(tmp_path / "run").abs().max() < 1e-6
 
 
 # --- resumed, crashed, asked again
@@ -238,8 +220,3 @@ def test_refused(settings, why, tmp_path):
 def test_a_method_with_feedback_and_noise_cannot_be_made():
     with pytest.raises(ValueError, match="error feedback"):
         Method(name="x", compression=Compression(error_feedback=True))
-
-
-def test_attacks_say_that_they_know_no_memory(whole):
-    with pytest.raises(ValueError, match="sends what earlier rounds left out"):
-        open_record(str(whole.path), ThreatModel(view="client"))

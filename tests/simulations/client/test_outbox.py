@@ -1,6 +1,5 @@
 """The outbox: a payload comes back for its own question only, whole or not at all."""
 
-import hashlib
 import json
 import os
 
@@ -20,22 +19,6 @@ def test_the_payload_comes_back_for_its_question_only(tmp_path_factory, question
     outbox.store(question, payload)
     assert outbox.find(question) == payload
     assert (outbox.find(other) == payload) == (other == question)
-
-
-def test_only_the_last_payload_is_kept(tmp_path):
-    outbox = Outbox(tmp_path / "client.bin")
-    outbox.store("1", b"one")
-    outbox.store("2", b"\n\ntwo")
-    assert outbox.find("1") is None
-    assert outbox.find("2") == b"\n\ntwo"
-    assert [path.name for path in tmp_path.iterdir()] == ["client.bin"]
-
-
-def test_the_file_by_hand(tmp_path):
-    Outbox(tmp_path / "client.bin").store("7/6/float32/ab", b"\x00\xff")
-    sha = hashlib.sha256(b'"7/6/float32/ab"\n\x00\xff').hexdigest().encode()
-    head = b'{"question": "7/6/float32/ab", "bytes": 2, "sha256": "' + sha + b'"}'
-    assert (tmp_path / "client.bin").read_bytes() == head + b"\n\x00\xff"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from flwr.app import Message
 
 from fedlsg.carriers.personal import personal_gradient
 from fedlsg.gradients import trainable
-from fedlsg.payload.layout import HEADER
 from simulations.client import train
 from simulations.engines import accounts
 from simulations.engines.local import LocalGrid
@@ -129,7 +128,3 @@ def test_what_is_not_true_with_a_head_is_refused(settings, why):
         del given["momentum"]
     with pytest.raises(ValueError, match=why):
         make_plan(from_mapping(given))
-
-
-def test_the_header_is_that_of_any_payload():
-    assert HEADER.size + 16 == 80

@@ -13,7 +13,6 @@ from torch.nn.utils import parameters_to_vector
 import strategies.federation.server_noise
 from fedlsg.client_level import release_round
 from fedlsg.privacy import SERVER, LedgerError
-from simulations.callbacks.monitored import Best
 from simulations.client.app import app
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir
@@ -68,11 +67,6 @@ def test_the_planned_epsilon_is_that_of_another_accountant(q, sigma, rounds):
 
     found = compose(events_of(plan, plan.terms[0], count_blocks(plan)), delta=1e-5).upper
     assert golden(q, sigma, rounds, 1e-5) * (1 - 1e-3) <= found <= golden(q, sigma, rounds, 1e-5) * 1.01
-
-
-def test_the_summary_has_the_epsilon_of_the_server_s_ledger(run):
-    assert run.summary["epsilon_max"] == pytest.approx(golden(0.3, 1.5, 4, 1e-5), rel=0.01)
-    assert (run.summary["unit"], run.summary["trust"]) == ("client", "server")
 
 
 def test_calibration_meets_the_target_at_client_level():
@@ -196,25 +190,6 @@ def test_a_secure_sum_and_a_trusted_server_train_alike(tmp_path):
     assert float(moved[0].norm()) == pytest.approx(float(moved[1].norm()), rel=0.05)
     entries = secure.entries(0)
     assert [(e.unit, e.steps, e.sample_rate, e.mechanism) for e in entries] == [("client", 1, 1.0, "dp")] * 3
-
-
-def test_a_callback_cannot_choose_by_what_tells_who_took_part(run):
-    with pytest.raises(ValueError, match="monitor='uplink_messages' is no column"):
-        Best("uplink_messages", "auto").offer(run.rows[-1].columns)
-
-
-def test_frames_and_schedule_do_not_depend_on_the_clients_that_there_are():
-    """A method whose masks change by the epoch, on all clients and on those of other sizes."""
-    settings = CLIENT_LEVEL | {"method": "rs", "rounds": 12, "partition": "dirichlet"}
-    schedules, digests = [], []
-    for alpha in (0.1, 10.0):
-        plan = make_plan(from_mapping(SMALL | settings | {"alpha": alpha, "train_rows": 600 if alpha < 1 else 1200}))
-        state = plan.server_state()
-        schedules.append((plan.schedule, plan.divisor, plan.local.expected_batch))
-        digests.append([state.public.frame(round, updates=0).digest for round in range(1, 13)])
-    assert schedules[0] == schedules[1]
-    assert digests[0] == digests[1]
-    assert len(set(digests[0])) > 1, "the masks of this method change: the test would see it"
 
 
 def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_path):

@@ -4,7 +4,6 @@ Processes are counted by oracles of the test's own: a mark in the environment, s
 """
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import pytest
 
 from simulations import run
 from simulations.engines import ahead, cluster, engine_of
-from simulations.engines.memory import limited_memory
 from tests.places import REPOSITORY
 from tests.simulations.support.second_user import answered
 
@@ -213,26 +211,3 @@ def test_engine_flower_is_refused_before_anything_starts(fedlsg, tmp_path):
     status, _, err = fedlsg("run", "--engine", "flower")
     assert (status, cluster._AHEAD, list(tmp_path.iterdir())) == (1, [], [])
     assert "flwr run ." in err
-
-
-def test_a_long_temporary_folder_is_not_used_for_sockets(monkeypatch):
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/a" * 30)
-    assert cluster.short_base() == "/tmp"
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/short")
-    assert cluster.short_base() == "/short"
-
-
-def test_a_temporary_folder_that_is_none_is_named_before_ray_starts(monkeypatch, tmp_path):
-    for place in (tmp_path / "nowhere", tmp_path / "file"):
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("TMPDIR", str(place))
-        with pytest.raises(RuntimeError, match=f"expected TMPDIR to be a folder that you can write, got {place}"):
-            cluster.short_base()
-
-
-def test_a_limit_of_memory_is_named_and_no_limit_says_nothing(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4 * 2**30, resource.RLIM_INFINITY))
-    assert "4 GiB of memory here (ulimit -v)" in limited_memory()
-    assert "engine=local" in limited_memory()
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert limited_memory() == ""

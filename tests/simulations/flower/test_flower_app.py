@@ -18,9 +18,7 @@ from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.announced import RECORD, announcement
 from simulations.flower.client import OWN_CODE, code_digest
-from simulations.flower.server import not_default
 from simulations.grids.virtual import FIRST_NODE, SHARED, call_client, give_id
-from simulations.settings.settings import from_mapping
 from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import code_record
 from strategies.federation.ledgers import read_news
@@ -159,14 +157,6 @@ def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
 
 
-def test_arguments_of_fedavg_that_work():
-    strategy = fedlsg.flower.Strategy(two_sides, clients=5, fraction_train=0.5, fraction_evaluate=0.0, **SETTINGS)
-    assert strategy.settings.clients_per_round == 2
-    assert (
-        fedlsg.flower.Strategy(two_sides, min_available_nodes=4, fraction_train=1.0, **SETTINGS).settings.clients == 4
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -178,20 +168,6 @@ def test_arguments_of_fedavg_that_work():
 def test_start_of_another_strategy(given, words):
     with pytest.raises(ValueError, match=words):
         fedlsg.flower.Strategy(two_sides, **SETTINGS).start(Nodes(None, 1), **given)
-
-
-def test_an_evaluate_fn_of_another_form_is_named(tmp_path):
-    strategy = fedlsg.flower.Strategy(two_sides, out=tmp_path / "run", **SETTINGS)
-    with (
-        task_identity(),
-        pytest.raises(ValueError, match="evaluate_fn: expected a MetricRecord, a dict or None, got a tuple"),
-    ):
-        strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 2), num_rounds=1, evaluate_fn=lambda *_: (0.5, {}))
-
-
-def test_a_wrapper_that_does_not_start_it_is_told_so():
-    with pytest.raises(RuntimeError, match="subclass it, or give callbacks="):
-        fedlsg.flower.Strategy(two_sides, **SETTINGS).configure_train(1, ArrayRecord(), ConfigRecord(), Nodes(None, 1))
 
 
 def test_nothing_but_epsilon(tmp_path):
@@ -218,12 +194,6 @@ def test_a_method_of_the_app_s_own(tmp_path):
     run = start(fedlsg.flower.client_app(two_sides, methods=(plain,)), tmp_path / "app", method=plain, rank=None)
     assert run.summary["method"] == "plain"
     assert "method" in run.summary["own_code"]
-
-
-def test_foreign_keys_of_the_run_config_are_left_alone(tmp_path):
-    """FOREIGN would be refused as settings."""
-    run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app", learning_rate=0.25)
-    assert "learning-rate = 0.25" in (run.directory / "config.toml").read_text()
 
 
 def test_callbacks_of_both_kinds(tmp_path):
@@ -347,10 +317,3 @@ def test_a_deployed_client_runs_no_code_that_a_server_names(tmp_path):
         answered = reply(app, told(**{name: f"{evil}:recipe"}), **deployed(tmp_path))
         assert answered.has_error()
     assert not marker.exists()
-
-
-def test_callbacks_are_told_to_no_client():
-    """Their files and parameters, such as a token, stay on the server."""
-    said = not_default(from_mapping({"workload": "digits", "rounds": 7, "callbacks": "mine.py:Tell token=secret"}))
-    assert said["rounds"] == 7
-    assert "secret" not in str(said)

@@ -103,11 +103,6 @@ def test_the_digest_of_private_rows_is_its_owners_alone_and_in_no_checkpoint(sto
         resume_local(stopped.path)
 
 
-def test_resume_may_move_to_another_engine_or_thread_count(stopped, small):
-    reconfigure(stopped, threads=2, engine="flower")
-    assert resume_local(stopped.path).weights.shape == small.weights.shape
-
-
 def test_an_interruption_before_the_first_round_can_be_continued(tmp_path, small):
     plan, directory = plan_at(tmp_path / "run")
 
@@ -166,13 +161,6 @@ def test_a_run_directory_has_one_process(stopped):
     resume_local(stopped.path)
 
 
-def test_a_process_that_has_not_written_its_id_yet_is_another_process(stopped):
-    with exclusive(stopped.directory):
-        (stopped.path / ".lock").write_text("")
-        with pytest.raises(ValueError, match="is in use by another process: wait for its end"):
-            resume_local(stopped.path)
-
-
 def test_a_spent_budget_ends_the_run_with_a_summary(tmp_path):
     run = run_local(tmp_path / "run", reproducible=False, noise_multiplier=3.0, sample_rate=0.5, epsilon=2.0, rounds=40)
     assert 0 < run.summary["rounds"] < 40
@@ -197,13 +185,3 @@ def test_shared_noise_is_that_of_the_neediest_client():
             sample_rate=terms.sample_rate, noise_multiplier=terms.noise_multiplier, steps=2, delta=plan.settings.delta
         )
         assert bound.upper <= 8
-
-
-def test_a_checkpoint_of_the_earlier_engine_is_continued(stopped):
-    """It knows ``grouped``, a setting of engine flower, which is gone."""
-    saved = stopped.directory.load_checkpoint()
-    saved["plan"]["settings"] |= {"grouped": True, "engine": "flower"}
-    stopped.directory.save_checkpoint(saved)
-    config = stopped.directory.config
-    config.write_text(config.read_text().replace('engine = "local"', 'engine = "local"\ngrouped = true'))
-    assert resume_local(stopped.path).directory.last_round() == 2

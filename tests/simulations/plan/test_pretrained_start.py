@@ -47,11 +47,6 @@ def test_the_initial_model_has_the_weights_and_a_fresh_classifier(weights):
     assert plain.settings.pretrained_sha256 is None
 
 
-def test_a_file_and_its_folder_are_the_same_start(weights):
-    file = base(pretrained=str(weights / "model.safetensors"))
-    assert file.settings.pretrained_sha256 == base(pretrained=str(weights)).settings.pretrained_sha256
-
-
 def test_config_and_summary_have_the_digest_and_no_other_run_has_it(weights, tmp_path):
     run = run_local(tmp_path / "run", **RUN, pretrained=str(weights))
     assert run.config["pretrained-sha256"] == run.summary["pretrained_sha256"] == digest_of(str(weights))
@@ -161,12 +156,6 @@ def test_so_are_weights_whose_first_ancestor_is_gone(tmp_path):
         base(pretrained=str(later.path))
 
 
-def test_a_run_in_the_working_directory_says_nothing_of_a_name(tmp_path, monkeypatch):
-    run = run_local(tmp_path / "run", **RUN)
-    monkeypatch.chdir(run.path)
-    assert base(features="scattering").settings.features == "scattering"
-
-
 def test_a_workload_of_a_users_own_starts_from_weights(tmp_path):
     def build() -> nn.Module:
         return nn.Sequential(OrderedDict(body=nn.Linear(8, 4), tanh=nn.Tanh(), top=nn.Linear(4, 3)))
@@ -181,13 +170,3 @@ def test_a_workload_of_a_users_own_starts_from_weights(tmp_path):
         workloads._GIVEN.pop("start")
     assert torch.equal(made.body.weight, torch.ones(4, 8))
     assert torch.equal(made.top.weight, fresh.top.weight)
-
-
-def test_records_that_name_one_another_are_read_once(weights, tmp_path):
-    """Both folders say that they start from the other: neither has seen the rows, and looking at them ends."""
-    other = tmp_path / "other"
-    shutil.copytree(weights, other)
-    for folder, earlier in ((weights, other), (other, weights)):
-        facts = {"fedlsg": "0.1.0", "workload": "digits", "options": {"pretrained": str(earlier)}}
-        (folder / "config.json").write_text(json.dumps(facts))
-    assert base(pretrained=str(weights)).settings.pretrained == str(weights)

@@ -14,13 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fedlsg.privacy.ledger import LedgerError
 from simulations.engines import local
 from simulations.rundir.files.atomic import (
     DiskFullError,
-    cause_of,
     check_writable,
-    naming,
     resumable,
     write_atomically,
     writing_to,
@@ -97,22 +94,6 @@ def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
     assert "bytes.csv" not in str(error.value)
 
 
-def test_other_errors_stay_what_they_are(tmp_path):
-    with pytest.raises(PermissionError), resumable(tmp_path):
-        raise PermissionError(errno.EACCES, "denied", "file")
-    with pytest.raises(FileNotFoundError) as error, naming(tmp_path):
-        (tmp_path / "missing" / "file").write_text("")
-    assert error.value.filename == str(tmp_path / "missing" / "file")
-
-
-def test_a_full_disk_is_seen_behind_other_errors():
-    full = OSError(errno.ENOSPC, "No space left on device")
-    wrapped = LedgerError("cannot write")
-    wrapped.__cause__ = full
-    assert cause_of(wrapped) is full
-    assert cause_of(ValueError("else")) is None
-
-
 @no_device
 def test_an_atomic_write_names_its_file_and_keeps_the_old_one(tmp_path):
     write_atomically(tmp_path / "file", b"old")
@@ -170,34 +151,6 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
         rf"fedlsg: error: the disk is full: {disk}/\S+ could not be written\. .* fedlsg resume {disk}", line
     )
     assert continued(Run(tmp_path / "out"), unbroken)
-
-
-MERGED_ON_A_FULL_DISK = """
-import subprocess, sys
-from pathlib import Path
-from fedlsg.privacy import RunLedger, merge
-from simulations.rundir.files.atomic import resumable
-ledgers, disk = RunLedger(sys.argv[1]), Path(sys.argv[2])
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
-(disk / "other").write_bytes(bytes(4096))
-try:
-    with resumable(disk):
-        merge((entry for client in ledgers.clients() for entry in ledgers.of(client).entries), disk / "ledger.jsonl")
-except OSError as error:
-    print(error)
-print(*(path.name for path in disk.iterdir()))
-"""
-
-
-@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
-def test_a_merged_ledger_that_does_not_fit_is_named(tmp_path, unbroken):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["unshare", "-rm", sys.executable, "-c", MERGED_ON_A_FULL_DISK, str(unbroken.path / "ledger"), str(disk)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    message, left = done.stdout.splitlines()
-    assert message.startswith(f"the disk is full: {disk / 'ledger.jsonl'} could not be written.")
-    assert left == "other"
 
 
 @pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")

@@ -8,7 +8,6 @@ import torch
 from simulations.plan.clients import parts_of_test
 from simulations.plan.plan import make_plan
 from simulations.report.words import outcome
-from simulations.server.by_client import ByClient
 from simulations.server.evaluate import evaluate
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local
@@ -50,11 +49,6 @@ def test_a_run_reports_the_spread_over_clients(tmp_path):
     assert json.dumps(found)
 
 
-def test_an_empty_part_is_in_no_mean():
-    found = ByClient.of([None, 0.5, 1.0])
-    assert (found.mean, found.worst, found.percentile_10) == (0.75, 0.5, pytest.approx(0.55))
-
-
 @pytest.mark.parametrize(
     ("settings", "part"),
     [({"partition": "writer"}, "partition"), ({"holdout": 0.2}, "holdout tests on training rows, which are private")],
@@ -62,8 +56,3 @@ def test_an_empty_part_is_in_no_mean():
 def test_a_split_that_is_not_public_or_has_no_such_parts_is_refused(settings, part):
     with pytest.raises(ValueError, match=part):
         plan_of(evaluate_clients=True, **settings)
-
-
-def test_a_deployment_is_refused():
-    with pytest.raises(ValueError, match="evaluate_clients=true does not go with a deployment"):
-        make_plan(from_mapping(SMALL | {"evaluate_clients": True}), declared=[700, 737])

@@ -89,11 +89,6 @@ def test_nothing_is_said_of_a_server_that_adds_the_noise(tmp_path):
     assert set(run.summary["epsilon_by_reader"].values()) == {run.summary["epsilon_max"]}
 
 
-def test_nothing_is_said_of_a_run_without_privacy(tmp_path):
-    run = run_local(tmp_path / "run", **SECRET, method="sgd", noise_multiplier=None)
-    assert run.summary["epsilon_by_reader"] == {}
-
-
 def test_a_reader_who_is_given_the_outside_s_epsilon_is_caught(tmp_path):
     """Negative control: a ledger whose lines claim one share more than there was."""
     run = run_local(tmp_path / "run", **SECRET, trust="secure", clients=3)
@@ -151,11 +146,3 @@ def test_an_old_run_is_not_continued(trust, tmp_path):
     with pytest.raises(ValueError, match=refusal):
         audited_run(str(old.path))
     assert read_run(old.path).epsilon_max == math.inf, "its rows say too little"
-
-
-def test_an_old_run_that_counted_a_colluder_is_left_as_it_is(tmp_path):
-    run = run_local(tmp_path / "run", **SECRET, trust="secure", clients=3)
-    summary = run.directory.read_summary()
-    del summary["epsilon_by_reader"]
-    run.directory.write_summary(summary)
-    assert read_run(run.path).summary == summary

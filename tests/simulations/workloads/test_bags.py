@@ -3,7 +3,7 @@
 import torch
 
 from fedlsg.synthetic import bags_of_words
-from simulations.workloads.texts.bags import WordDraw, tokens_around, words_of
+from simulations.workloads.texts.bags import WordDraw, words_of
 
 PIECES = ["[PAD]", "[CLS]", "[SEP]", "!", "a", "the", "##ing", "cat", "42", "sat"]
 
@@ -47,20 +47,6 @@ class Bytes(Pieces):
 def test_words_are_letters_in_the_order_of_their_numbers():
     assert [PIECES[number] for number in words_of(Pieces())] == ["the", "cat", "sat"]
     assert [Bytes.tokens[number] for number in words_of(Bytes())] == ["Ġthe", "Ġcat"]
-
-
-def test_a_vocabulary_without_words_gives_all_but_special_tokens():
-    class Numbers(Pieces):
-        def get_vocab(self):
-            return {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "7": 3, "8": 4}
-
-    assert words_of(Numbers()) == [3, 4]
-
-
-def test_the_tokens_around_texts_are_those_of_the_tokenizer():
-    assert tokens_around(Pieces(), 1, [5]) == ((1,), (2,))
-    assert tokens_around(Pieces(), 2, [5]) == ((1,), (2,), (2,))
-    assert tokens_around(Bytes(), 2, [5]) == ((0,), (2, 2), (2,))
 
 
 def test_a_draw_is_a_bag_of_the_tokenizers_words():

@@ -4,14 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
 
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import give, load
 from simulations.workloads.base.workload import GIVEN, Options
 from simulations.workloads.partition import natural_parts
-from tests.simulations.support.own import QUICK, TEST, TRAIN, refused, workload
+from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 from tests.simulations.support.own import load as loaded
 
 N = len(TRAIN[0])
@@ -30,11 +29,6 @@ def base(made, **settings):
 
 def lists(*parts):
     return workload(partition=parts)
-
-
-def test_one_client_for_each_value_in_their_order():
-    parts = natural_parts(loaded(workload(train=table(writer=WRITERS), partition="writer", test=table())), "writer")
-    assert [part.tolist() for part in parts] == [list(range(1, N, 3)), list(range(0, N, 3)), list(range(2, N, 3))]
 
 
 def test_a_column_that_makes_clients_is_no_input():
@@ -99,12 +93,6 @@ def test_lists_that_are_no_partition_are_refused(case):
 def test_a_row_without_a_client_is_refused(column, words):
     with refused(words, "give each row its client"):
         base(workload(train=table(writer=column), partition="writer", test=table()))
-
-
-def test_classes_are_needed_where_a_scheme_reads_them():
-    made = workload(train=(TRAIN[0], TRAIN[0]), test=(TEST[0], TEST[0]), loss=nn.MSELoss())
-    with refused("partition=shards needs targets that are classes (int64, one an example), which own has not"):
-        base(made, partition="shards")
 
 
 @pytest.mark.parametrize("option", [{"train_rows": 30}, {"holdout": 0.5}, {"train_rows": 40, "holdout": 0.25}])

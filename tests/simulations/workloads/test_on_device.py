@@ -44,10 +44,6 @@ def test_batches_are_those_of_the_split(split, rows, monkeypatch):
         assert_close((inputs, targets.cpu()), expected, rtol=0, atol=0)
 
 
-def test_on_the_cpu_nothing_changes():
-    assert fetcher(IMAGES, "cpu") == IMAGES.batch
-
-
 def test_a_small_split_is_prepared_once(monkeypatch):
     with pretended_cuda(monkeypatch):
         sizes = counted(IMAGES, monkeypatch)
@@ -56,23 +52,6 @@ def test_a_small_split_is_prepared_once(monkeypatch):
         assert sizes == [1, 2, 2, 1]
         fetch(ROWS), fetch(ROWS)
         assert sizes == [1, 2, 2, 1]
-
-
-@pytest.mark.parametrize(("name", "value"), [("RESIDENT_BYTES", 119), ("RESIDENT_SHARE", 2**34)])
-def test_a_large_split_stays_where_it_is(name, value, monkeypatch):
-    """5 examples of 6 numbers are 120 bytes; the pretended device has 2^34 free."""
-    monkeypatch.setattr(on_device, name, value)
-    with pretended_cuda(monkeypatch):
-        fetch = fetcher(IMAGES, "cuda")
-        sizes = counted(IMAGES, monkeypatch)
-        fetch(ROWS)
-        assert sizes == [3]
-
-
-@pytest.mark.parametrize("wrong", [torch.tensor([5]), torch.tensor([-1])])
-def test_rows_that_are_not_there_are_refused(wrong, monkeypatch):
-    with pretended_cuda(monkeypatch), pytest.raises(IndexError, match="expected indices in"):
-        fetcher(IMAGES, "cuda")(wrong)
 
 
 def test_a_copy_to_cuda_is_page_locked_and_does_not_wait(monkeypatch):

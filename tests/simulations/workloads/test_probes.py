@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import fedlsg
 from fedlsg import user_code
 from fedlsg.synthetic import dead_leaves, pink
 from simulations import workloads
@@ -103,27 +102,6 @@ def test_a_function_that_gives_something_else_is_refused(made, found):
         probe_source(load(workload(probe=made))).draw(4, generator())
 
 
-def test_a_function_that_fails_is_named():
-    def broken(count, generator):
-        return 1 / 0
-
-    with pytest.raises(ImportError, match=r"broken.*ZeroDivisionError"):
-        probe_source(load(workload(probe=broken))).draw(4, generator())
-    with pytest.raises(ValueError, match="expected a function probe"):
-        workload(probe=torch.ones(3))
-
-
-def test_an_unknown_source_is_named_with_those_that_there_are():
-    with pytest.raises(
-        ValueError, match=r"digits has no probe source 'leafs': it has leaves, pink; did you mean 'leaves'"
-    ):
-        probe_source(workloads.load("digits"), "leafs")
-
-
-def test_the_code_of_a_probe_is_part_of_the_workloads_digest():
-    assert workload().digest != workload(probe=normal).digest
-
-
 SOURCES = ("auto", "leaves", "pink")
 
 
@@ -159,13 +137,6 @@ def changed(split: Split) -> Split:
     """The split with another value in every row."""
     stored = np.asarray(split.inputs[np.arange(len(split))])
     return replace(split, inputs=(stored + 1) % 17, labels=split.labels.flip(0))
-
-
-def test_the_face_takes_a_probe():
-    assert (
-        fedlsg.Workload(model=nn.Identity, train=REGRESSION, test=REGRESSION, loss=nn.MSELoss(), probe=normal).probe
-        is normal
-    )
 
 
 def test_the_range_of_images_is_not_that_of_training_rows():

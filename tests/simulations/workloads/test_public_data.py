@@ -1,13 +1,11 @@
 """Public data as a probe's source: any size and form of images, texts of the same model, never the workload's own."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from simulations import workloads
 from simulations.workloads import Options
@@ -66,36 +64,6 @@ def test_a_folder_of_images_of_any_size_is_read(tmp_path):
     assert drawn.shape == (6, 1, 8, 8)
     assert len({row.numpy().tobytes() for row in drawn}) == 4, "more than there are: each comes again"
     assert -0.6 <= drawn.min() <= drawn.max() <= 1.4
-
-
-@pytest.mark.parametrize("pair", [True, False])
-def test_a_file_of_tensors_is_read(tmp_path, pair):
-    array = torch.rand(5, 3, 10, 10)
-    torch.save((array, torch.zeros(5)) if pair else array, tmp_path / "x.pt")
-    drawn = probe_source(colours()[0], f"data:{tmp_path / 'x.pt'}").draw(5, generator())
-    assert drawn.shape == (5, 3, 12, 12)
-
-
-def test_a_file_without_targets_gives_none_where_a_probe_needs_them(tmp_path):
-    array = pixels(8, 3, 12, 12)
-    own = load(workload(train=(array, torch.rand(8)), test=(array, torch.rand(8)), loss=nn.MSELoss()))
-    for targets, words in (((torch.rand(5),), None), ((), "must give .inputs, targets.")):
-        torch.save((torch.rand(5, 3, 10, 10), *targets) if targets else torch.rand(5, 3, 10, 10), tmp_path / "x.pt")
-        source = probe_source(own, f"data:{tmp_path / 'x.pt'}")
-        with nullcontext() if words is None else pytest.raises(ValueError, match=words):
-            source.batch(nn.Identity(), 3, trained=False, generator=generator())
-
-
-def test_rows_of_a_table_give_targets_where_the_workload_has_no_classes(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    own = load(workload(train=(rows[:, :2], rows[:, 2]), test=(rows[:, :2] + 1, rows[:, 2]), loss=nn.MSELoss()))
-    file = tmp_path / "public.csv"
-    file.write_text("a,b,label\n1.5,2.5,0.5\n3.5,4.5,1.5\n")
-    source = probe_source(own, f"data:{file}")
-    assert source.num_classes is None
-    inputs, targets = source.draw(2, generator())
-    assert sorted(inputs[:, 0].tolist()) == [1.5, 3.5]
-    assert sorted(targets.tolist()) == [0.5, 1.5]
 
 
 def test_the_workloads_own_name_is_refused():
@@ -205,16 +173,3 @@ def test_draws_do_not_change_with_any_private_row(tmp_path):
     drawn = [probe_source(one, spec).draw(9, generator()) for one in (own, other, replace(own, train=NoRows()))]
     assert torch.equal(drawn[0], drawn[1])
     assert torch.equal(drawn[0], drawn[2])
-
-
-def test_rows_that_the_model_does_not_take_are_refused(tmp_path):
-    own = load(workload(train=(pixels(6, 4), np.arange(6) % 3), test=(pixels(6, 4), np.arange(6) % 3)))
-    (tmp_path / "x.csv").write_text("a,b,label\n1,2,0\n")
-    with pytest.raises(ValueError, match=r"inputs|takes"):
-        probe_source(own, f"data:{tmp_path / 'x.csv'}")
-    with pytest.raises(ValueError, match="no such file or folder, and no data set of this name"):
-        probe_source(own, "data:imagenette")
-    with pytest.raises(ValueError, match="source=data:/no/where: there is no such file"):
-        probe_source(own, "data:/no/where")
-    with pytest.raises(ValueError, match="expected source as data:NAME or data:PATH, got 'data:'"):
-        probe_source(own, "data:")  # not the working folder

@@ -50,14 +50,6 @@ def test_inputs_without_targets_are_refused(public):
         digits(public)
 
 
-def test_a_share_is_held_out_before_rows_are_repeated(public):
-    loaded = digits(public, holdout=0.2, train_rows=100)
-    assert (len(loaded.train), len(loaded.test), loaded.test_name) == (80, 6, "holdout")
-    trained, held = ({row.tobytes() for row in images(split)} for split in (loaded.train, loaded.test))
-    assert (len(trained), len(held), trained & held) == (25, 6, set())
-    assert digits(public, holdout=0.2, train_rows=10).train.labels.numel() == 8
-
-
 def test_synthetic_rows_have_labels_of_a_teacher_and_are_the_same_each_time():
     first, again = digits("synthetic", train_rows=200), digits("synthetic", train_rows=200)
     assert len(first.train) == 200
@@ -116,9 +108,3 @@ def test_a_setting_of_another_form_is_refused(setting, words):
 def test_the_workloads_own_rows_are_refused():
     with pytest.raises(ValueError, match="public_rows=data:digits is refused: it is the run's own workload"):
         digits("digits")
-
-
-def test_a_path_is_kept_from_the_root(public, monkeypatch):
-    monkeypatch.chdir(public.parent)
-    assert locate("data:public.pt") == f"data:{public}"
-    assert [locate(same) for same in ("data:digits", "synthetic", None)] == ["data:digits", "synthetic", None]

@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Message
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks.mask import Mask
-from fedlsg.masks.pruning import Prune
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.payload.message import pack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase
+from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
 from strategies import recipe
 from strategies.federation.report import RoundReport
@@ -27,7 +25,6 @@ from strategies.federation.wire import (
     Announcement,
     failure,
     payload_size,
-    raw_array,
     read_kept,
     read_round,
 )
@@ -87,17 +84,6 @@ def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
     total = sum(values_for(frame, partition, 0).double() for partition in range(3)).abs()
     wanted = frame.indices[total.argsort(stable=True)[:60]].sort().values
     assert torch.equal(((state.weights == 0) & (start != 0)).nonzero().squeeze(1), wanted)
-
-
-def test_the_pruning_round_goes_on_without_a_client_that_fails():
-    def answer(partition: int, message: Message, honest: Message) -> Message:
-        announced = read_round(message.content)
-        return failure("broken", 1001, message) if (announced.round, partition) == (0, 1) else honest
-
-    federation = PrunedFederation(server_state("dp-ssgd", **SNIP), answer=answer, min_survivors=2)
-    assert [report.answered for report in federation.run(1)] == [[0, 1, 2]]
-    assert federation.pruned[0].answered == [0, 2]
-    assert federation.pruned[0].reasons == "1: [1001] broken"
 
 
 @pytest.mark.parametrize(
@@ -169,29 +155,6 @@ def test_pruning_without_data_has_no_pruning_round(prune):
     assert zeros(state) == (0 if prune == "none" else 60)
 
 
-@pytest.mark.parametrize(
-    ("choices", "mask", "prune"),
-    [
-        ({"drop": "none"}, Mask(), Prune(kind="synflow", rate=0.3)),
-        ({"prune": "none", "drop_rate": 0.2}, Mask(kind="drop", drop="random", sparsity=0.2), Prune()),
-        (
-            {
-                "prune": "dp-snip",
-                "prune_rate": 0.7,
-                "prune_epsilon_share": 0.2,
-                "prune_clip_norm": 2.0,
-                "drop": "magnitude",
-            },
-            Mask(kind="drop", drop="magnitude", sparsity=0.5),
-            Prune(kind="dp-snip", rate=0.7, epsilon_share=0.2, clip_norm=2.0),
-        ),
-    ],
-)
-def test_choices_of_the_recipe(choices, mask, prune):
-    method = recipe("dp-ssgd", **choices)
-    assert (method.mask, method.prune) == (mask, prune)
-
-
 def ranked_state(rounds: int = 8) -> ServerState:
     """Epochs of two rounds, half of all coordinates frozen from the first round on."""
     method = recipe("rs", sparsity=0.5, cooling=False, ranking="gradients", noise_multiplier=1.0)
@@ -250,17 +213,6 @@ def test_the_ranking_holds_for_an_epoch_and_survives_a_checkpoint():
     assert not torch.equal(kept[3], kept[4])
 
 
-def test_the_memory_gets_the_deviation_of_the_sum():
-    """Three clients at sigma 1, C 1: sqrt(3) over the frozen half."""
-    state = ranked_state()
-    RankedFederation(state).run(1)
-    before = ranked_state().frame()
-    frozen = torch.ones(before.size, dtype=torch.bool).index_fill(0, before.indices, False)
-    values = state.memory.current
-    assert abs(float(values[frozen].std()) / 3**0.5 - 1) < 0.2
-    assert float(values[~frozen].std()) < 0.3  # what the clients of this test send is small
-
-
 @given(size=st.integers(1, 70), data=st.data())
 def test_a_bitmap_comes_back_as_it_was(size, data):
     kept = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
@@ -275,24 +227,7 @@ def test_a_bitmap_comes_back_as_it_was(size, data):
     assert read_kept(announcement(torch.zeros(size), example()), size) is None
 
 
-@pytest.mark.parametrize("bitmap", [np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.zeros(2, np.float32)])
-def test_a_bitmap_of_another_length_or_type_is_refused(bitmap):
-    content = announcement(torch.zeros(9), example())
-    content["kept"] = type(content["weights"])({"bitmap": raw_array(bitmap)})
-    with pytest.raises(ValueError, match="bitmap of 9 coordinates"):
-        read_kept(content, 9)
-
-
 def example() -> Announcement:
     return Announcement(
         round=1, updates=0, frame_digest=b"", sample_rate=1.0, noise_multiplier=1.0, expected_batch=1.0, run_dir=""
     )
-
-
-def test_terms_of_a_phase():
-    terms = ClientTerms(num_examples=5, sample_rate=0.1, noise_multiplier=1.0, prune_noise_multiplier=9.0)
-    assert terms.of(Phase.TRAINING) == terms
-    first = terms.of(Phase.PRUNING)
-    assert (first.num_examples, first.sample_rate, first.noise_multiplier) == (5, 1.0, 9.0)
-    assert first.mechanism(Mechanism(noise_multiplier=2.0)).noise_multiplier == 9.0
-    assert first.mechanism(Mechanism(kind="none")).noise_std == 0.0

@@ -5,15 +5,12 @@ import sys
 from inspect import signature
 
 import pytest
-import torch
 
 import fedlsg
 import strategies
-from fedlsg.payload import find_codec
 from fedlsg.payload.layout import payload_bytes
 from simulations.rundir.rundir import RunDir
 from strategies import _build, names, recipe
-from tests.fedlsg.support.coarse_codec import planted
 from tests.places import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "methods.md").read_text()
@@ -49,15 +46,6 @@ def test_the_method_of_ones_own_runs(tmp_path, monkeypatch):
         sys.modules.pop("strategies.recipes.wide", None)
 
 
-def test_the_codec_of_ones_own_runs(tmp_path):
-    with planted(tmp_path, coarse=CODE["Two bytes a value: the nearest multiple of one step."]):
-        codec = find_codec("coarse").with_settings({"coarse_step": 0.5})
-        body = codec.encode(torch.tensor([0.7, -1.2]), [2], None, 1)
-        assert codec.decode(body, [2], None, 1, max_norm=2.0).tolist() == [0.5, -1.0]
-        with pytest.raises(ValueError, match="expected 4 bytes"):
-            codec.decode(b"x", [2], None, 1, max_norm=2.0)
-
-
 def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):
     """The example of the page, on digits, with its ledger and epsilon: 32 x 32 values of the core, half of the rest."""
     (tmp_path / "sketch.py").write_text(SKETCH)
@@ -86,11 +74,6 @@ def test_every_recipe_has_its_row():
 @pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
 def test_parameters_are_those_of_the_recipe(name):
     assert listed(ROWS[name][5]) == parameters(name)
-
-
-@pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
-def test_the_mechanism_is_the_recipes_default(name):
-    assert listed(ROWS[name][4]) == [recipe(name).mechanism.kind]
 
 
 def test_a_changed_default_is_seen():

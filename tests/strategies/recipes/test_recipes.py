@@ -128,17 +128,6 @@ def test_a_wrong_name_or_setting_is_named(name, settings, message):
         recipe(name, **settings)
 
 
-def test_the_share_of_the_noise_is_not_offered():
-    """It follows from trust='aggregate'; whoever sets it alone would claim an epsilon that is not there."""
-    with pytest.raises(ValueError, match="it has ") as error:
-        recipe("lsg", ranks=4)
-    assert "noise_share" not in str(error.value)
-
-
-def test_clipped_sgd_is_reachable():
-    assert recipe("sgd", mechanism="clip-only", clip_norm=2.0).mechanism == Mechanism(kind="clip-only", clip_norm=2.0)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder whose files are recipes, too."""
@@ -159,13 +148,6 @@ def test_a_new_file_is_a_new_method(folder):
     assert "bottom-lsg" in names()
     method = recipe("bottom-lsg", rank=2, noise_multiplier=3.0)
     assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (2, "bottom", 3.0)
-
-
-def test_a_helper_file_is_no_method(folder):
-    (folder / "shared_pieces.py").write_text("RANK = 3\n")
-    assert "shared-pieces" not in names()
-    with pytest.raises(ValueError, match="unknown method 'shared-pieces'"):
-        recipe("shared-pieces")
 
 
 @pytest.mark.parametrize("source", ["from strategies.recipes.lsg import recipe\n", "recipe = 3\n"])
@@ -200,10 +182,3 @@ def test_a_new_file_declares_its_parameters(folder):
     assert (rank.range, takers_of("width")) == ("x >= 0", ("wide", "wider"))
     with pytest.raises(ValueError, match="expected width=0 >= 1"):
         recipe("wide", width=0)
-
-
-def test_two_recipes_that_declare_one_name_differently(folder):
-    (folder / "wide.py").write_text(WIDE.format(kind="int", name="wide"))
-    (folder / "wider.py").write_text(WIDE.format(kind="float", name="wider"))
-    with pytest.raises(ValueError, match="'width' has two different declarations: int x >= 1 by method 'wide', float"):
-        recipe_settings()

@@ -16,7 +16,6 @@ from fedlsg.accounting.bounds import epsilon
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
 from simulations.engines.local import task_identity
-from simulations.plan.base import Own
 from simulations.plan.source import found_source
 from simulations.rundir.rundir import RunDir
 from simulations.server.app import run_rounds
@@ -66,16 +65,6 @@ def test_two_hospitals_and_a_server_agree_on_epsilon(tmp_path):
     assert [[e.num_examples for e in ledger.entries] for ledger in ledgers] == [[300] * 3, [500] * 3]
     assert summary["epsilon_max"] == max(ledger.epsilon(1e-5).upper for ledger in ledgers)
     assert (summary["private"], summary["rounds"], summary["clients"]) == (True, 3, 2)
-
-
-def test_a_second_run_goes_on_and_stops_at_the_clients_budget(tmp_path):
-    budget = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=5, delta=1e-5).upper
-    first = run(tmp_path, "first", {"epsilon-max": budget})
-    second = run(tmp_path, "second", {"epsilon-max": budget}, seed=1)
-    check_copies(tmp_path, "second")
-    assert [len(entries(tmp_path / f"node-{client}")) for client in range(2)] == [5, 5]
-    assert first["epsilon_max"] < second["epsilon_max"] <= budget
-    assert "budget" in json.dumps(second)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -134,19 +123,6 @@ def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, mo
     assert all(found), "a client, which has rows of its own, looked for the source"
 
 
-def test_clients_with_replicas_hold_the_servers_weights(tmp_path):
-    """No model is sent again: the divisor that a client computes from what is announced is the server's."""
-    summary = run(tmp_path, "run", {"num-partitions": 2}, downlink="sparse", codec="noise-floor", rounds=4)
-    assert summary["downlink"]["repairs"] == 0
-
-
-def test_a_divisor_of_the_clients_own_size_is_repaired_again_and_again(tmp_path, monkeypatch):
-    """Negative control: a client that takes its own expected batch for the federation's."""
-    monkeypatch.setattr("simulations.client.deployed.Own", lambda expected_batch, **known: Own(**known))
-    summary = run(tmp_path, "run", {"num-partitions": 2}, downlink="sparse", codec="noise-floor", rounds=4)
-    assert summary["downlink"]["repairs"] > 0
-
-
 SECURE = {"nodes": {"trust": "secure", "num-partitions": 2}, "trust": "secure", "clients": 2}
 
 
@@ -166,16 +142,6 @@ def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
         epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=3, delta=1e-5).upper
     )
     assert {path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")} >= {"sum.npy"}
-
-
-def test_an_assumed_sum_of_two_hospitals_has_all_of_the_noise_twice(tmp_path):
-    """Each of them knows its own: the other one's alone is what the ledger is charged with."""
-    nodes = {"trust": "aggregate", "num-partitions": 2}
-    summary = run(tmp_path, "run", nodes, trust="aggregate", clients=2)
-    check_copies(tmp_path, "run")
-    assert {(e.min_survivors, e.colluders) for e in Ledger(tmp_path / "node-1" / "ledger.jsonl", 1).entries} == {(2, 1)}
-    alone = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=3, delta=1e-5).upper
-    assert summary["epsilon_by_reader"]["participant"] == pytest.approx(alone) == summary["epsilon_max"]
 
 
 def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path, monkeypatch):

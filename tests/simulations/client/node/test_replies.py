@@ -15,7 +15,6 @@ from flwr.app import Context, Message
 import fedlsg.training.client
 import simulations.client.deployed
 import simulations.client.train
-from fedlsg.privacy.ledger import LedgerError
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.grids.refusals import OwnDataError
@@ -127,16 +126,6 @@ def test_what_a_client_app_raises_leaves_an_engine_without_its_text(failure, tmp
     assert type(FAILURES[failure]).__name__ in run.log
 
 
-def test_the_ledgers_errors_name_the_file(tmp_path, monkeypatch):
-    """They are raised before a batch is drawn, and speak of a file that the server has a copy of."""
-    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
-    server.query()
-    monkeypatch.setattr(
-        "fedlsg.privacy.ledger.Ledger.charge", fail(LedgerError("/ledger.jsonl: cannot write (disk full)"))
-    )
-    assert refusal(server.train(1)) == "[1001] /ledger.jsonl: cannot write (disk full)"
-
-
 # --- the client's own data
 
 BROKEN: dict[str, Callable[[Path], None]] = {
@@ -159,13 +148,6 @@ def test_data_that_cannot_be_loaded_leave_one_text(how, tmp_path, caplog):
         assert refusal(reply) == f"[1001] {OwnDataError()}"
     assert "Traceback" in caplog.text
     assert entries(tmp_path / "node") == ()
-
-
-def test_a_folder_of_rows_that_is_none_leaves_one_text(tmp_path):
-    (tmp_path / "rows").mkdir()
-    for place in ("rows", "nowhere"):
-        server = Server.start(terms(tmp_path / "node", data=f"digits:{tmp_path / place}"), tmp_path / "copy")
-        assert refusal(server.query()) == f"[1001] {OwnDataError()}", "and never the public digits"
 
 
 @pytest.mark.parametrize(

@@ -52,16 +52,6 @@ def test_a_label_that_is_no_class_is_refused(images, tmp_path):
         client.read(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
 
 
-def test_digits_read_no_parquet(tmp_path):
-    with pytest.raises(ValueError, match=r"workload digits reads .npz files"):
-        client.read(tmp_path / "rows.parquet", workloads.load("digits", public_only=True), tmp_path)
-
-
-def test_what_is_no_file_of_rows_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"to be a .npz or .parquet file"):
-        client.read(tmp_path / "rows.csv", workloads.load("digits", public_only=True), tmp_path)
-
-
 def test_texts_are_those_of_the_workload(tmp_path):
     pytest.importorskip("transformers")
     from tests.simulations.support.made_texts import make_bert, write_sst2
