@@ -1,8 +1,8 @@
 """One example moves the released sum by at most C (1 + 1e-4): built-in models, in the precision that users run.
 
 The sum is that of the shipped ``client_step`` with the batches and groups of simulations (benchmarks/neighbours.py).
-The data and the example that leaves are an adversary's (benchmarks/adversaries.py). All pairs of settings run here,
-their full product with ``-m slow``. Dropout masks go by place in the batch: a test with dropout would have to give each
+The data and the example that leaves are an adversary's (benchmarks/adversaries.py). All pairs of settings run here, of
+``LATER`` with the slow tests, as their full product does. Dropout masks go by place in the batch: a test with dropout would have to give each
 example its own mask again (simulations/client/train.py says why the release does not). No built-in model has dropout.
 """
 
@@ -39,6 +39,8 @@ from tests.simulations.support.made_texts import VOCABULARY, make_bert
 TEXTS = ("bert", "minilm")
 """A small BERT with large random weights, and MiniLM where the package that ships it is installed."""
 MODELS = ("mlp", "conv", "cnn", "dp-cnn", "h-cnn", "resnet-8", "wrn-16-4", "wrn-16-4-ws", *TEXTS)
+LATER = ("conv", "h-cnn", "wrn-16-4", "minilm")
+"""Models whose layers others have."""
 AXES: MappingProxyType[str, Sequence[object]] = MappingProxyType(
     {
         "model": MODELS,
@@ -87,7 +89,11 @@ def check(found: Moved) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "method", "precision", "storage", "microbatch", "case"), all_pairs(list(AXES.values()))
+    ("model", "method", "precision", "storage", "microbatch", "case"),
+    [
+        pytest.param(*pair, marks=pytest.mark.slow) if pair[0] in LATER else pair
+        for pair in all_pairs(list(AXES.values()))
+    ],
 )
 def test_one_example_moves_the_sum_by_c(model, method, precision, storage, microbatch, case):
     """ResNets with images of 16 x 16 pixels here, a quarter of the work; of 32 x 32 in the full product."""

@@ -266,7 +266,7 @@ class Centred(torch.utils.data.Dataset):
     lambda ps: torch.optim.Adam(ps, lr=0.01), lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
     lambda ps: torch.optim.RMSprop(ps, lr=0.01),
 ])  # fmt: skip
-@pytest.mark.parametrize("method", ["lsg", "lora"])
+@pytest.mark.parametrize("method", [pytest.param("lsg", marks=pytest.mark.slow), "lora"])
 def test_any_optimizer_steps_by_the_reconstructed_gradient(make, method):
     """The oracle: torch's optimizer on a copy, fed by hand with Eq. 3 of the sums of a federation."""
     step = private_step(method=method, rank=2, learning_rate=None, optimizer=make, reproducible=True)

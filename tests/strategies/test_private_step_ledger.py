@@ -97,7 +97,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", [
     "rgp", "rs ranked", "lora", "dp-ssgd snip", "dp-ssgd synflow", "dpsgd", "lsg without residual", *OPTIMIZERS,
 ])  # fmt: skip
-@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_a_resumed_run_continues_bit_for_bit(name, at, tmp_path):
     def make(ledger):
         if name in OPTIMIZERS:

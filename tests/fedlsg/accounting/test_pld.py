@@ -56,7 +56,7 @@ def test_it_is_above_the_exact_value_by_less_than_a_thousandth(setting, delta):
     assert bound.estimate == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize(("steps", "delta"), [(3000, 1e-6), (10**5, 1e-6)])
+@pytest.mark.parametrize(("steps", "delta"), [(3000, 1e-6), pytest.param(10**5, 1e-6, marks=pytest.mark.slow)])
 def test_rare_large_losses_are_resolved(steps, delta):
     """Three per cent of the runs, or all of them, have one large loss; all else is in the grid's first cells."""
     bound = pld.interval((event(1e-5, 0.8, steps),), delta)

@@ -183,7 +183,9 @@ PLAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", PLAYS)
+@pytest.mark.parametrize(
+    "mode", [mode if turn % 2 == 0 else pytest.param(mode, marks=pytest.mark.slow) for turn, mode in enumerate(PLAYS)]
+)
 def test_the_game_of_one_round_runs_the_shipped_path(mode, monkeypatch):
     """Its rates are the closed form's; and where that path has four times the noise, they are not."""
     monkeypatch.setattr("simulations.attack.membership.per_round.TRIALS", 100)

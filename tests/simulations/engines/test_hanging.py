@@ -32,7 +32,7 @@ def hanging(*, after_training: bool = False, rounds: range = range(1, 100)) -> C
     return client
 
 
-@pytest.mark.parametrize("after_training", [False, True])
+@pytest.mark.parametrize("after_training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_client_that_hangs_costs_its_limit_in_few_rounds_and_the_others_train_in_all(after_training, tmp_path):
     began = time.monotonic()
     run = run_local(tmp_path / "run", client=hanging(after_training=after_training), **SMALL)

@@ -43,7 +43,7 @@ def every_model() -> list[object]:
     cases = []
     for kind, shape in SHAPES.items():
         for name in vision(*shape):
-            quick = name in SECONDS and kind == "cifar"
+            quick = name in SECONDS[:2] and kind == "cifar"
             cases.append(pytest.param(shape, name, marks=[] if quick else [pytest.mark.slow], id=f"{kind}, {name}"))
     return cases
 

@@ -190,7 +190,9 @@ def is_untouched(folder: Path, changes: dict[str, Any], monkeypatch: pytest.Monk
         return traces(folder / "without", changes) == with_it
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if turn % 3 == 0 else pytest.param(kind, marks=pytest.mark.slow) for turn, kind in enumerate(KINDS)]
+)
 def test_runs_are_those_without_a_rehearsal(kind, tmp_path, monkeypatch):
     assert is_untouched(tmp_path, KINDS[kind], monkeypatch)
 

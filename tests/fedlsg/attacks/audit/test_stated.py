@@ -15,7 +15,7 @@ CLAIM: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "ste
 
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "epsilon"),
-    [(0.5, 3.118, 100, 8.0), (0.01, 1.0, 1000, 2.0), (0.3, 1.5, 4, 5.0), (0.05, 2.0, 2, 0.5), (0.01, 0.5, 30, 3.0)],
+    [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)],
 )
 def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
     one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)

@@ -88,7 +88,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [name if turn % 2 == 0 else pytest.param(name, marks=pytest.mark.slow) for turn, name in enumerate(SETTINGS)],
+)
 def test_every_round_is_answered_by_all_who_are_asked(name, tmp_path):
     """Frames, replicas, divisors and rates are what the server expects, though no client knows the other's size."""
     settings = SETTINGS[name]
