@@ -1,9 +1,10 @@
 """One example moves the released sum by at most C (1 + 1e-4): built-in models, in the precision that users run.
 
 The sum is that of the shipped ``client_step`` with the batches and groups of simulations (benchmarks/neighbours.py).
-The data and the example that leaves are an adversary's (benchmarks/adversaries.py). All pairs of settings run here, of
-``LATER`` with the slow tests, as their full product does. Dropout masks go by place in the batch: a test with dropout would have to give each
-example its own mask again (simulations/client/train.py says why the release does not). No built-in model has dropout.
+The data and the example that leaves are an adversary's (benchmarks/adversaries.py). All pairs of settings run here,
+those of ``LATER`` and the full product with ``-m slow``. Dropout masks go by place in the batch: a test with dropout
+would have to give each example its own mask again (simulations/client/train.py says why the release does not). No
+built-in model has dropout.
 """
 
 from collections.abc import Callable, Iterator, Sequence
