@@ -1,7 +1,5 @@
 """Checkpoints of De et al. 2022: their logits after conversion, every form of file, and what is refused."""
 
-import hashlib
-import json
 import os
 import pickle
 import subprocess
@@ -14,15 +12,9 @@ import torch
 from torch import nn
 
 from examples.convert_weights import converted, read_arrays
-from simulations.models import load_pretrained, vision
 from simulations.models.wide_resnet import wide_resnet
 from tests.places import REPOSITORY
 from tests.simulations.support.haiku_wrn import Params, logits, made_params
-
-
-def checkpoint(params: Params) -> dict[str, object]:
-    """As their experiment saves it: parameters, state, averages, counters."""
-    return {"params": params, "network_state": {}, "params_ema": {"avg": made_params(9)}, "update_step": np.int64(7)}
 
 
 def flat(params: Params) -> dict[str, np.ndarray]:
@@ -51,16 +43,6 @@ def test_logits_are_theirs(depth, width, side):
 
 
 # --- forms of a file
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_pickles(protocol, tmp_path):
-    params = made_params(0)
-    (tmp_path / "w.dill").write_bytes(pickle.dumps(checkpoint(params), protocol))
-    found = converted(read_arrays(tmp_path / "w.dill"))
-    assert furthest(build(found), params, 8) < 1e-9
-    average = converted(read_arrays(tmp_path / "w.dill"), part="params_ema/avg")
-    assert furthest(build(average), made_params(9), 8) < 1e-9
 
 
 # --- what is refused
@@ -94,25 +76,3 @@ def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The example, run in a folder."""
     command = [sys.executable, str(REPOSITORY / "examples" / "convert_weights.py"), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-def test_a_converted_folder_has_the_weights_the_digest_and_the_data_that_they_have_seen(tmp_path):
-    params = made_params(0, depth=16, width=4, classes=100)
-    (tmp_path / "WRN_16_4.dill").write_bytes(pickle.dumps(checkpoint(params)))
-    done = program(tmp_path, "WRN_16_4.dill", "--trained-on", "cifar100", "--out", "made")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "wrn-16-4-gain: 2,776,948 values, 100 classes" in done.stdout
-    facts = json.loads((tmp_path / "made" / "config.json").read_text())
-    assert (facts["model"], facts["pretrained_on"]) == ("wrn-16-4-gain", {"source": "data:cifar100"})
-    assert facts["converted_from"]["sha256"] == hashlib.sha256((tmp_path / "WRN_16_4.dill").read_bytes()).hexdigest()
-    model = vision(3, 32, 10)["wrn-16-4-gain"]()
-    said: list[str] = []
-    fresh = load_pretrained(model, str(tmp_path / "made"), say=said.append)
-    assert fresh == ("classifier.weight", "classifier.bias")
-    assert "another set of classes" in said[0]
-    gain = torch.from_numpy(params["wide_res_net/First_conv"]["gain"])
-    assert torch.equal(model.get_parameter("stem.gain").detach(), gain)
-    again = program(tmp_path, "WRN_16_4.dill", "--out", "made")
-    assert again.returncode == 1
-    assert "nothing is overwritten" in again.stderr

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, aggregate, make_frame, norm_bound, server_step
 from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
@@ -152,29 +150,6 @@ def test_an_honest_payload_stays_within_the_norm_bound(sigma, C, steps, momentum
     assert float(p.step(mechanism, local, seed).norm()) < bound
 
 
-@given(rounds=st.integers(1, 40), steps=st.integers(1, 5), rate=st.floats(0.01, 1))
-def test_epochs_count_local_steps_times_the_rate(rounds, steps, rate):
-    schedule = Schedule(rounds=rounds, local_steps=steps, sample_rate=rate)
-    epochs = [schedule.epoch(round) for round in range(1, rounds + 1)]
-    assert epochs == [math.floor(done * steps * rate + 1e-9) for done in range(rounds)]
-    assert epochs[0] == 0
-    assert schedule.epochs == epochs[-1] + 1
-
-
-def test_uniform_masks_change_with_the_epoch_not_with_the_round():
-    p = problem()
-    weights = dict(p.model.named_parameters())
-    schedule = Schedule(rounds=8, sample_rate=0.5)
-    method = Method(name="rs", mask=Mask(kind="uniform", sparsity=0.5))
-
-    def digest(round: int) -> bytes:
-        return make_frame(
-            method, weights, weights, carried=(), round=round, updates=round, schedule=schedule, seed=0
-        ).digest
-
-    assert digest(1) == digest(2) != digest(3) == digest(4)
-
-
 @pytest.mark.parametrize(
     ("setting", "part"),
     [
@@ -195,8 +170,3 @@ def test_wrong_local_settings_are_refused(setting, part):
 def test_wrong_schedules_are_refused(setting):
     with pytest.raises(ValueError, match="expected"):
         Schedule(**setting)
-
-
-def test_a_clients_own_rate_changes_nothing_else():
-    local = LocalTraining(steps=3, momentum=0.5, expected_batch=7)
-    assert local.at_rate(0.25) == replace(local, sample_rate=0.25)

@@ -3,7 +3,6 @@
 import os
 import py_compile
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -73,15 +72,6 @@ def test_names_for_settings_folders_and_people(tmp_path):
     ]  # fmt: skip
     assert shown("/a/b/mine.py:w") == "mine.py:w"
     assert shown("digits") == "digits"
-
-
-def test_a_file_runs_once_and_again_after_it_has_changed(tmp_path):
-    mine = write("mine.py", "print('ran')\ndef f(): return 1\n")
-    first = load(f"{mine}:f", "workload")
-    assert load("mine.py:f", "workload") is first
-    mine.write_text("def f(): return 2\n")
-    assert load("mine.py:f", "workload")() == 2
-    assert first() == 1
 
 
 @pytest.mark.parametrize("stem", ["json", "colorsys", "torch", "fedlsg", "my-file", "a.b"])
@@ -159,17 +149,6 @@ def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
     permit("evil.py:f")  # negative control
     load("evil.py:f", "workload")
     assert (tmp_path / "ran").exists()
-
-
-def point(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name=name, value=value, group="fedlsg.methods")
-
-
-def test_two_packages_that_offer_one_name_are_refused(monkeypatch):
-    offers = [point("a", "one:f"), point("a", "two:f")]
-    monkeypatch.setattr(user_code, "entry_points", lambda group: offers)
-    with pytest.raises(ValueError, match=r"two packages offer 'a' in fedlsg\.methods: one:f and two:f; uninstall one"):
-        user_code.offered("fedlsg.methods")
 
 
 def test_a_compiled_copy_is_never_run():

@@ -89,8 +89,3 @@ def test_numbers_of_the_code_are_found(thing, numbers):
 ])  # fmt: skip
 def test_library_code_and_data_give_nothing(thing):
     assert written(thing) == ()
-
-
-def test_of_torch_only_marks_are_read():
-    assert written(nn.Embedding(50, 4, padding_idx=3)) == (3,)
-    assert written(nn.CrossEntropyLoss(ignore_index=-100, label_smoothing=0.2)) == (-100,)

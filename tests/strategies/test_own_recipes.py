@@ -107,12 +107,6 @@ def test_what_is_no_function_of_mechanism_and_server_is_refused(thing):
         strategies.give("mine", thing)
 
 
-@pytest.mark.parametrize("name", ["lsg", "dpsgd"])
-def test_names_of_fedlsg_are_taken(name):
-    with pytest.raises(ValueError, match=f"'{name}' is a method of fedlsg or of an installed package"):
-        strategies.give(name, plain)
-
-
 # --- what a recipe returns ---
 
 SETTINGS = {"clip_norm": 0.5, "noise_multiplier": 3.0, "learning_rate": 0.3}

@@ -8,14 +8,11 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedlsg.payload.message import pack
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.bounds import REASON_LENGTH, reason_of
 from strategies.federation.ledgers import LedgerCopies
-from strategies.federation.report import AWAY, NO_REPLY
+from strategies.federation.report import AWAY
 from strategies.federation.serial import over_the_wire
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import (
@@ -140,24 +137,6 @@ def test_a_payload_of_another_client_cannot_be_sent_twice_or_unasked(caplog):
     assert federation.state.weights.equal(expected.weights)
 
 
-def test_a_reply_that_cannot_be_serialised_is_named():
-    """Flower on Ray hands over objects, not bytes: a reply may hold text that no message can carry."""
-    federation = Federation(server_state())
-    pull = federation.grid.pull_messages
-
-    def pull_and_spoil(names: Iterable[str]) -> list[Message]:
-        replies = list(pull(names))
-        if replies and "update" in replies[0].content:
-            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy.exchange._sent[0][1])
-            replies[0].metadata.__dict__["_src_node_id"] = FIRST_NODE
-        return replies
-
-    federation.grid.pull_messages = pull_and_spoil
-    (report,) = federation.run()
-    assert report.answered == [1, 2]
-    assert list(report.rejected) == [0]
-
-
 @pytest.mark.parametrize("deployed", [False, True])
 def test_a_full_disk_stops_a_simulation_and_no_deployment(deployed, tmp_path):
     """Simulated clients share the disk of the run; a deployed client must not be able to end it."""
@@ -172,16 +151,6 @@ def test_a_full_disk_stops_a_simulation_and_no_deployment(deployed, tmp_path):
     else:
         with pytest.raises(OSError, match=r"No space left on device: 'client-000001\.bin'"):
             federation.run()
-
-
-def test_a_client_whose_ledger_is_refused_is_asked_who_it_is_before_it_is_charged_again(tmp_path):
-    """A copy that is full, or set back, refuses each entry: the client would spend its budget for nothing."""
-    federation = Federation(server_state())
-    roster = federation.strategy.exchange.roster
-    federation.strategy.join(roster, LedgerCopies(folder=tmp_path, run="name"))
-    (report,) = federation.run()
-    assert "sent no ledger" in report.rejected[0]
-    assert [roster.node(client) for client in (0, 1, 2)] == [None] * 3
 
 
 def test_a_payload_beyond_the_norm_bound_is_rejected():
@@ -256,13 +225,6 @@ def test_three_attempts_in_vain_end_the_run_before_the_round(code):
     assert (federation.state.round, federation.state.updates) == (1, 1)
 
 
-def test_a_round_of_which_a_part_is_lost_goes_on_without_it():
-    federation = Federation(server_state(), answer=lambda p, m, honest: honest if p else None)
-    (report,) = federation.run()
-    assert (report.answered, report.rejected) == ([1, 2], {0: NO_REPLY})
-    assert (report.downlink_messages, federation.state.updates) == (3, 1)
-
-
 @pytest.mark.parametrize(("needed", "applied"), [(2, 1), (3, 0)])
 def test_a_round_needs_its_survivors(needed, applied):
     federation = Federation(server_state(), answer=lambda p, m, honest: honest if p else None, min_survivors=needed)
@@ -291,15 +253,6 @@ def test_a_client_with_another_frame_is_asked_once_more():
     sent = 4 * frames[1].kept + 4 * sum(t.numel() for t in frames[1].carriers)
     assert report.downlink_bytes == plain.downlink_bytes + 4 * 163 + sent
     assert report.downlink_messages == 4
-
-
-@given(st.text(max_size=2000))
-def test_a_reason_is_one_printable_line_of_bounded_length(text):
-    reason = reason_of(ValueError(text))
-    assert reason
-    assert reason.isprintable()
-    assert len(reason) <= REASON_LENGTH + 5
-    assert reason.splitlines() == [reason]
 
 
 GONE = Error(code=5, reason="Error: Node Unavailable")

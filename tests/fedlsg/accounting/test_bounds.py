@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,35 +166,11 @@ def test_events_out_of_range_are_refused_by_name(setting, values):
             epsilon(**{**good, setting: value}, delta=1e-5)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
-def test_delta_out_of_range_is_refused(delta):
-    with pytest.raises(ValueError, match="delta"):
-        epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=10, delta=delta)
-
-
-@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
-def test_target_out_of_range_is_refused(target):
-    with pytest.raises(ValueError, match="epsilon"):
-        calibrate_noise_multiplier(epsilon=target, delta=1e-5, sample_rate=0.1, steps=10)
-    with pytest.raises(ValueError, match="epsilon"):
-        max_steps(epsilon=target, delta=1e-5, sample_rate=0.1, noise_multiplier=1.0)
-
-
 def test_delta_must_be_below_one_over_the_number_of_examples():
     check_delta(0.99e-3, 1000)
     for delta, examples in ((1e-3, 1000), (0.5, 2), (1e-5, 0)):
         with pytest.raises(ValueError, match="num_examples"):
             check_delta(delta, examples)
-
-
-def test_numpy_settings_are_taken_and_no_events_cost_nothing():
-    bound = epsilon(
-        sample_rate=np.float64(0.1), noise_multiplier=np.float32(2.0), steps=np.int64(10), delta=np.float64(1e-5)
-    )
-    assert bound == epsilon(sample_rate=0.1, noise_multiplier=2.0, steps=10, delta=1e-5)
-    assert compose([], delta=1e-5).upper == 0.0
-    with pytest.raises(ValueError, match="accountants"):
-        compose([], delta=1e-5, accountants=("rdp",))
 
 
 def test_what_no_accountant_can_certify_is_refused_quickly():

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlsg import forms
 from fedlsg.carriers import Carrier, OwnCarriers
 from fedlsg.frame import make_blocks
 from fedlsg.masks.mask import Mask
-from fedlsg.method import Method, Schedule
+from fedlsg.method import Method
 from fedlsg.public import Public, Sizes
-from fedlsg.state.public_state import PublicState
 from fedlsg.training import ServerOptimizer
 from tests.fedlsg.support.own_methods import CORE, TANGENT, orthonormal, scaled
 
@@ -136,25 +135,3 @@ def test_a_core_refuses_what_needs_dl_and_dr(choices, message):
 
 
 # Which are carried, and how many values they send
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    layers = {"a": nn.Conv2d(2, 6, 3), "flat": nn.Flatten(), "b": nn.Linear(24, 10), "classifier": nn.Linear(10, 10)}
-    model = nn.Sequential()
-    for name, layer in layers.items():
-        model.add_module(name, layer)
-    return model
-
-
-def test_the_two_forms_of_the_same_carriers_are_different_frames():
-    form = {
-        form: PublicState.start(
-            net(), Method(name="own", carrier=OwnCarriers(make=orthonormal, rank=2, form=form)),
-            Schedule(rounds=2), seed=0, classifier="classifier",
-        ).frame(1, updates=0)
-        for form in ("tangent", "core")
-    }  # fmt: skip
-    assert all(torch.equal(*pair) for pair in zip(form["core"].carriers, form["tangent"].carriers, strict=True))
-    assert form["core"].digest != form["tangent"].digest
-    assert form["core"].dense_size == form["tangent"].dense_size

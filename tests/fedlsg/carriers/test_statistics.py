@@ -20,7 +20,6 @@ from fedlsg.carriers.statistics import (
     stable_rank,
 )
 from fedlsg.forms import FORMS
-from fedlsg.lowrank import decompose
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 
 sizes, seeds = st.integers(1, 9), st.integers(0, 10_000)
@@ -38,20 +37,6 @@ def test_stable_rank_against_the_singular_values(m, n, true_rank, seed):
     assert found == pytest.approx(float(values.square().sum() / values[0] ** 2))
     assert 1 - 1e-9 <= found <= min(m, n, true_rank) + 1e-9
     assert stable_rank(-3 * A.mT) == pytest.approx(found)
-
-
-@given(m=st.integers(2, 9), n=st.integers(2, 9), rank=st.integers(1, 9), seed=seeds)
-def test_residual_is_what_equation_5_says(m, n, rank, seed):
-    """Oracle: (I - L L^T) dW (I - R^T R). The r-SVD leaves the tail of the singular values."""
-    rank, dW = min(m, n, rank), normal(m, n, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    L, R = decompose(normal(m, n, seed=seed + 1), rank, generator=generator)
-    left = (torch.eye(m) - L @ L.mT) @ dW @ (torch.eye(n) - R.mT @ R)
-    assert residual(dW, L, R) == pytest.approx(float(left.norm() / dW.norm()), abs=1e-9)
-    values = torch.linalg.svdvals(dW)
-    tail = float(values[rank:].norm() / values.norm())
-    assert residual(dW, *principal_carriers(dW, rank)) == pytest.approx(tail, abs=1e-7)
-    assert 0 <= residual(dW, L, R) <= 1 + 1e-9
 
 
 def test_carriers_that_are_not_orthonormal_show():

@@ -58,23 +58,6 @@ def test_the_sum_is_within_the_bound_and_nearly_reaches_it(share, clients):
     assert bound <= 2 * max(found)
 
 
-@pytest.mark.parametrize("shares", [[0.5] * 2, [0.8] * 10, [1.0] * 3, [0.6, 0.9, 1.7], [2.5] * 10])
-def test_the_ripple_of_a_sum_bounds_the_exact_series_closely(shares):
-    """1 + e = s sqrt(2 pi) int_0^1 prod theta, by the trapezoidal rule, exact to the working precision here."""
-    nodes = 300
-    with mpmath.workdps(70):
-        total = mpmath.mpf(0)
-        for i in range(nodes):
-            term = mpmath.mpf(1)
-            for s, count in {s: shares.count(s) for s in shares}.items():
-                a = 2 * (mpmath.pi * mpmath.mpf(s)) ** 2
-                term *= mpmath.fsum(mpmath.exp(-a * (n - mpmath.mpf(i) / nodes) ** 2) for n in range(-8, 9)) ** count
-            total += term
-        square = mpmath.fsum(mpmath.mpf(s) ** 2 for s in shares)
-        exact = float(mpmath.sqrt(2 * mpmath.pi * square) * total / nodes - 1)
-    assert exact <= sum_ripple(shares) <= 1.2 * exact
-
-
 @cache
 def rounded_gaussian(centre: float, total: float, rounding: float) -> np.ndarray:
     """N(c, s^2 - r^2) rounded by a discrete Gaussian of deviation r around it: the trapezoidal rule in float64."""

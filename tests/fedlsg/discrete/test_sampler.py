@@ -30,15 +30,6 @@ def test_the_law_is_the_discrete_gaussian_of_every_centre(deviation):
         assert chi_square(drawn(centre, deviation, 50_000), gaussian_law(centre, deviation)) > LEAST, centre
 
 
-def test_centres_of_one_call_do_not_touch_each_other():
-    centres = torch.tensor([0.3, -7.25, 1e6 + 0.5], dtype=torch.float64).repeat(40_000)
-    samples = discrete_gaussian(centres, Fraction(4, 5), reproducible_stream(1)).view(-1, 3).numpy()
-    for i in range(3):
-        assert chi_square(samples[:, i], gaussian_law(float(centres[i]), Fraction(4, 5))) > LEAST
-    residues = samples - centres.view(-1, 3).numpy()
-    assert np.abs(np.corrcoef(residues.T) - np.eye(3)).max() < 5 / np.sqrt(40_000)
-
-
 @pytest.mark.parametrize("deviation", [Fraction(1, 4), Fraction(1), Fraction(9, 2), Fraction(16)])
 @pytest.mark.parametrize("reach", [1, 2])
 def test_the_tail_has_the_same_law(deviation, reach, monkeypatch):

@@ -52,15 +52,6 @@ def test_a_copy_goes_with_the_last_that_needs_it_and_no_address_is_taken_for_ano
     assert len(storage.copies) == 0
 
 
-def test_what_was_changed_in_place_is_another_tensor():
-    t, storage = torch.ones(3, 3), ActivationStorage([])
-    before = storage.pack(t)
-    t.mul_(2)
-    after = storage.pack(t)
-    assert (storage.unpack(before) == 1).all()
-    assert (storage.unpack(after) == 2).all()
-
-
 def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, copies: int = 1) -> list[torch.Size]:
     """Shapes of what one pass rounds, of one example; its batch ``copies`` times over."""
     model, loss_fn, x, y = make(build, torch.float32)

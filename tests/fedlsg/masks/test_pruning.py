@@ -28,12 +28,6 @@ def tensors(seed: int) -> dict[str, Tensor]:
     return made
 
 
-def test_biases_and_what_starts_at_zero_may_not_be_pruned():
-    may = prunable(tensors(0))
-    assert set(may) == {"a", "k", "b"}
-    assert may["b"].tolist() == [[True, True, False, True, True]]
-
-
 @given(rate=rates, seed=seeds, ties=st.booleans())
 def test_the_top_scores_stay_over_all_tensors_together(rate, seed, ties):
     """Against a sort of (score, position) pairs; where a tensor would lose everything its best stays as well."""
@@ -54,17 +48,6 @@ def test_the_top_scores_stay_over_all_tensors_together(rate, seed, ties):
         else:
             assert [i for i in mine if bool(kept[name].flatten()[i])] == left
         assert bool(kept[name][~mask].all())
-
-
-def test_no_layer_is_cut_off():
-    """Golden, and the negative control: without the guard the second tensor would be gone."""
-    scores = {"a": torch.tensor([[9.0, 8, 7, 6]]), "b": torch.tensor([[1.0, 3, 2]])}
-    may = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
-    kept = keep_top(scores, may, 4 / 7)
-    assert kept["a"].tolist() == [[True, True, True, False]]
-    assert kept["b"].tolist() == [[False, True, False]]
-    threshold = sorted(torch.cat([s.flatten() for s in scores.values()]).tolist())[4]
-    assert not bool((scores["b"] >= threshold).any())
 
 
 @given(rate=rates, seed=seeds)

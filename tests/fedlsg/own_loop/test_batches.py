@@ -35,14 +35,6 @@ def test_rows_of_the_positions_in_their_order(data):
     assert torch.equal(targets, Y[ROWS])
 
 
-@pytest.mark.parametrize("data", [({"x": X, "m": Y}, Y), Items(lambda i: ({"x": X[i], "m": Y[i]}, Y[i]))])
-def test_inputs_may_be_dicts(data):
-    inputs, targets = batches_of(data, num_examples=6, device=CPU)(ROWS)
-    assert torch.equal(inputs["x"], X[ROWS])
-    assert torch.equal(inputs["m"], Y[ROWS])
-    assert torch.equal(targets, Y[ROWS])
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(zip(X, Y, strict=True))
@@ -55,11 +47,6 @@ class Stream(IterableDataset):
 def test_a_data_set_that_does_not_fit_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
         batches_of(data, num_examples=6, device=CPU)
-
-
-def test_items_that_are_no_pairs_are_refused():
-    with pytest.raises(ValueError, match=r"expected items \(inputs, targets\) from Items, got Tensor"):
-        batches_of(Items(lambda i: X[i]), num_examples=6, device=CPU)(ROWS)
 
 
 def test_items_of_several_shapes_are_refused_with_cause_and_fix():

@@ -53,15 +53,6 @@ def test_a_round_ends_with_its_last_reply_or_at_the_deadline(more, seconds, in_t
     assert (found.seconds, found.in_time) == (seconds, in_time)
 
 
-def test_sending_takes_time_and_who_leaves_does_so_when_the_announcement_is_there(monkeypatch):
-    links = conditions(per_round=4, downlink=8e6, uplink=4e6)
-    traffic = {0: (10**6, 2 * 10**6), 1: (10**6, 0), 4: (7 * 10**6, 0)}
-    assert links.arrival(0, traffic) == 1 + 1 + 4
-    monkeypatch.setattr(Participation, "leaving", lambda self, round: frozenset({4}))
-    found = links.finish(1, [0, 1, 4], traffic)
-    assert (found.seconds, found.in_time) == (7.0, {0, 1}), "client 4 leaves after 7 seconds, and 5 of computing never"
-
-
 def test_a_trace_says_who_is_there_and_a_round_waits_for_enough(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("client,from,to\n0,0,10\n0,20,30\n1,5,12\n1,12,14\n\n2,0,2\n3,0,2\n4,0,2\n5,0,2\n")

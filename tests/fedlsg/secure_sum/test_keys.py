@@ -2,11 +2,9 @@
 
 import pytest
 
-from fedlsg.secure_sum import SecureSumError, reproducible_root, secret_root
+from fedlsg.secure_sum import SecureSumError
 from fedlsg.secure_sum.keys import (
-    PRIME,
     TAG_BYTES,
-    AttemptSecrets,
     agreement_tags,
     check_public,
     commitment_to,
@@ -73,35 +71,6 @@ def test_keys_of_small_order_are_refused(key):
         check_public(key)
     with pytest.raises(SecureSumError, match="public key"):
         pair_seed(A, 1, key, 2, TERMS)
-
-
-def all_secrets(root: bytes, terms: bytes, client: int) -> list[bytes]:
-    made = AttemptSecrets(root, terms, client)
-    coefficients = [*made.coefficients(b"mask key", 3), *made.coefficients(b"self-mask seed", 3)]
-    assert all(0 <= number < PRIME for number in coefficients)
-    return [
-        made.share_key.private_bytes_raw(), made.mask_secret, made.self_seed,
-        *(number.to_bytes(32, "big") for number in coefficients),
-    ]  # fmt: skip
-
-
-def test_every_secret_is_another_one_and_depends_on_root_terms_and_client():
-    found = [
-        all_secrets(bytes(32), TERMS, 1), all_secrets(bytes([1]) * 32, TERMS, 1), all_secrets(bytes(32), bytes(32), 1),
-        all_secrets(bytes(32), TERMS, 2),
-    ]  # fmt: skip
-    flat = [secret for secrets in found for secret in secrets]
-    assert len(set(flat)) == len(flat) == 4 * 9
-    assert all(len(secret) == 32 for secret in flat)
-    assert found[0] == all_secrets(bytes(32), TERMS, 1)
-
-
-def test_roots():
-    assert secret_root() != secret_root()
-    assert len(secret_root()) == 32
-    assert reproducible_root(1, "a", 2) == reproducible_root(1, "a", 2) != reproducible_root(1, "a", 3)
-    with pytest.raises(ValueError, match="32 bytes"):
-        AttemptSecrets(bytes(4), TERMS, 1)
 
 
 def test_a_commitment_binds_seed_terms_and_client():

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.secure_sum import SecureSumError
 from fedlsg.secure_sum.masks import AT_ONCE, add_masks, clear, reduced, sign, word
-from fedlsg.secure_sum.messages import pack_bits, packed_bytes, unpack_bits
+from fedlsg.secure_sum.messages import pack_bits, unpack_bits
 
 widths = st.integers(8, 64)
 
@@ -47,16 +47,6 @@ def test_a_seed_of_another_length_is_refused(length):
     """Negative control: a seed folded to 32 bits has 4 bytes."""
     with pytest.raises(ValueError, match="seed of 32 bytes"):
         add_masks(np.zeros(2, np.uint32), [(bytes(length), 1)])
-
-
-@settings(max_examples=200)
-@given(bits=widths, numbers=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
-def test_bits_are_packed_as_one_long_number(bits, numbers):
-    numbers = [number % 2**bits for number in numbers]
-    packed = pack_bits(np.array(numbers, word(bits)), bits)
-    assert int.from_bytes(packed, "little") == sum(number << bits * at for at, number in enumerate(numbers))
-    assert len(packed) == packed_bytes(len(numbers), bits)
-    assert unpack_bits(packed, len(numbers), bits).tolist() == numbers
 
 
 @pytest.mark.parametrize("bits", [8, 9, 13, 16, 20, 37, 57, 58, 63, 64])

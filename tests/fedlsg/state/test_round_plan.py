@@ -9,7 +9,7 @@ import torch
 from fedlsg.method import LocalTraining, Schedule
 from fedlsg.privacy import Entry, Mechanism
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase, finished_before, phase_of, plan_round
+from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase, plan_round
 from fedlsg.state.server_state import load_weights
 from strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
@@ -23,11 +23,6 @@ def client_of(name: str, **choices: object) -> PublicState:
     return PublicState.start(
         model(), recipe(name, **choices), Schedule(rounds=10), seed=0, classifier="classifier"
     )  # fmt: skip
-
-
-def test_the_pruning_round_comes_before_training_rounds():
-    assert [phase_of(round) for round in (PRUNING_ROUND, 1, 2)] == [Phase.PRUNING, Phase.TRAINING, Phase.TRAINING]
-    assert [finished_before(round) for round in (PRUNING_ROUND, 1, 2, 7)] == [0, 0, 1, 6]
 
 
 def test_the_plan_of_the_pruning_round():

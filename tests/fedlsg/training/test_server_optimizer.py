@@ -87,16 +87,6 @@ def test_optimizers_equal_their_formulas(gradients, lr, momentum, decay):
     assert trained(adam, gradients) == pytest.approx(by_hand_adam(gradients, lr), rel=1e-6, abs=1e-9)
 
 
-def test_nesterovs_momentum_is_distinguished():
-    """Negative control of the oracle: another convention of momentum does not pass for torch's."""
-    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True)
-    for g in (1.0, 2.0):
-        weight.grad = torch.tensor([g], dtype=torch.float64)
-        optimizer.step()
-    assert weight.item() != pytest.approx(by_hand_sgd([1.0, 2.0], 0.1, 0.9, 0.0))
-
-
 @pytest.mark.parametrize(
     ("setting", "part"),
     [

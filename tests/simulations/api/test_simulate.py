@@ -242,23 +242,6 @@ def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
     assert torch.equal(weights(found[1]), weights(found[2]))
 
 
-def test_functions_that_were_defined_anew_are_the_ones_that_run(tmp_path):
-    found = []
-    for width in (6, 8):
-        space = {"__name__": "__main__", "nn": nn, "fedlsg": fedlsg}
-        exec(f"def model(): return nn.Sequential(nn.Linear(8, {width}), nn.Linear({width}, 3))", space)
-        exec(
-            "def method(*, mechanism, server):\n 'M.'\n"
-            f" return fedlsg.Method(name='m', carrier=fedlsg.recipe('rgp-random', rank={width // 2 - 2}).carrier,"
-            " mechanism=mechanism, server=server)",
-            space,
-        )
-        found.append(quick(tmp_path / str(width), model=space["model"], method=space["method"], rounds=2))
-    assert [len(run.model) for run in found] == [2, 2]
-    assert [run.model[0].out_features for run in found] == [6, 8]
-    assert found[0].summary["uplink_bytes"] != found[1].summary["uplink_bytes"]
-
-
 def test_a_changed_file_is_what_the_next_run_takes(tmp_path):
     mine = write(tmp_path / "mine.py")
     first = quick(tmp_path / "1", workload=f"{mine}:workload")
@@ -340,12 +323,6 @@ def test_nothing_of_a_users_own_changes_the_ledger(tmp_path):
     assert torch.equal(weights(plain), weights(other))
 
 
-def test_metrics_see_the_public_test_split_alone(tmp_path):
-    seen = []
-    quick(tmp_path / "run", rounds=2, metrics={"m": lambda o, t: seen.append((len(o), t.tolist())) or 0.0})
-    assert seen == [(len(TEST[0]), TEST[1].tolist())] * 2
-
-
 # --- folders, resuming ---
 
 
@@ -385,11 +362,3 @@ def test_only_the_same_call_continues_a_run(tmp_path):
     with pytest.raises((ValueError, OSError), match="nowhere"):
         quick(tmp_path / "nowhere", **again)
     assert quick(tmp_path / "run", **again).summary["rounds"] == 3
-
-
-def test_another_partition_is_refused_on_resuming(tmp_path):
-    """The clients' ledgers would be about other examples."""
-    n = len(TRAIN[0])
-    interrupted(tmp_path / "run", partition=[range(n // 2), range(n // 2, n)])
-    with refused("the data or its partition differ from those that this run began with"):
-        quick(tmp_path / "run", rounds=3, resume=True, partition=[range(10), range(10, n)])

@@ -18,9 +18,8 @@ from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries
 from simulations.attack.recorded.rows import Best
-from simulations.attack.recorded.target import Options, batch_sizes, truth_of
+from simulations.attack.recorded.target import Options
 from simulations.rundir.files import sealed
-from simulations.rundir.rundir import RunDir
 from tests.simulations.support.runs import run_local
 
 CLIENT, SUM = ThreatModel(), ThreatModel(view="aggregate")
@@ -76,15 +75,6 @@ def test_frames_are_derived_anew_for_every_round(case, recorded):
         assert all(bool(one.values.isfinite().all()) for one in seen)
 
 
-def test_the_sum_has_the_noise_of_all(recorded):
-    record = open_record(recorded("noisy lsg"), CLIENT)
-    each, whole = record.pick(1, CLIENT), record.pick(1, SUM)[0]
-    torch.testing.assert_close(whole.values, sum(one.values.double() for one in each).float())
-    assert whole.noise_std == pytest.approx(math.sqrt(3) * each[0].noise_std)
-    assert each[0].noise_std == pytest.approx(2.0 * record.base.method.mechanism.clip_norm)
-    assert whole.clients == (0, 1, 2)
-
-
 @pytest.mark.parametrize("case", ["dpsgd", "rgp"])
 def test_a_first_layer_without_noise_gives_its_input_back(case, recorded):
     """From the recorded float32 payload, with batch of one; labels and truth are not looked at."""
@@ -109,18 +99,6 @@ def test_the_attack_needs_no_truth(copied):
                     assert guess.inputs.shape[1:] == prior.shape
     with pytest.raises(ValueError, match=r"updates-truth.*is missing: without the batches"):
         attacked(str(path))
-
-
-def test_what_is_granted_has_no_order(recorded):
-    record = open_record(recorded("noisy lsg"), SUM)
-    seen = record.pick(1, SUM)[0]
-    truth = truth_of(record, seen)
-    granted = truth.grant(ThreatModel(view="aggregate"))
-    assert granted.labels.tolist() == sorted(truth.labels.tolist())
-    assert truth.grant(ThreatModel(labels="unknown")).labels is None
-    unknown = truth.grant(ThreatModel(labels="unknown", examples="unknown"))
-    assert (unknown.labels, unknown.examples) == (None, None)
-    assert sum(batch_sizes(record)[1].values()) == len(truth.rows)
 
 
 def test_noise_leaves_the_blind_guess(recorded):
@@ -309,29 +287,6 @@ def test_wrong_options_are_one_line(fedlsg, recorded):
         assert status == 1
         assert part in error
         assert "Traceback" not in error
-
-
-def test_a_run_without_small_batches_is_recorded_again(fedlsg, tmp_path):
-    """The short run has the run's method and sigma, and batches that can be attacked; a second call reuses it."""
-    run = run_local(tmp_path / "run", method="rgp", rank=3, noise_multiplier=2.0, rounds=2, reproducible=True)
-    status, _, error = fedlsg("attack", str(run.path))
-    assert status == 1
-    assert "holds no recorded updates" in error
-    assert "add --record" in error
-    options = ("--record", "--images", "2", "--attacks", "map", "--seconds", "0.05")
-    status, said, error = fedlsg("attack", str(run.path), *options)
-    assert status == 0, said + error
-    assert "recording 4 rounds of rgp" in said
-    numbers = json.loads((run.path / "attack.json").read_text())["runs"][0]
-    assert [row["batch"] for row in numbers["summary"]] == [1]
-    short = RunDir.open(str(run.path / "recorded")).read_config()
-    assert (short.method, short.parameters["rank"], short.noise_multiplier) == ("rgp", 3, 2.0)
-    status, said, _ = fedlsg("attack", str(run.path), *options)
-    assert status == 0
-    assert "recording" not in said
-    status, _, error = fedlsg("attack", str(run.path), *options, "-c", "rank=2")
-    assert status == 1
-    assert "was recorded with rank=3, not 2" in " ".join(error.split())
 
 
 def best(method: str, p: float | None, sigma: float, gain: float) -> Best:

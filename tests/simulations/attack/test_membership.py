@@ -21,17 +21,15 @@ from fedlsg.attacks.membership import closed_form_tpr
 from simulations.attack.membership.command import as_shadow, membership_command
 from simulations.attack.membership.findings import Report, bounded, tables, verdict
 from simulations.attack.membership.measure import (
-    GRID,
     Limit,
     attack,
     by_epsilon,
     claimed,
-    curve,
     over_the_claim,
     scored,
 )
 from simulations.attack.membership.per_round import PerRound, per_round
-from simulations.attack.membership.shadows import Trained, halves, on_half, pair_of, train_all
+from simulations.attack.membership.shadows import Trained, halves, pair_of, train_all
 from simulations.cli.app import app
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
@@ -68,19 +66,6 @@ def test_shadows_come_in_pairs_and_leave_every_example_enough(pairs, examples, s
         assert len(others) // 2 >= 2
 
 
-def test_half_of_the_data_keeps_rate_and_noise():
-    plan = plan_of()
-    members = halves(6, len(plan.workload.train), 0)[1]
-    half = on_half(plan, members)
-    assert half.divisor == plan.divisor / 2
-    assert torch.equal(torch.cat(half.parts).sort().values, members.nonzero().squeeze(1))
-    assert [t.num_examples for t in half.terms] == [len(part) for part in half.parts]
-    kept = [(t.sample_rate, t.noise_multiplier) for t in half.terms]
-    assert kept == [(t.sample_rate, t.noise_multiplier) for t in plan.terms]
-    with pytest.raises(ValueError, match="a client has no example"):
-        on_half(plan, torch.zeros_like(members))
-
-
 def test_lira_finds_what_one_threshold_does_not():
     """A shift of two deviations, hidden by examples that differ by four."""
     found = {one.attack: one for one in attack(made(shift=2.0), seed=0)}
@@ -101,14 +86,6 @@ def test_no_attack_reads_the_coins_of_its_target(name, target):
         if model is not None:
             lied[model] = ~lied[model]
     assert np.array_equal(scored(name, models, target), scored(name, replace(models, inside=lied), target))
-
-
-def test_curve_by_hand():
-    found = curve(np.array([3.0, 1.0, 0.5, -1.0]), np.array([2.0, 0.0, -2.0, -3.0]))
-    rates = {round(float(rate), 6): tpr for rate, tpr in zip(GRID, found, strict=True)}
-    assert math.isnan(rates[0.1])  # fewer than ten others cannot tell
-    at = lambda rate: found[np.searchsorted(GRID, rate)]  # noqa: E731
-    assert (at(0.26), at(0.51), rates[1.0]) == (0.75, 1.0, 1.0)
 
 
 def test_bounds_by_hand():

@@ -12,7 +12,6 @@ import pytest
 
 from simulations.cli import app as cli
 from simulations.engines.cluster import Cluster
-from simulations.settings.settings import all_settings
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 
@@ -169,15 +168,6 @@ def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path,
     assert len(err.splitlines()) == 1
 
 
-def test_settings_that_may_change_are_named(fedlsg, small, tmp_path):
-    """A flipped bit in config.toml looks like an edit."""
-    shutil.copytree(small.path, tmp_path / "run")
-    text = (tmp_path / "run" / "config.toml").read_text()
-    (tmp_path / "run" / "config.toml").write_text(text.replace("evaluate-every = 1", "evaluate-every = 3"))
-    status, out, _ = fedlsg("resume", "run")
-    assert (status, "changed since the last run: evaluate-every = 3 (was 1)" in out.splitlines()) == (0, True)
-
-
 # --- calibrate
 
 
@@ -191,19 +181,6 @@ def test_calibrate_finds_the_noise(fedlsg):
 
 
 # --- small parts
-
-
-@pytest.mark.parametrize(
-    ("options", "pairs", "values"),
-    [
-        ({"rank": 8}, ["rank=4"], "8 and as 4"),
-        ({"seed": 0}, ["seed=1"], "0 and as 1"),
-        ({}, ["a-b=x", "a_b=X"], "x and as X"),
-    ],
-)
-def test_a_setting_with_two_values_is_refused(options, pairs, values):
-    with pytest.raises(ValueError, match=f"is given twice, as {values}: give it once"):
-        cli.merge(options, pairs)
 
 
 def test_options_reach_the_settings(fedlsg, tmp_path):
@@ -228,14 +205,6 @@ def test_the_installed_command():
         assert done.returncode == 2
         assert re.match("fedlsg: error: No such option.*--rnak", done.stderr)
         assert len(done.stderr.splitlines()) == 1
-
-
-def test_options_that_are_settings_have_the_sentence_of_their_declaration(fedlsg):
-    """Those of methods are written out on the command line, for looking at its help must not import torch."""
-    words = " ".join(fedlsg("run", "--help")[1].split())
-    found = {name for name, one in all_settings().items() if f"--{name.replace('_', '-')} " in words}
-    assert found > {"rank", "sparsity", "epsilon", "engine", "record_updates"}
-    assert [name for name in found if all_settings()[name].setting.meaning.removesuffix(".") not in words] == []
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,7 @@ from simulations.client.app import app
 from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import ray
-from simulations.plan.source import late_source
-from simulations.rundir.steps import StepFiles
-from simulations.settings.settings import from_mapping
-from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local, stopped_after
 
 CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
 TANGENT: dict[str, Any] = {"method": "lsg-probe", "rank": 2, "probes": 20, "refresh_rounds": 3}
@@ -130,38 +127,6 @@ def test_another_processor_is_sent_the_carriers_of_a_refresh_and_keeps_them(sett
     assert [row.answered for row in run.rows] == ["0 1"] * 5
     assert run.weights.equal(run_local(tmp_path / "same", **settings, rounds=5, evaluate_every=9).weights)
     assert run.summary["downlink"].get("repairs", 0) == 0
-
-
-def test_a_process_of_a_simulation_reads_the_servers_carriers(tmp_path, monkeypatch):
-    """One probe a refresh and run, not one a process: the server's."""
-    probes: list[int] = []
-    probe = PublicState.probe
-    monkeypatch.setattr(
-        PublicState,
-        "probe",
-        lambda self, round, *, updates: probes.append(round) or probe(self, round, updates=updates),
-    )
-    for downlink in ("full", "sparse"):
-        probes.clear()
-        run_local(tmp_path / downlink, downlink=downlink, **CORE, rounds=5, evaluate_every=9)
-        assert probes == [1, 4]
-    assert StepFiles(tmp_path / "full" / "downlink").newest_basis == 4
-
-
-def test_what_a_deployed_client_never_draws():
-    """A function or a path that a setting names; synthetic inputs it makes itself."""
-    base = process(run_settings()).base
-    for spec, deployed, draws in (
-        ("leaves", True, True), ("auto", True, True), ("data:/rows.pt", True, False), ("mine.py:draw", True, False),
-        ("data:/rows.pt", False, True),
-    ):  # fmt: skip
-        source = late_source(spec, base.workload, lambda: base.probe_source, deployed=deployed)
-        assert (source.draw is not None) is draws
-        assert source.name == spec.replace("/", "")
-
-
-def run_settings() -> Any:
-    return from_mapping(SMALL | CORE)
 
 
 @pytest.mark.slow

@@ -68,30 +68,6 @@ def test_where_epsilon_is_given_pruning_by_data_raises_sigma():
         assert 2.99 < compose(events, delta=DELTA).upper <= 3.0
 
 
-def test_a_calibrated_run_goes_to_its_end_within_the_budget(tmp_path):
-    run = run_local(
-        tmp_path / "run", **SNIP, noise_multiplier=None, epsilon=2.0, clients=1, rounds=3, reproducible=False
-    )
-    assert run.summary["rounds"] == 3
-    assert run.summary["private"]
-    assert 1.99 < run.summary["epsilon_max"] <= 2.0
-    assert all(row.rejected == "" for row in run.rows)
-
-
-def test_the_bytes_of_round_0_are_in_the_totals_and_the_summary(pruned):
-    rows, first = pruned.rows, pruned.summary["pruning"]
-    weights, everything = 64 * 64 + 64 * 10, 4810
-    assert first["uplink_bytes"] == 2 * (4 * weights + 80)
-    assert first["downlink_bytes"] == 2 * 4 * everything
-    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire"):
-        assert pruned.summary[name] == sum(getattr(row, name) for row in rows) + first[name]
-    assert pruned.summary["uplink_bytes_dense"] == 2 * 2 * 4 * everything
-    assert [row.round for row in rows] == [1, 2]
-    assert (first["kind"], first["zero_weights"], first["answered"]) == ("dp-snip", int(0.4 * weights), [0, 1])
-    assert {name.split("/")[0] for name in pruned.payloads} == {"round-000000", "round-000001", "round-000002"}
-    assert len(pruned.payloads["round-000000/client-000000.bin"]) == 4 * weights + 80
-
-
 # Once, and charged for every attempt
 
 

@@ -15,10 +15,7 @@ from simulations.client.app import app, simulated_settings
 from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import local
-from simulations.plan.plan import make_plan
-from simulations.rundir import steps
 from simulations.rundir.tables import Row, read_lines
-from simulations.settings.settings import from_mapping
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
 
@@ -248,27 +245,4 @@ def test_a_resumed_run_sends_what_an_unbroken_one_sends(tmp_path, whole):
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in whole.rows]
 
 
-def test_who_is_far_behind_reads_the_checkpoint(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(steps, "FAR", 2)
-    stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
-    (stopped.directory.steps / "step-000001.bin").unlink()
-    process.cache_clear()
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(whole.weights)
-    assert [row.downlink_messages for row in run.rows] == [2] * 6
-
-
 # --- settings
-
-
-@pytest.mark.parametrize(("given", "why"), [
-    ({"downlink_codec": "int8"}, "give downlink=sparse"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "sgd", "noise_multiplier": None}, "adds noise"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "dp-powersgd"}, "factors"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign"}, r"known deviation \(got sign\).*int8"),
-    ({"downlink": "sparse", "downlink_codec": "sign"}, "downlink_codec=sign needs .* float32, .*int8"),
-    ({"downlink": "dense"}, "expected downlink in"),
-])  # fmt: skip
-def test_downlinks_that_there_are_not(given, why):
-    with pytest.raises(ValueError, match=why):
-        make_plan(from_mapping({"noise_multiplier": 2.0} | given))

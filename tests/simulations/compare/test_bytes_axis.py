@@ -5,30 +5,16 @@ import shutil
 
 import pytest
 
-from simulations.compare.bytes_axis import SAME, bytes_markdown, panels
+from simulations.compare.bytes_axis import SAME, panels
 from simulations.compare.lines import lines
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.tables import read_lines
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import Run, reconfigure
 
-TABLE = [
-    result(0.80), result(0.84, seed=1), result(0.81, method="dpsgd"), result(0.90, epsilon=8.0),
-    result(0.97, method="sgd", epsilon=None), result(None, method="rgp"),
-]  # fmt: skip
-
 
 def shown(results):
     return [(panel.title, [line.name for line in panel.lines]) for panel in panels(lines(results))]
-
-
-def test_a_panel_an_epsilon_and_what_is_not_private_in_each():
-    assert shown(TABLE) == [
-        ("epsilon 3 at delta 1e-05", ["dpsgd", "lsg", "sgd"]),
-        ("epsilon 8 at delta 1e-05", ["lsg", "sgd"]),
-    ]
-    assert shown(TABLE[4:]) == [("no private method", ["sgd"])]
-    assert shown(TABLE[5:]) == []
 
 
 def claimed(epsilon: float, **more):
@@ -58,20 +44,6 @@ def test_only_equal_claims_share_a_panel(one, other, together):
     found = shown(runs)
     assert len(found) == (1 if together else 2)
     assert sorted(name for _, names in found for name in names) == ["rgp", "rs"]
-
-
-def test_the_table_by_hand():
-    """Two runs of 1,000 B up and 4,000 B down where dense is 4,000 B each way."""
-    text = bytes_markdown(lines(TABLE))
-    assert text.splitlines()[:6] == [
-        "## epsilon 3 at delta 1e-05",
-        "",
-        "| method | accuracy, % | n | uplink | saved | both ways | saved |",
-        "|---|---|---|---|---|---|---|",
-        "| dpsgd | 81.0 | 1 | 1.00 kB | 4.0x | 5.00 kB | 1.6x |",
-        "| lsg | 82.0 ± 2.8 | 2 | 1.00 kB | 4.0x | 5.00 kB | 1.6x |",
-    ]
-    assert "| sgd, NOT PRIVATE | 97.0 |" in text
 
 
 def test_report_along_bytes_of_runs_that_exist(fedlsg, small, tmp_path):

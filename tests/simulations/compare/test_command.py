@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import pytest
 
 from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
-from simulations.compare.cells.worker import Job, Outcome, Worker, run_cell
+from simulations.compare.cells.worker import Job, Outcome, Worker
 from simulations.compare.collect import cell_result
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
-from tests.simulations.support.runs import SMALL, Run
+from tests.simulations.support.runs import SMALL
 
 TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
 OPTIONS = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
@@ -128,18 +127,6 @@ GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducibl
 
 def job(path: Path, **changes: Any) -> Job:
     return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
-
-
-def test_a_cell_is_an_ordinary_run(tmp_path, small):
-    assert run_cell(job(tmp_path / "cell"), ExitStack()) == Outcome(status="done")
-    assert Run(tmp_path / "cell").weights.equal(small.weights)
-    assert "test accuracy" in (tmp_path / "log").read_text()
-
-
-def test_an_interrupted_cell_is_resumed(stopped, small):
-    assert run_cell(job(stopped.path, threads=1), ExitStack()).status == "done"
-    assert stopped.weights.equal(small.weights)
-    assert [len(stopped.entries(client)) for client in (0, 1)] == [2, 2]
 
 
 # --- real processes

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from simulations.compare.lines import lines
-from simulations.compare.table import columns_of, comparison_table, notes, table_csv, table_markdown
+from simulations.compare.table import columns_of, comparison_table, table_csv, table_markdown
 from simulations.report.table import records
 from simulations.report.terminal import terminal_table
 from simulations.rundir.results import results_csv
@@ -39,16 +39,6 @@ def test_a_line_by_hand():
         "saved_ratio": 4.0, "uplink_bytes_total": 1000.0, "downlink_bytes_total": 4000.0, "transfer_seconds": None,
         "wall_seconds": 11.0, "training_seconds": 5.0,
     }  # fmt: skip
-
-
-def test_a_table_says_whom_each_epsilon_protects_against_unless_all_protect_each_payload():
-    sums = [result(0.9, method="rgp", settings={"trust": "aggregate"}), result(0.8, settings={"trust": "secure"})]
-    table = comparison_table(lines([*sums, result(0.7, method="rs")]))
-    place = table.columns.index("trust")
-    assert sorted(row.cells[place] for row in table.rows) == ["aggregate", "client", "secure"]
-    assert [note for note in notes(lines(sums)) if note.startswith("trust=")] != []
-    assert "trust" not in comparison_table(lines(TABLE)).columns
-    assert not any(note.startswith("trust=") for note in notes(lines(TABLE)))
 
 
 def test_csv_reads_back():

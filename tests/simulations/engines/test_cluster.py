@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from simulations import run
-from simulations.engines import ahead, cluster, engine_of
+from simulations.engines import cluster
 from tests.places import REPOSITORY
 from tests.simulations.support.second_user import answered
 
@@ -167,16 +167,6 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
     wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 10)
 
 
-def test_an_address_where_nobody_listens_is_one_line(tmp_path):
-    env = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "simulations", "run", "--rounds", "1", "-c", "clients=2"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr.startswith("fedlsg: error: no Ray cluster listens on 127.0.0.1:1 (")
-    assert len(done.stderr.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.ray
 def test_a_worker_that_fits_nowhere_is_refused(warm):
     """Ray would wait for ever."""
@@ -196,15 +186,6 @@ def test_a_run_that_is_resumed_starts_its_engine_ahead(engine, count, fedlsg, tm
     assert fedlsg("resume", str(tmp_path))[0] == 0
     assert seen == [count]
     assert cluster._AHEAD == []
-
-
-@pytest.mark.parametrize("text", [None, b"", b"engine", b"\xff", b'[engine]\nname = "ray"\n'])
-def test_a_run_directory_that_names_no_engine_starts_nothing(text, tmp_path):
-    if text is not None:
-        (tmp_path / "config.toml").write_bytes(text)
-    for path in (tmp_path, tmp_path / "config.toml"):
-        with ahead(engine_of(str(path))):
-            assert cluster._AHEAD == []
 
 
 def test_engine_flower_is_refused_before_anything_starts(fedlsg, tmp_path):

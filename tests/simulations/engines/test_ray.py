@@ -155,12 +155,6 @@ def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
     assert directory.log.stat().st_mode & 0o077 == 0
 
 
-def test_a_client_app_that_no_worker_can_import_ends_the_run_with_the_reason(tmp_path, on_ray):
-    plan, directory = plan_at(tmp_path / "run", engine="ray")
-    with pytest.raises(RuntimeError, match="no_such_module"):
-        ray.run(plan, directory, on_round=ignore, client="no_such_module:app")
-
-
 @pytest.mark.slow
 def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray):
     settings = {"downlink": "sparse", "rounds": 4, "clients": 3, "clients_per_round": 2, "momentum": 0.9}

@@ -10,7 +10,6 @@ import torch
 from rich.console import Console
 
 from simulations.exports.model import export_command
-from simulations.models.transformers_form import describe, save_pretrained
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local
@@ -119,20 +118,4 @@ def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     assert said["method"] == run.plan.method.name
 
 
-def test_a_model_of_transformers_itself(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="text models need the text extra")
-    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)
-    model = transformers.GPT2LMHeadModel(config)  # its output layer is tied to its embedding
-    save_pretrained(tmp_path, model.state_dict(), describe(model))
-    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
-    tokens = torch.tensor([[3, 4, 5]])
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
-    torch.testing.assert_close(loaded.eval()(tokens).logits, model.eval()(tokens).logits, atol=1e-6, rtol=1e-5)
-
-
 # --- wrong uses
-
-
-def test_an_existing_folder(lora, tmp_path):
-    with pytest.raises(ValueError, match="exists: nothing is overwritten, choose another --out"):
-        export(lora.path, tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
@@ -49,11 +49,6 @@ def build() -> nn.Module:
 
 def two_sides() -> fedlsg.Workload:
     return fedlsg.Workload(model=build, train=rows(120, 0), test=rows(60, 1), loss=nn.CrossEntropyLoss())
-
-
-def plain(*, mechanism: fedlsg.Mechanism, server: fedlsg.ServerOptimizer) -> fedlsg.Method:
-    """A method of the app's own."""
-    return fedlsg.Method(name="plain", mechanism=mechanism, server=server)
 
 
 class Nodes(LocalGrid):
@@ -157,29 +152,6 @@ def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"initial_arrays": ArrayRecord({"w": Array(np.zeros(1))})}, "workload's model"),
-        ({"train_config": ConfigRecord({"lr": 0.1})}, "lr as learning_rate"),
-        ({"evaluate_config": ConfigRecord({"x": 1})}, "public test rows"),
-    ],
-)
-def test_start_of_another_strategy(given, words):
-    with pytest.raises(ValueError, match=words):
-        fedlsg.flower.Strategy(two_sides, **SETTINGS).start(Nodes(None, 1), **given)
-
-
-def test_nothing_but_epsilon(tmp_path):
-    """Method, rates and rounds follow from the rule, on the server and on each client alike."""
-    strategy = fedlsg.flower.Strategy(two_sides, epsilon=8.0, out=tmp_path / "run", reproducible=True)
-    with task_identity():
-        result = strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 2), num_rounds=3)
-    assert strategy.run.summary["method"] == "dpsgd"
-    assert 0 < strategy.run.epsilon <= 8
-    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
-
-
 def test_the_settings_that_travel_are_counted_on_the_wire(tmp_path):
     run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app")
     alone = fedlsg.simulate(
@@ -188,12 +160,6 @@ def test_the_settings_that_travel_are_counted_on_the_wire(tmp_path):
     more = run.rounds[0]["downlink_bytes_wire"] - alone.rounds[0]["downlink_bytes_wire"]
     assert run.rounds[0]["downlink_bytes"] == alone.rounds[0]["downlink_bytes"]
     assert 3 * 100 < more < 3 * 600
-
-
-def test_a_method_of_the_app_s_own(tmp_path):
-    run = start(fedlsg.flower.client_app(two_sides, methods=(plain,)), tmp_path / "app", method=plain, rank=None)
-    assert run.summary["method"] == "plain"
-    assert "method" in run.summary["own_code"]
 
 
 def test_callbacks_of_both_kinds(tmp_path):

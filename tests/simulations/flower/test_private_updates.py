@@ -322,20 +322,6 @@ def test_a_type_of_error_of_the_app_says_nothing(tmp_path):
     assert not any("label" in reply.error.reason for reply in grid.replies)
 
 
-def test_epsilon_is_the_largest_of_all_clients_so_far(tmp_path):
-    """Also of those that the last round did not ask."""
-
-    class Uneven(FedAvg):
-        def configure_train(self, server_round: int, *args: Any) -> Any:
-            found = sorted(super().configure_train(server_round, *args), key=lambda m: m.metadata.dst_node_id)
-            return found[:1] if server_round < 3 else found[1:]
-
-    inner = Uneven(fraction_evaluate=0.0, weighted_by_key="num-examples")
-    numbers = start(wrapped(inner), Nodes(app_of(mod(tmp_path))), rounds=3).train_metrics_clientapp
-    first = ledgers(tmp_path)[0].epsilon(1e-5).upper
-    assert numbers[3]["epsilon"] == first == numbers[2]["epsilon"]
-
-
 def test_a_secure_sum_survives_a_lost_client(tmp_path):
     grid = Nodes(app_of(mod(tmp_path, trust="secure")), lost=(2,))
     result = start(wrapped(trust="secure", min_survivors=4), grid, rounds=2)
@@ -358,15 +344,6 @@ def test_any_strategy_of_flower_may_be_inside(tmp_path):
     assert [len(names) for names in seen] == [CLIENTS, CLIENTS]
     assert seen[0][0] == set(build().state_dict())
     assert set(result.train_metrics_clientapp) == {1, 2}
-
-
-def test_a_model_with_running_statistics_is_refused(tmp_path):
-    def normed() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-
-    strategy = fedlsg.flower.PrivateUpdates(FedAvg(), normed, epsilon=8.0)
-    with task_identity(), pytest.raises(ValueError, match="BatchNorm1d"):
-        strategy.start(Nodes(app_of()), ArrayRecord(normed().state_dict()), num_rounds=1)
 
 
 @pytest.mark.parametrize(

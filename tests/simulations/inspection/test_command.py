@@ -23,12 +23,11 @@ from fedlsg.lowrank import project
 from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine
-from simulations.inspection.clips import clip_rows, own_clip, unmasked
+from simulations.inspection.clips import own_clip, unmasked
 from simulations.inspection.command import inspect_command
 from simulations.inspection.measure import Inspection, inspect, residual_rows
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
-from simulations.workloads.images.augment import crop
 from tests.simulations.support.runs import Run, resume_local
 
 HIDDEN = "hidden.weight"
@@ -71,13 +70,6 @@ def test_the_subject_is_the_checkpoint(small, after):
         assert not after.moved
     assert after.moved
     assert after.layers == (HIDDEN, "classifier.weight")
-
-
-def test_rows_are_public_distinct_and_no_more_than_there_are(after):
-    rows = after.rows(40)
-    assert len(rows.unique()) == 40
-    assert torch.equal(rows, after.rows(40))
-    assert len(after.rows(10**6)) == len(after.base.workload.train)
 
 
 # Numbers
@@ -156,16 +148,6 @@ def test_residuals_of_a_planted_change(after):
     assert {row.source for row in unmoved} == {"self", "weight", "random"}
 
 
-def test_energies_are_shares_and_top_and_bottom_complement(found):
-    for row in found.energies:
-        assert 0 <= min(row.rows, row.columns) <= max(row.rows, row.columns) <= row.either + 1e-9 <= 1 + 2e-9
-    half = {row.choice: row for row in found.energies if (row.layer, row.sparsity) == (HIDDEN, 0.5)}
-    for axis in ("rows", "columns", "carriers"):  # half of 64 units each
-        assert getattr(half["top"], axis) + getattr(half["bottom"], axis) == pytest.approx(1 if axis else 0, abs=1e-6)
-    assert half["random"].rows == 0.5
-    assert all(math.isnan(row.carriers) for row in found.energies if row.layer != HIDDEN)
-
-
 @pytest.mark.parametrize("method", strategies.names())
 def test_every_recipe_before_training(method):
     subject = subject_of_settings({"workload": "digits", "method": method})
@@ -175,30 +157,6 @@ def test_every_recipe_before_training(method):
     assert {row.sparsity for row in found.clips} == ({0.0} if subject.base.method.carrier.form.embeds else {0.0, 0.5})
     assert all(row.kept <= subject.frame.size for row in found.clips)
     assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
-
-
-def test_a_convolution_with_augmented_copies():
-    """An example is one unit, however many copies it has: oracle, the mean of its copies' gradients, one at a time."""
-    subject = subject_of_settings({"workload": "digits", "model": "conv", "rank": 1})
-    base = subject.base
-    augmented = replace(
-        base,
-        settings=replace(base.settings, augment="flip-crop"),
-        workload=replace(base.workload, augment=crop),
-        local=replace(base.local, multiplicity=3),
-    )
-    subject = replace(subject, base=augmented)
-    found = inspect(subject, examples=6, sparsities=[0.5], ranks=[1])
-    assert len(found.own.clipping.factors) == 6
-    free, lengths = unmasked(subject.frame), []
-    for inputs, targets in subject.batches(subject.rows(6), 1):
-        assert len(targets) == 3
-        every = per_example_gradients(subject.model, losses, inputs, targets, free)
-        lengths.append(float(torch.cat([values.mean(0) for values in every]).norm()))
-    (whole,) = clip_rows(subject, free, subject.rows(6), [0.0])
-    assert whole.clipping.lengths == pytest.approx(sorted(lengths), rel=1e-5)
-    kernel = next(row for row in found.energies if row.layer.startswith("conv") and row.choice == "top")
-    assert 0 < kernel.columns <= 1
 
 
 # Text

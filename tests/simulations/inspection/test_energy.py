@@ -1,17 +1,13 @@
 """Gradient energy kept: closed forms, brute force, a moving average by hand, and what is refused and written."""
 
 import csv
-import math
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from fedlsg.carriers.statistics import residual
-from fedlsg.forms import CORE, TANGENT
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
@@ -46,18 +42,6 @@ def row(**changes: object) -> KeptRow:
 
 
 # Energy
-
-
-def test_random_carriers_have_a_closed_form():
-    """1 - (1 - r/m)(1 - r/n) = (r (m + n) - r^2) / mn in the form tangent, r^2 / mn in the form core."""
-    m, n, r = 12, 20, 3
-    dW = torch.outer(torch.arange(m) + 1.0, torch.ones(n)) + torch.randn(m, n, generator=public_generator(0))
-    pairs = [random_carriers((m, n), r, generator=public_generator(0, draw), like=dW) for draw in range(400)]
-    tangent, core = ([1 - residual(dW, L, R, form) ** 2 for L, R in pairs] for form in (TANGENT, CORE))
-    for energies, expected in ((tangent, (r * (m + n) - r * r) / (m * n)), (core, r * r / (m * n))):
-        error = float(np.std(energies)) / math.sqrt(len(pairs))
-        assert abs(float(np.mean(energies)) - expected) < 4 * error
-        assert error < expected / 10
 
 
 def test_energies_of_a_run_against_projections(recorded, found):

@@ -50,15 +50,6 @@ def test_any_flipped_bit_gives_another_digest() -> None:
     assert data_digest(images(3)) == whole
 
 
-@given(rows=st.lists(st.integers(0, 39), min_size=0, max_size=60))
-def test_rows_have_the_digest_of_the_split_that_holds_only_them(rows: list[int]) -> None:
-    split, picked = images(), torch.tensor(rows, dtype=torch.int64)
-    if rows:
-        assert data_digest(split, picked) == data_digest(split.pick(picked))
-    if rows != sorted(rows):
-        assert data_digest(split, picked) != data_digest(split, picked.sort().values)
-
-
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=30), other=st.integers(13, 40))
 def test_a_text_has_one_digest_however_far_it_is_padded(lengths: list[int], other: int) -> None:
     """Neither another text that is longer, nor another padded length, changes the digest of a row."""

@@ -9,10 +9,10 @@ import torch
 
 import strategies
 from fedlsg.state import mean_frame
-from simulations.plan.noise import RHO_MEANING, rho_line, rho_of, sum_line
+from simulations.plan.noise import rho_of, sum_line
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
-from tests.simulations.support.runs import SMALL, plan_at, run_local
+from tests.simulations.support.runs import plan_at, run_local
 
 FAINT = {"method": "dpsgd", "rounds": 1, "learning_rate": 1.0, "momentum": 0.0, "local_learning_rate": 1e-12}
 """One update of the server by the sum over the divisor; weights do not move within a round."""
@@ -87,28 +87,7 @@ def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
 # What is said
 
 
-def test_the_line_before_a_run(tmp_path):
-    plan, _ = plan_at(tmp_path / "run", **SMALL | {"sample_rate": 0.2, "rank": 4, "sparsity": 0.0})
-    public = plan.public_state()
-    values, batch = public.frame(1, updates=0).kept, plan.divisor
-    rho = 2.0 * math.sqrt(2 * values) / batch
-    line = f"rho = {rho:.3g}: norm of a step's noise over the clip norm ({values:,} values, 2 clients, expected batch "
-    assert rho_line(plan, public) == f"{line}{batch:,.0f})\n{RHO_MEANING}"
-
-
 # Secure sums
-
-
-def test_the_line_of_secure_sums_says_whose_noise_counts(tmp_path):
-    plan, _ = plan_at(tmp_path / "run", clients=10, trust="secure")
-    found = sum_line(plan, plan.public_state())
-    assert found is not None
-    assert "secure sum of at least 9 of 10 clients, 1 of which may collude with the server: " in found
-    said, cost = found.splitlines()
-    assert said.endswith(" bits a value, noise planned for 8 honest clients")
-    assert cost == (
-        "every client knows its own noise: protection against 1 of them makes the noise of a sum 1.06 times as large"
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """``fedlsg partition``: numbers by hand, the table of few and of many clients, the files, and what it refuses."""
 
-import csv
-
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from PIL import Image
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
 from simulations.report.figure import png
-from simulations.report.partition import csv_of, figure
+from simulations.report.partition import figure
 from simulations.settings.settings import from_mapping
 
 counts = st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3).filter(any), min_size=1, max_size=40)
@@ -22,17 +20,6 @@ def balance_of(rows: list[list[int]], *, rate: float = 0.5, delta: float | None 
     return Balance(
         title="made", counts=table_of, rates=rates, expected_batch=rate * table_of.sum() / len(rows), delta=delta
     )
-
-
-def test_two_clients_by_hand():
-    """Mix of all 6:2:0 of 8; client 0 has 4:0:0, client 1 has 2:2:0: distances |1 - .75| and |.5 - .75|."""
-    balance = balance_of([[4, 0, 0], [2, 2, 0]], rate=0.25, delta=0.25)
-    assert balance.sizes.tolist() == [4, 4]
-    assert balance.batches.tolist() == [1.0, 1.0]
-    assert balance.distances.tolist() == [0.25, 0.25]
-    assert balance.delta_holds.tolist() == [False, False]  # 0.25 is not below 1/4
-    assert balance_of([[4, 0, 0], [2, 1, 0]], delta=0.3).delta_holds.tolist() == [False, True]
-    assert balance_of([[4, 0, 0]], delta=None).delta_holds.tolist() == [True]
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])
@@ -49,17 +36,6 @@ def test_measured_against_the_labels_themselves(scheme):
     assert balance.sizes.tolist() == base.sizes
     other = measure(prepare(from_mapping({"workload": "digits", "clients": 7, "partition": scheme, "seed": 1})))
     assert not np.array_equal(other.counts, slow)
-
-
-def test_the_csv_holds_everything(tmp_path):
-    balance = balance_of([[4, 0, 0], [1, 2, 0]], delta=0.3)
-    (tmp_path / "p.csv").write_bytes(csv_of(balance))
-    with (tmp_path / "p.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
-    assert [[int(row[f"class_{c}"]) for c in range(3)] for row in rows] == balance.counts.tolist()
-    assert [row["delta_below_1_over_n"] for row in rows] == ["false", "true"]
-    assert [float(row["expected_batch"]) for row in rows] == [2.0, 1.5]
-    assert [int(row["examples"]) for row in rows] == [4, 3]
 
 
 @pytest.mark.slow

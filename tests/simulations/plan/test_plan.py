@@ -10,7 +10,6 @@ from torch import nn
 import simulations.workloads.partition
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.events import Event
-from fedlsg.method import Schedule
 from fedlsg.participation import select_clients
 from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan
@@ -36,14 +35,6 @@ def test_gaps_are_filled_from_the_workload_and_the_recipe():
     }, "and no warm-up and no cooling, which lsg does not have"  # fmt: skip
     assert (s.delta, s.epsilon) == (1e-5, None)
     assert (s.clients_per_round, s.min_survivors, s.local_learning_rate) == (5, 1, 0.8)
-
-
-def test_divisor_and_schedule_are_public_constants():
-    plan = plan_of(clients=5, clients_per_round=2, sample_rate=0.1)
-    assert math.isclose(plan.divisor, 2 * 0.1 * N / 5)
-    assert plan.schedule == Schedule(rounds=2, local_steps=1, sample_rate=0.1)
-    assert sum(plan.sizes) == N
-    assert plan.divisor == plan_of(clients=5, clients_per_round=2, sample_rate=0.1, partition="shards").divisor
 
 
 CONFIGURATIONS = [
@@ -213,17 +204,6 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
 def test_a_bad_setting_is_refused_by_name(settings, message):
     with pytest.raises((ValueError, OSError), match=message):
         plan_of(**settings)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_missing_device_is_refused():
-    with pytest.raises(ValueError, match="finds no CUDA device"):
-        plan_of(device="cuda")
-
-
-def test_noise_that_no_accountant_certifies_is_refused():
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        plan_of(noise_multiplier=1e-3)
 
 
 def test_overlapping_partitions_are_refused(monkeypatch):

@@ -64,12 +64,6 @@ def test_a_resumed_run_ends_as_one_without_a_pause(method, weights, tmp_path):
     assert torch.equal(resume_local(tmp_path / "paused").weights, whole.weights)
 
 
-@pytest.mark.parametrize("downlink", ["full", "sparse"])
-def test_either_downlink_starts_from_the_weights(downlink, weights, tmp_path):
-    run = run_local(tmp_path / "run", **RUN, pretrained=str(weights), downlink=downlink)
-    assert [row.columns["rejected"] or 0 for row in run.rows] == [0, 0]
-
-
 @pytest.mark.parametrize("change", ["another", "gone"])
 def test_a_run_does_not_continue_from_another_file(change, weights, tmp_path):
     stopped_after(1, tmp_path / "paused", **RUN, rounds=3, pretrained=str(weights))
@@ -82,11 +76,6 @@ def test_a_run_does_not_continue_from_another_file(change, weights, tmp_path):
         (ValueError, OSError), match="has changed, or is another file" if change == "another" else "is a folder"
     ):
         resume_local(tmp_path / "paused")
-
-
-def test_weights_of_another_model_are_refused_with_what_does_not_fit(weights):
-    with pytest.raises(ValueError, match=r"does not fit the model \(missing: conv1.*unexpected: hidden"):
-        base(model="conv", pretrained=str(weights)).build_model()
 
 
 def test_weights_that_the_rows_of_the_workload_trained_are_refused(weights, tmp_path):

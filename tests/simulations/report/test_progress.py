@@ -9,8 +9,6 @@ from rich.console import Console
 from simulations.report.progress import (
     LINES,
     WIDTH,
-    Meter,
-    is_live,
     showing,
 )
 from simulations.rundir.tables import Row
@@ -89,17 +87,6 @@ def test_a_live_display_has_a_bar_and_every_fact(width):
     assert max(map(len, lines)) <= min(width, WIDTH)
     assert "  ".join(lines[1:]) == "accuracy 50.00 %  epsilon 12.34  up 12.50 MB  down 45.00 MB"
     assert len(lines) == {30: 4, 60: 2, 80: 2, 120: 2}[width]
-
-
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch, second):
-    monkeypatch.setenv("TERM", "dumb")
-    console = terminal(80)
-    assert console.is_terminal
-    assert not is_live(console)
-    meter = Meter(console, 4, what="round", of=lambda done: f"{done:.0f}/4", pause=0.0)
-    with meter.progress:
-        meter.show(4)
-    assert lines_of(console) == ["round 4/4"]
 
 
 def test_no_color_is_respected(monkeypatch):

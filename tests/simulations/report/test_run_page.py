@@ -10,10 +10,9 @@ import pytest
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import page
-from simulations.compare.table import notes
 from simulations.report.run_page import command, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
-from tests.simulations.support.compare_cases import result, row
+from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import Run, reconfigure, without_manifest
 
 HOSTILE = '<script>alert("1")</script>&\'"<img src=http://x onerror=y>'
@@ -103,14 +102,6 @@ def test_hostile_text_stays_text(small):
     assert HOSTILE in Page(one).words
 
 
-def test_rejections_and_an_early_end_are_shown():
-    run = result(0.8, reason="every budget is spent")
-    changed = run.__class__(**{**vars(run), "rows": (row(1, 0.5, rejected="1", reasons="1: wrong digest"),)})
-    words = Page(run_page(changed)).words
-    assert "stopped early: every budget is spent" in words
-    assert "1: wrong digest" in words
-
-
 def test_the_command_of_a_run_makes_the_same_settings(small):
     from simulations.cli.app import merge
     from simulations.settings.settings import from_mapping
@@ -185,30 +176,3 @@ def test_what_is_no_run_is_refused(name, text, message, fedlsg, small, tmp_path)
 
 
 # --- figures
-
-
-def test_held_out_accuracies_are_not_called_public():
-    public, held_out = result(0.8), result(0.8, settings={"holdout": 0.1})
-    for found in (run_page(held_out), made([held_out]), " ".join(notes(lines([held_out])))):
-        words = " ".join(Page(found).words.split())
-        assert "held-out training rows" in words
-        assert "which no client trains on" not in words
-        assert "on the public test split; s.e." not in words
-    for found in (run_page(public), made([public])):  # negative control
-        assert "which no client trains on" in Page(found).words
-        assert "held-out" not in Page(found).words
-
-
-def test_a_report_that_cannot_be_written_is_one_line(fedlsg, small, tmp_path):
-    (tmp_path / "file").write_text("")
-    status, out, err = fedlsg("report", str(small.path), "--out", "file")
-    assert (status, out) == (1, "")
-    assert "cannot write to" in err
-    assert "choose another --out" in err
-
-
-def test_files_of_callbacks_and_weights_are_named_without_their_folder():
-    places = {"callbacks": "/home/me/mine.py:Watch rounds=1; best-model", "pretrained": "/home/me/weights.safetensors"}
-    page = run_page(result(0.8, settings=places))
-    assert "/home/me" not in page
-    assert "mine.py:Watch rounds=1; best-model" in page

@@ -3,7 +3,6 @@
 /dev/full answers every write with the error of a full disk; the last test fills a real file system.
 """
 
-import errno
 import os
 import re
 import shutil
@@ -17,10 +16,7 @@ import pytest
 from simulations.engines import local
 from simulations.rundir.files.atomic import (
     DiskFullError,
-    check_writable,
     resumable,
-    write_atomically,
-    writing_to,
 )
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
@@ -94,15 +90,6 @@ def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
     assert "bytes.csv" not in str(error.value)
 
 
-@no_device
-def test_an_atomic_write_names_its_file_and_keeps_the_old_one(tmp_path):
-    write_atomically(tmp_path / "file", b"old")
-    (tmp_path / f".file.{os.getpid()}").symlink_to(FULL)
-    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path / 'file'}'")):
-        write_atomically(tmp_path / "file", b"new")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
-
-
 ON_A_SMALL_DISK = """
 import shutil, subprocess, sys
 from simulations.cli.app import main
@@ -165,20 +152,3 @@ def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
     assert line == (
         f"fedlsg: error: cannot write to {disk}: Read-only file system; make it writable, or continue a copy of it"
     )
-
-
-def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path):
-    full, words = (
-        OSError(errno.ENOSPC, "No space left on device", "/a/.hidden.123"),
-        "make room, or choose another --out",
-    )
-    with (
-        pytest.raises(ValueError, match=f"cannot write to .*/x: No space left on device; {words}"),
-        writing_to(tmp_path / "x"),
-    ):
-        raise full
-    check_writable(tmp_path / "not" / "there" / "yet")
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="file is no folder that this user may write to; choose another --out"):
-        check_writable(tmp_path / "file" / "x")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is left

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.rundir.links import LINKS, Link, parse_link, round_seconds, transfer_seconds
+from simulations.rundir.links import LINKS, Link, parse_link, transfer_seconds
 from simulations.rundir.tables import Line
 
 BROADBAND = LINKS["broadband"]
@@ -14,19 +14,6 @@ BROADBAND = LINKS["broadband"]
 
 def line(round: int, client: int, direction: str, wire: int) -> Line:
     return Line(round=round, client=client, direction=direction, values_bytes=0, payload_bytes=0, wire_bytes=wire)
-
-
-def test_the_named_link_of_the_issue_by_hand():
-    """10 Mbit/s up, 50 down, 50 ms: 1,250,000 B up take 1 s, 6,250,000 B down take 1 s; the slowest client counts."""
-    assert str(BROADBAND) == "broadband (10 Mbit/s up, 50 Mbit/s down, 50 ms)"
-    lines = [
-        line(1, 0, "down", 6_250_000), line(1, 1, "down", 6_250_000),
-        line(1, 0, "up", 1_250_000), line(1, 1, "up", 2_500_000),
-        line(2, 0, "down", 0), line(2, 0, "up", 0),
-    ]  # fmt: skip
-    assert round_seconds(lines, BROADBAND) == {1: pytest.approx(0.05 + 1 + 0.05 + 2), 2: pytest.approx(0.1)}
-    assert transfer_seconds(lines, BROADBAND) == pytest.approx(3.2)
-    assert transfer_seconds([], BROADBAND) == 0
 
 
 messages = st.lists(

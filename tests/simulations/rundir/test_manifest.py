@@ -81,15 +81,6 @@ def test_every_damage_of_every_file_is_said(state, damage, runs, copies):
     assert silent == []
 
 
-def test_a_lost_memory_is_said(runs, copies):
-    run = copies(runs["memory"])
-    for path in (run.path / "clients/client-000001").glob("feedback-*.bin"):
-        path.unlink()
-    assert is_said(run.path, "clients/client-000001/feedback-*.bin")
-    with pytest.raises(ValueError, match=r"feedback-\*\.bin \(missing\)"):
-        resumed(run)
-
-
 def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
     run, said = copies(runs["finished"]), list[str]()
     edit(run, rank=3)
@@ -99,17 +90,6 @@ def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
     (run.path / "updates/round-000001/client-000000.bin").unlink()
     open_run(run.path, RESULTS, said.append)
     assert [line for line in said if "round-000001/client-000000.bin (missing)" in line and "not used here" in line]
-
-
-def test_load_run_refuses_an_edited_accuracy_and_warns_of_the_rest(runs, copies):
-    run = copies(runs["finished"])
-    run.directory.rounds.write_text(run.directory.rounds.read_text().replace("0.", "0.9", 1))
-    with pytest.raises(ValueError, match=r"rounds\.csv"):
-        fedlsg.load_run(run.path)
-    run = copies(runs["finished"])
-    (run.path / "run.log").unlink()
-    with pytest.warns(UserWarning, match=r"run\.log \(missing\)"):
-        assert fedlsg.load_run(run.path).summary["rounds"] == 3
 
 
 def test_a_run_of_an_older_version_is_read_with_one_line(runs, copies):

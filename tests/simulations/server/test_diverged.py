@@ -51,19 +51,6 @@ def test_too_large_a_learning_rate_ends_the_run(kind, tmp_path, with_pages):
         assert [row.round for row in run.rows] == list(range(1, ended))
 
 
-def test_the_command_prints_one_line_and_fails(fedlsg, tmp_path):
-    arguments = ["run", "--engine", "local", "--method", "sgd", "-c", "learning_rate=1e38", "-c", "rounds=3"]
-    status, out, err = fedlsg(*arguments, "--out", "run", width=400)
-    assert status == 1
-    assert err.splitlines() == [
-        "fedlsg: error: round 1 left a model whose test loss is inf: learning_rate=1e+38 is likely too large, start a "
-        "new run with a smaller one"
-    ]
-    assert "report.html" in out
-    assert read_run(tmp_path / "run").status == "failed"
-    assert fedlsg("resume", "run", width=400)[::2] == (status, err), "asked again, it says the same"
-
-
 def test_a_run_that_diverged_late_keeps_its_rounds(tmp_path, monkeypatch):
     """And its summary, weights and tables are those of the run that stops there."""
 

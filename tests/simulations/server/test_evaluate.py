@@ -88,17 +88,6 @@ def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, sh
     assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
 
 
-def test_several_splits_count_the_same_whatever_their_size():
-    small = split_of([[1.0]], [0])
-    measured = score(Signs(), signs(matched=LONG_FIRST, mismatched=small), device="cpu")
-    assert measured.by_split == {"matched": 0.75, "mismatched": 0.0}
-    assert measured.accuracy == 0.375
-    assert measured.accuracy != 3 / 5  # negative control: the mean over all rows
-    losses = [evaluate(Signs(), split, device="cpu").loss for split in (LONG_FIRST, small)]
-    assert measured.loss == pytest.approx(sum(losses) / 2)
-    assert score(Signs(), signs(test=LONG_FIRST), device="cpu").accuracy == 0.75
-
-
 def mean_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) != targets).float().mean()
 
@@ -115,18 +104,6 @@ def test_own_metrics_see_the_whole_split_and_are_averaged_over_splits():
     measured = score(Signs(), workload, device="cpu", batch_size=3)
     assert measured.metrics == {"error": (0.25 + 1) / 2, "shape": 1.0}
     assert seen == [((4, 2), (4,)), ((1, 2), (1,))]
-
-
-def test_targets_that_are_no_classes_have_a_loss_and_no_accuracy():
-    targets = Split(inputs=LONG_FIRST.inputs, labels=torch.rand(4, 2), prepare=dict, lengths=LONG_FIRST.lengths)
-
-    def squared(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return (outputs - wanted).square().sum(1)
-
-    workload = replace(signs(test=LONG_FIRST), train=targets, test=targets, num_classes=None, loss=squared)
-    measured = score(Signs(), workload, device="cpu")
-    assert (measured.accuracy, measured.by_split) == (None, {})
-    assert measured.loss > 0
 
 
 # --- which rows
@@ -171,16 +148,6 @@ def test_held_out_rows_are_disjoint_from_those_that_are_trained_on():
 def test_options_out_of_range_or_out_of_place_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         digits(**options)
-
-
-def test_each_module_comes_back_in_its_own_mode():
-    """A frozen part that stays in evaluation mode, such as a batch norm, would else be trained after an evaluation."""
-    model = Signs()
-    model.add_module("frozen", nn.Identity().eval())
-    modes = [module.training for module in model.modules()]
-    assert set(modes) == {True, False}
-    evaluate(model, LONG_FIRST, device="cpu")
-    assert [module.training for module in model.modules()] == modes
 
 
 SCORES, NUMBER = torch.ones(3, 2), torch.tensor(0.5)

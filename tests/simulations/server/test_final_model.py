@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedlsg.version import version
-from simulations.rundir.files.sealed import DamagedError
-from simulations.rundir.model_files import read_model, write_model
+from simulations.rundir.model_files import read_model
 from simulations.server.evaluate import evaluate
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
@@ -91,17 +89,6 @@ def test_the_accuracy_of_the_summary_comes_back(case, runs):
     assert (found.accuracy, found.loss) == (run.summary["accuracy"], run.summary["loss"])
 
 
-def test_what_is_said_of_the_model(runs):
-    _, plain = read_model(runs["mlp"].path)
-    assert plain["fedlsg"] == version()
-    assert [plain[name] for name in ("workload", "model", "method", "round")] == ["digits", "mlp", "lsg", 2]
-    assert plain["trained"] == ["hidden.weight", "hidden.bias", "classifier.weight", "classifier.bias"]
-    assert (plain["lora"], plain["averaged"], plain["transformers"]) == (None, False, None)
-    assert read_model(runs["average"].path)[1]["averaged"] is True
-    lora = read_model(runs["lora"].path)[1]["lora"]
-    assert lora == {"scale": 3.0, "layers": ["conv1.0", "conv2.0"], "merges": True}
-
-
 def test_negative_control_the_average_is_not_the_last_weights(runs):
     run = runs["average"]
     assert not torch.equal(read_model(run.path)[0]["hidden.weight"], run.model["hidden.weight"])
@@ -113,13 +100,3 @@ def test_a_resumed_run_leaves_the_same_bytes(small, tmp_path):
     resumed = resume_local(tmp_path / "run")
     for name in ("model.safetensors", "config.json"):
         assert (resumed.path / name).read_bytes() == (small.path / name).read_bytes()
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_damaged_file_is_named(name, tmp_path):
-    write_model(tmp_path, nn.Linear(2, 2).state_dict(), {"format": 1})
-    content = bytearray((tmp_path / name).read_bytes())
-    content[-9] ^= 1
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DamagedError, match=f"{name} is damaged: restore it from a copy"):
-        read_model(tmp_path)

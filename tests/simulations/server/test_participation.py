@@ -11,7 +11,6 @@ import torch
 
 from fedlsg.participation import Participation
 from simulations.plan.plan import make_plan
-from simulations.rundir.feedback_box import FeedbackBox
 from simulations.settings.settings import from_mapping
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.exchange import Exchange
@@ -186,15 +185,6 @@ def test_rounds_in_which_everybody_left_are_not_sent_again_and_end_the_run_after
     assert not any(run.entries(client) for client in range(CLIENTS))
 
 
-def test_replicas_that_missed_a_round_catch_up(hard, tmp_path):
-    """A sparse downlink sends what a client has missed: the same model, and no client that differs from it."""
-    sparse = run_local(tmp_path / "run", **HARD, downlink="sparse", record_updates=True)
-    assert not any(row.rejected for row in sparse.rows)
-    assert lists(sparse, "answered") == lists(hard, "answered")
-    assert sparse.weights.allclose(hard.weights, atol=1e-5)
-    assert sum(row.downlink_bytes for row in sparse.rows) < sum(row.downlink_bytes for row in hard.rows)
-
-
 def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     settings = {
         "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 1,
@@ -207,19 +197,6 @@ def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     assert counts["dropped"] > 0
     assert counts["late"] > 0
     assert run.summary["empty_rounds"] == 0
-
-
-def test_error_feedback_keeps_its_memory_through_a_dropout(tmp_path):
-    """A client that leaves computes nothing: its memory is that of the last round in which it trained."""
-    settings = {"method": "topk", "topk_rate": 0.01, "noise_multiplier": None, "dropout": 0.4, "rounds": 4}
-    run = run_local(tmp_path / "run", **settings, clients=6)
-    dropped = lists(run, "dropped")
-    assert run.summary is not None
-    assert run.summary["simulated"]["dropped"] > 3
-    for client in range(6):
-        trained = [round for round in range(1, 5) if client not in dropped[round - 1]]
-        box = FeedbackBox(run.directory.own(client), client)
-        assert [round for round, _ in box._files()] == trained[::-1][:2]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import Row
-from simulations.server import evaluate as evaluation
 from simulations.server.spent import Spent
 from strategies.federation.wire import FAILED, failure
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
@@ -35,22 +34,6 @@ rows = st.builds(
     uplink_bytes=count, downlink_bytes=count, uplink_bytes_wire=count, downlink_bytes_wire=count,
     uplink_messages=count, downlink_messages=count, asked=line, answered=line, rejected=line, reasons=line,
 )  # fmt: skip
-
-
-def test_each_round_is_evaluated_once(tmp_path, monkeypatch):
-    """Also the last one, which is in the summary, and also where that is written by another process."""
-    calls: list[str] = []
-    real = evaluation.score
-    monkeypatch.setattr(evaluation, "score", lambda *a, **k: (calls.append(a[1].name), real(*a, **k))[1])
-    run = run_local(tmp_path / "run", rounds=3)
-    assert len(calls) == 3
-    run.directory.summary.unlink()
-    again = resume_local(run.path)
-    assert len(calls) == 3
-    apart = {"wall_seconds", "seconds"}
-    assert {k: v for k, v in again.summary.items() if k not in apart} == {
-        k: v for k, v in run.summary.items() if k not in apart
-    }
 
 
 def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small, with_pages):
@@ -220,17 +203,6 @@ def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
         resume_local(stopped.path)
     assert not stopped.directory.summary.exists()
     assert [row.round for row in stopped.rows] == [1]
-
-
-def test_resuming_a_finished_run_changes_nothing(tmp_path, small):
-    shutil.copytree(small.path, tmp_path / "run")
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(small.weights)
-    assert run.ledgers == small.ledgers
-    assert run.rows == small.rows
-    assert {k: v for k, v in run.summary.items() if k not in ("wall_seconds", "seconds")} == {
-        k: v for k, v in small.summary.items() if k not in ("wall_seconds", "seconds")
-    }
 
 
 def test_a_round_reads_the_ledgers_of_the_clients_that_it_asked_alone(tmp_path, monkeypatch):

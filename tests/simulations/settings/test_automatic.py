@@ -62,15 +62,6 @@ def test_what_does_not_fit_is_refused(given, why):
         filled(given)
 
 
-def test_a_method_is_chosen_by_bytes_and_by_what_is_given():
-    assert filled()["method"] == "dpsgd"
-    assert filled({"rank": 1})["method"] == "lsg"
-    found = filled({"uplink_budget": 150})
-    assert (found["method"], found["rank"], found["sparsity"]) == ("lsg", 1, 0.0)
-    assert filled({"uplink_budget": 204})["method"] == "dpsgd"
-    assert filled({"method": "auto"})["method"] == "dpsgd"
-
-
 def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
     """Three classes, 60 rows, two clients: guessing is .42, and the old default stayed there."""
     nothing = {"method": "auto", "rounds": None, "sample_rate": None, "noise_multiplier": None, "epsilon": 50.0}

@@ -1,6 +1,5 @@
 """Published image sets and any set of the hub: read from made shards and fakes, normalised by constants."""
 
-import dataclasses
 import sys
 import types
 from dataclasses import replace
@@ -16,9 +15,8 @@ from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.base.mirror import find_folder
-from simulations.workloads.base.workload import Request, silent
 from simulations.workloads.images.augment import flip_crop
-from simulations.workloads.images.image_sets import CIFAR10, IMAGE_SETS
+from simulations.workloads.images.image_sets import IMAGE_SETS
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 CLASSES = {"_type": "ClassLabel", "names": ["cat", "dog", "emu"]}
@@ -86,32 +84,6 @@ def test_an_example_less_changes_nobody_elses_augmentation(copies, tmp_path):
     assert not torch.equal(batches(base, 0, 2, [])(everyone)[0], whole[0])  # another round, other draws
 
 
-def test_a_set_of_another_shape_is_refused(tmp_path):
-    """Planted: Fashion-MNIST's images as SVHN's, and CIFAR-10's labels in a set of three classes."""
-    make_set(tmp_path, "fashion-mnist")
-    (tmp_path / "fashion_mnist").rename(tmp_path / "svhn")
-    (tmp_path / "svhn" / "fashion_mnist").rename(tmp_path / "svhn" / "cropped_digits")
-    with pytest.raises(ValueError, match=r"expected image 0 of .*train.*parquet to be 32x32 RGB, got 28x28 L$"):
-        workloads.load("svhn", data_dir=tmp_path)
-    make_set(tmp_path, "cifar10")
-    three = dataclasses.replace(CIFAR10, num_classes=3)
-    with pytest.raises(ValueError, match=r"expected labels in 0..2 in .*, got 5..9 \(-1: none\)"):
-        three.load(Request(data_dir=tmp_path, cache_dir=None, options=Options(), progress=silent, public_only=False))
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("digits", {"dataset": "a/b"}), ("cifar10", {"max_length": 128}),
-        ("cifar10", {"label_column": "label"}), ("svhn", {"train_layers": 2}), ("hf-image", {"max_length": 128}),
-    ],
-)  # fmt: skip
-def test_an_option_without_a_use_is_refused(name, option):
-    (setting,) = option
-    with pytest.raises(ValueError, match=f"workload {name} has no use for {setting}="):
-        workloads.load(name, options=Options(**option))
-
-
 # --- any set of the hub, from a local mirror ---
 
 
@@ -161,28 +133,6 @@ def test_a_name_that_leaves_the_mirror_is_refused(name, tmp_path):
         find_folder(name, None, data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"expected subset=.* to be a name"):
         find_folder("someone/animals", "../up", data_dir=tmp_path)
-
-
-def replace_train(root: Path, images: list[np.ndarray], **features) -> None:
-    file = root / "someone/animals/default/train-00000-of-00001.parquet"
-    write_shard(
-        file, [encode(image) for image in images], [0] * len(images), columns=("picture", "kind"), features=DECLARED
-    )
-
-
-@pytest.mark.parametrize(
-    ("first", "got"),
-    [
-        (pixels_of(1, 0, side=20, channels=4)[0], "20x20 RGBA"),
-        (pixels_of(1, 0, side=20)[0][:, :16], "16x20 RGB"),
-        (np.zeros((20, 20), dtype=bool), "20x20 1"),
-    ],
-)
-def test_an_image_mode_or_form_that_is_not_read(tmp_path, first, got):
-    make_hf(tmp_path)
-    replace_train(tmp_path, [first])
-    with pytest.raises(ValueError, match=rf"expected square images, L or RGB, got image 0 of .* with {got}: convert"):
-        load_hf(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from fedlsg import user_code
 from fedlsg.synthetic import dead_leaves, pink
 from simulations import workloads
 from simulations.workloads.base.workload import LoadedWorkload, NoRows, Split
@@ -61,35 +59,6 @@ def test_images_in_floats_keep_their_range(least, most, black, white):
     array[:, 0, 0, 0], array[:, 0, 0, 1] = least, most
     drawn = probe_source(images(array), "leaves").draw(5, generator())
     torch.testing.assert_close(drawn, dead_leaves(5, (3, SIDE, SIDE), generator()) * (white - black) + black)
-
-
-def test_vectors_have_no_source_but_a_users_function():
-    with pytest.raises(ValueError, match=r"no probe source 'auto': none is known.*probe=lambda count, generator"):
-        probe_source(load(workload()))
-    loaded = load(workload(probe=normal))
-    source = probe_source(loaded)
-    assert source.name == "test_probes.py:normal"
-    assert torch.equal(source.draw(4, generator()), torch.randn(4, 8, generator=generator()))
-    assert torch.equal(probe_source(loaded, source.name).draw(4, generator()), source.draw(4, generator()))
-
-
-def normal(count, generator):
-    return torch.randn(count, 8, generator=generator)
-
-
-def test_a_function_of_a_file_is_a_source_where_it_is_permitted(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("import torch\ndef draw(count, generator):\n    return torch.ones(count, 8), torch.zeros(count)\n")
-    with pytest.raises(ValueError, match="names code, and this process runs none"):
-        probe_source(load(workload()), f"{file}:draw")
-    user_code.permit(f"{file}:draw")
-    source = probe_source(load(workload(loss=nn.MSELoss(), train=REGRESSION, test=REGRESSION)), f"{file}:draw")
-    assert (source.name, source.num_classes) == ("mine.py:draw", None)
-    inputs, targets = source.batch(nn.Identity(), 4, trained=False, generator=generator())
-    assert (inputs.shape, targets.shape) == ((4, 8), (4,))
-
-
-REGRESSION = (np.ones((6, 8), np.float32), np.arange(6.0, dtype=np.float32))
 
 
 @pytest.mark.parametrize(("made", "found"), [

@@ -11,7 +11,6 @@ from simulations import workloads
 from simulations.workloads import Options
 from simulations.workloads.base.workload import NoRows
 from simulations.workloads.probes import probe_source
-from simulations.workloads.public_data import fitted
 from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.own import load, workload
 
@@ -39,31 +38,6 @@ def folder_of(root, arrays):
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(array).save(place / f"{number}.png")
     return root
-
-
-def test_a_built_in_set_takes_the_size_and_channels_of_the_workload(tmp_path):
-    loaded, _ = colours()
-    source = probe_source(loaded, "data:digits", cache_dir=tmp_path)
-    assert source.name == "data:digits"
-    drawn = source.draw(30, generator())
-    assert drawn.shape == (30, 3, 12, 12)
-    assert torch.equal(drawn[:, 0], drawn[:, 1])
-    stored = torch.from_numpy(
-        np.asarray(DIGITS.train.inputs[torch.randperm(len(DIGITS.train), generator=generator())[:30].numpy()])
-    )
-    expected = (fitted(stored / 16, (3, 12, 12)) * 255).round() / 255
-    torch.testing.assert_close(drawn, loaded.test.prepare((expected * 255).round().to(torch.uint8).numpy()))
-
-
-def test_a_folder_of_images_of_any_size_is_read(tmp_path):
-    sizes = ((20, 30), (12, 12), (9, 40), (16, 16))
-    folder = folder_of(tmp_path / "photos", [pixels(1, *size, 3, seed=i)[0] for i, size in enumerate(sizes)])
-    source = probe_source(DIGITS, f"data:{folder}")
-    assert source.name == "data:photos"
-    drawn = source.draw(6, generator())
-    assert drawn.shape == (6, 1, 8, 8)
-    assert len({row.numpy().tobytes() for row in drawn}) == 4, "more than there are: each comes again"
-    assert -0.6 <= drawn.min() <= drawn.max() <= 1.4
 
 
 def test_the_workloads_own_name_is_refused():

@@ -9,7 +9,6 @@ import torch
 from simulations import workloads
 from simulations.workloads import public_rows
 from simulations.workloads.base.workload import LoadedWorkload, Options
-from simulations.workloads.public_rows import locate
 from tests.simulations.support import own
 from tests.simulations.support.made_texts import make_bert, write_sst2
 
@@ -41,13 +40,6 @@ def test_the_rows_of_a_path_are_trained_on_and_the_test_split_stays(public):
     assert len(loaded.train) == 31  # of the classes 0 to 9; 10, 11 and 12 are left out
     assert sorted(loaded.train.labels.tolist()) == sorted(k % 13 for k in range(COUNT) if k % 13 < 10)
     assert len(loaded.test) == len(workloads.load("digits").test)
-
-
-def test_inputs_without_targets_are_refused(public):
-    """All labels would be one class, which every model learns."""
-    torch.save(torch.load(public)[0], public)
-    with pytest.raises(ValueError, match=rf"public_rows=data:{public} holds inputs alone: save a pair"):
-        digits(public)
 
 
 def test_synthetic_rows_have_labels_of_a_teacher_and_are_the_same_each_time():
@@ -90,19 +82,6 @@ def test_a_workload_of_a_users_own_has_the_inputs_of_its_probe(tmp_path):
                                               loss=torch.nn.MSELoss()))  # fmt: skip
     with pytest.raises(ValueError, match="public_rows=synthetic needs targets that are classes"):
         public_rows.load("regression", "synthetic", data_dir=None, options=Options(train_rows=20))
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("data:nothing", "there is no file .*nothing, and no workload of that name"),
-        ("other", "expected public_rows as data:NAME, data:PATH or synthetic, got 'other'"),
-        ("data:", "expected public_rows as data:NAME"),
-    ],
-)
-def test_a_setting_of_another_form_is_refused(setting, words):
-    with pytest.raises(ValueError, match=words):
-        locate(setting)
 
 
 def test_the_workloads_own_rows_are_refused():

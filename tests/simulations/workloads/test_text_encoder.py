@@ -67,18 +67,6 @@ def test_logits_are_those_of_transformers(bert):
     assert_close(build(bert)(**TOKENS), oracle(**TOKENS).logits)
 
 
-def test_a_sentence_encoder_averages_its_real_tokens(pooled):
-    from transformers import AutoModel
-
-    model = build(pooled)
-    states = AutoModel.from_pretrained(pooled).eval()(**TOKENS).last_hidden_state
-    by_hand = torch.stack([states[0, :4].mean(0), states[1].mean(0), states[2, :2].mean(0)])
-    assert_close(model(**TOKENS), model.classifier(by_hand))
-    assert model.body.pooler is None
-    with pytest.raises(AssertionError):  # negative control: an average over the padding, too
-        assert_close(model(**TOKENS), model.classifier(states.mean(1)))
-
-
 # --- padding, and independence of the other rows
 
 

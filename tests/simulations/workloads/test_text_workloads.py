@@ -1,6 +1,5 @@
 """GLUE and hf-text from made shards and a tiny BERT: columns, labels, splits, the token cache, and what goes wrong."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
-from simulations.server.evaluate import score
 from simulations.workloads import LoadedWorkload, Options, build_model
 from simulations.workloads.texts import tokens
 from simulations.workloads.texts.tokens import Tokens
@@ -57,18 +55,6 @@ def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **opt
 
 
 # --- GLUE
-
-
-def test_mnli_is_tested_on_both_validation_splits(mirror, bert):
-    workload = load("glue-mnli", mirror, bert)
-    assert {name: len(split) for name, split in workload.tests.items()} == {
-        "validation_matched": 9,
-        "validation_mismatched": 6,
-    }
-    assert (len(workload.train), workload.num_classes, workload.test) == (30, 3, workload.tests["validation_matched"])
-    model = build_model(workload)
-    measured = score(model, workload, device="cpu")
-    assert measured.accuracy == pytest.approx(sum(measured.by_split.values()) / 2)
 
 
 def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
@@ -159,22 +145,6 @@ def test_tokens_are_made_once_and_mapped_afterwards(mirror, bert, monkeypatch):
     assert isinstance(after.train.inputs.ids.base, np.memmap)
 
 
-def test_another_tokenizer_or_text_is_another_cache_entry(mirror, bert, tmp_path):
-    load("glue-qqp", mirror, bert)
-    other = make_bert(tmp_path / "other")
-    load("glue-qqp", mirror, other)  # same tokenizer, other folder
-    entries = mirror.parent / "cache"
-    assert len(list(entries.iterdir())) == 1
-    config = json.loads((other / "tokenizer_config.json").read_text())
-    assert config["do_lower_case"]
-    (other / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": False}))
-    load("glue-qqp", mirror, other)
-    assert len(list(entries.iterdir())) == 2
-    replace_split(mirror)
-    assert len(load("glue-qqp", mirror, bert).test) == 1
-    assert len(list(entries.iterdir())) == 3
-
-
 # --- sorted by length
 
 
@@ -225,22 +195,6 @@ def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, b
 
 
 # --- any data set
-
-
-def write_any(root: Path, label: str = "label", names: list[str] | None = None) -> None:
-    for split, count in (("train", 12), ("test", 5)):
-        columns = {"id": list(range(count)), "body": sentences(count), label: [row % 3 for row in range(count)]}
-        write_split(root / "someone" / "reviews" / "default", split, columns, class_names=names)
-
-
-def test_any_set_by_name_and_columns(tmp_path, bert):
-    root = tmp_path / "data"
-    write_any(root, names=["no", "perhaps", "yes", "never seen"])
-    said: list[str] = []
-    workload = load("hf-text", root, bert, said, dataset="someone/reviews")
-    assert (len(workload.train), len(workload.test), workload.num_classes) == (12, 5, 4)
-    assert "hf-text: 4 classes, from its published label names: no, perhaps, yes, never seen" in said
-    assert build_model(workload).classifier.weight.shape == (4, 16)
 
 
 def test_the_number_of_classes_is_not_read_off_private_labels(tmp_path, bert):

@@ -1,6 +1,5 @@
 """Workloads: splits, the digits data, CIFAR-10 from made and real shards, the cache, and what goes wrong with each."""
 
-import hashlib
 import subprocess
 import sys
 import types
@@ -36,21 +35,6 @@ def no_settings_from_outside(monkeypatch):
 # --- the registry ---
 
 
-def test_names_are_known_and_the_default_comes_first():
-    assert workloads.names()[0] == "digits"
-    assert {"cifar10", "cifar100", "svhn", "fashion-mnist", "hf-image"} <= set(workloads.names())
-
-
-def test_importing_the_workloads_imports_no_data_library():
-    program = (
-        "import sys, simulations.workloads\n"
-        "heavy = 'sklearn', 'pyarrow', 'PIL', 'huggingface_hub', 'flwr', 'datasets', 'transformers'\n"
-        "print([m for m in heavy if m in sys.modules])"
-    )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"
-
-
 # --- splits ---
 
 
@@ -69,13 +53,6 @@ def test_a_batch_is_the_rows_asked_for_in_that_order(count, data):
     assert inputs.shape == (len(rows), 3)
     assert torch.equal(inputs, everything[rows])
     assert torch.equal(targets, labels[rows])
-
-
-@pytest.mark.parametrize("indices", [[4], [-1], [0, 4], [-1, 2]])
-def test_an_index_outside_the_split_is_refused(indices):
-    """A negative index would silently reach another client's example."""
-    with pytest.raises(IndexError, match=r"indices in \[0, 4\)"):
-        split_of(4).batch(torch.tensor(indices))
 
 
 def test_a_split_must_be_consistent():
@@ -98,13 +75,6 @@ def test_a_label_outside_the_classes_is_refused():
 @pytest.fixture(scope="module")
 def digits() -> LoadedWorkload:
     return workloads.load("digits")
-
-
-def test_digits_are_split_once_and_for_all(digits):
-    assert (len(digits.train), len(digits.test), digits.num_classes) == (1437, 360, 10)
-    # Pinned: with another split the test accuracy of two runs would not compare.
-    assert digits.test.labels[:12].tolist() == [1, 4, 8, 6, 5, 9, 9, 1, 3, 2, 2, 2]
-    assert hashlib.sha256(digits.test.inputs.tobytes()).hexdigest().startswith("342538e35bc5249d")
 
 
 def test_digits_are_what_scikit_learn_loads_and_splits(digits):
@@ -279,13 +249,6 @@ class FakeHub(types.ModuleType):
         return str(answer)
 
 
-def test_without_the_extra_the_message_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlsg\[hub\]'.*--data-dir or FEDLSG_DATA") as caught:
-        workloads.load("cifar10")
-    assert "\n" not in str(caught.value)
-
-
 def test_an_unreachable_hub_says_what_to_do(monkeypatch):
     nothing_local = FileNotFoundError("no snapshot")
     hub = FakeHub({True: nothing_local, False: RuntimeError("Name or service not known\nmore\nlines")})
@@ -293,14 +256,6 @@ def test_an_unreachable_hub_says_what_to_do(monkeypatch):
     with pytest.raises(ConnectionError, match=r"cannot download uoft-cs/cifar10 .*not known.*--data-dir") as caught:
         workloads.load("cifar10")
     assert "\n" not in str(caught.value)
-
-
-def test_a_download_that_was_cut_short_is_taken_up_again(mirror, monkeypatch, tmp_path):
-    (tmp_path / "partial" / "plain_text").mkdir(parents=True)
-    hub = FakeHub({True: tmp_path / "partial", False: mirror / "cifar10"})
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    assert len(workloads.load("cifar10", cache_dir=tmp_path / "c").train) == 11
-    assert [asked[-1] for asked in hub.asked] == [True, False]
 
 
 # --- the cache ---

@@ -20,7 +20,6 @@ from fedlsg.state.snapshot import extra_vectors, restart
 from fedlsg.training.compression import largest
 from strategies.federation.replica_wire import (  # fmt: skip
     NOWHERE,
-    catch_up,
     digest_of,
     read_missed,
     read_reference,
@@ -205,16 +204,6 @@ def test_a_replica_that_differs_once_too_often_gets_weights_alone():
         assert (0 in downlink.held) == (time < REPAIRS_ALLOWED)
 
 
-def test_values_that_no_codec_holds_end_no_round():
-    state = server_state("sgd", learning_rate=0.5, momentum=0.0, divisor=1.0)
-    downlink = downlink_of(state)
-    frame = state.frame()
-    downlink.records([0], frame)
-    downlink.finish_round(frame, [torch.full((163,), 3e38), torch.full((163,), 3e38)], 0.0)
-    assert (state.round, state.updates, downlink.version) == (1, 1, 1)
-    assert "weights" in downlink.records([0], state.frame())[0]
-
-
 def test_the_table_survives_and_a_lost_step_costs_the_whole_model():
     state = state_of("plain", rank=1, sparsity=0.9)
     downlink = downlink_of(state)
@@ -247,18 +236,6 @@ def test_malformed_steps_are_refused(noise, cut, byte):
             read_steps(bytes(good))
     with contextlib.suppress(StepError):
         read_steps(noise)
-
-
-def test_a_message_holds_as_many_steps_as_it_says():
-    reference = read_reference(RecordDict(catch_up(reference_to(2, 1), [some_step().to_bytes()] * 2)))
-    with pytest.raises(StepError, match="2 steps from version 1 to 2"):
-        read_missed(RecordDict(catch_up(reference, [some_step().to_bytes()] * 2)), reference)
-
-
-def reference_to(version: int, base: int) -> Any:
-    from strategies.federation.replica_wire import Reference
-
-    return Reference(version=version, base=base, digest=bytes(32))
 
 
 def test_steps_that_do_not_follow_are_refused():

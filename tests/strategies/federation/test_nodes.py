@@ -95,22 +95,6 @@ def test_one_error_in_the_first_query_does_not_end_a_run(declared):
     assert roster.refused == {}
 
 
-def test_sizes_are_what_nodes_said_first():
-    grid = Nodes((0, 5), (1, 6))
-    roster = Roster(1.0)
-    assert roster.gather(grid, 2) == [5, 6]
-    grid.there = [0]
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, None]
-    grid.there, grid.nodes[1] = [0, 1], (1, 7)
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, None], "another N_k than the one that the run was planned with"
-    assert "declares 6" in roster.refused[FIRST_NODE + 1]
-    grid.nodes[1] = (1, 6)
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, 1]
-
-
 @pytest.mark.parametrize("again", [1, 2], ids=["same id", "other id"])
 def test_a_node_that_comes_back_is_asked_who_it_is(again):
     grid = Nodes((0, 5), (1, 6), (1, 6))

@@ -85,26 +85,12 @@ def ask(link: SuperLink, *, timeout: float | None = 5.0) -> dict[int, Error | No
     return found
 
 
-def test_all_that_answer_are_waited_for():
-    link = SuperLink([1, 3])
-    assert ask(link, timeout=None) == {0: None, 1: None}
-    assert link.pulls == 3
-
-
 def test_a_node_that_started_anew_is_taken_for_one_that_is_gone():
     link = SuperLink([4, None])
     link.happens[2] = lambda: link.activated.__setitem__(1, "10:05")
     found = ask(link, timeout=None)
     assert found[0] is None
     assert found[1].code in NODE_GONE
-
-
-def test_a_message_that_flower_did_not_take_is_not_waited_for():
-    link = SuperLink([2, None])
-    link.unregistered = {1}
-    found = ask(link, timeout=None)
-    assert found[0] is None
-    assert found[1] is not None
 
 
 def send(grid: WatchedGrid, link: SuperLink, *nodes: int, kind: str = "train") -> dict[int, str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
@@ -69,20 +69,6 @@ shapes = hn.array_shapes(min_dims=0, min_side=0)
 def test_another_encoding_is_refused(array, message):
     with pytest.raises((ValueError, TypeError), match=message):
         wire.read_array(array)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        RecordDict(),
-        RecordDict({"update": ArrayRecord({})}),
-        RecordDict({"update": ConfigRecord({"payload": b"x"})}),
-        RecordDict({"other": ArrayRecord({"payload": wire.raw_array(np.zeros(1))})}),
-    ],
-)
-def test_a_reply_without_a_payload_is_named(content):
-    with pytest.raises(ValueError, match="the reply holds no payload"):
-        wire.read_update(content)
 
 
 @pytest.mark.parametrize("missing", ["round", "weights"])

@@ -6,15 +6,11 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
-from fedlsg.masks.mask import Mask
-from fedlsg.method import Method, Schedule, make_frame
+from fedlsg.method import Schedule, make_frame
 from fedlsg.payload.message import pack
-from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
@@ -22,14 +18,12 @@ from strategies import recipe
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import (
     OVER_BUDGET,
-    Announcement,
     failure,
-    payload_size,
     read_kept,
     read_round,
 )
 from strategies.strategy import BudgetSpentError
-from tests.strategies.small_federation import Federation, announcement, model, public_terms, server_state, values_for
+from tests.strategies.small_federation import Federation, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 
@@ -146,15 +140,6 @@ def test_a_resumed_run_does_not_prune_again():
     assert torch.equal(again.weights, state.weights)
 
 
-@pytest.mark.parametrize("prune", ["random", "synflow", "none"])
-def test_pruning_without_data_has_no_pruning_round(prune):
-    state = server_state("dp-ssgd", prune=prune, prune_rate=0.4, drop="none")
-    federation = PrunedFederation(state)
-    federation.run(1)
-    assert {round for round, _ in federation.asked} == {1}
-    assert zeros(state) == (0 if prune == "none" else 60)
-
-
 def ranked_state(rounds: int = 8) -> ServerState:
     """Epochs of two rounds, half of all coordinates frozen from the first round on."""
     method = recipe("rs", sparsity=0.5, cooling=False, ranking="gradients", noise_multiplier=1.0)
@@ -211,23 +196,3 @@ def test_the_ranking_holds_for_an_epoch_and_survives_a_checkpoint():
     assert torch.equal(kept[4], kept[5])
     assert not torch.equal(kept[1], kept[2])
     assert not torch.equal(kept[3], kept[4])
-
-
-@given(size=st.integers(1, 70), data=st.data())
-def test_a_bitmap_comes_back_as_it_was(size, data):
-    kept = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
-    method = Method(name="test", mask=Mask(kind="uniform", ranking="gradients"), mechanism=Mechanism())
-    frame = make_frame(
-        method, {"w": torch.zeros(size)}, {}, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0,
-        kept=torch.tensor(kept),
-    )  # fmt: skip
-    content = announcement(torch.zeros(size), example(), ranked=frame)
-    assert read_kept(content, size).tolist() == kept
-    assert payload_size(content) == 4 * size + (size + 7) // 8
-    assert read_kept(announcement(torch.zeros(size), example()), size) is None
-
-
-def example() -> Announcement:
-    return Announcement(
-        round=1, updates=0, frame_digest=b"", sample_rate=1.0, noise_multiplier=1.0, expected_batch=1.0, run_dir=""
-    )

@@ -6,16 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers import Lora, prepare_model
+from fedlsg.carriers import prepare_model
 from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, effective_weight, frozen_bases
 from fedlsg.gradients.supported import trainable
-from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step
-from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.server_optimizer import ServerOptimizer
 from fedlsg.training.update import move
 from strategies import recipe
 from tests.strategies.contract import Data, cnn, data_set, mlp, weighted_loss
@@ -135,11 +132,3 @@ def test_a_factorisation_after_every_round_does_not_change_fed_svd():
 
 def paths(model: nn.Module) -> list[str]:
     return [name.removesuffix(BASE) for name in frozen_bases(model)]
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="both factors"):
-        Method(
-            name="x", carrier=Lora(rank=2, train="up"), mask=Mask(kind="units", sparsity=0.5),
-            mechanism=Mechanism(), server=ServerOptimizer(),
-        )  # fmt: skip

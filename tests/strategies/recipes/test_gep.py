@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.accounting import Event, compose
-from fedlsg.carriers.probe.anchors import LARGEST, anchor_basis, anchor_gradients
+from fedlsg.carriers.probe.anchors import LARGEST, anchor_gradients
 from fedlsg.frame import Frame
 from fedlsg.gradients import per_example_gradients, trainable
 from fedlsg.privacy import clipped_sum
@@ -53,20 +53,6 @@ def test_embedding_and_rest_are_the_gradient():
             for g, c in zip(dense, frame.coordinates, strict=True)
         ]
         assert all(same) is not biased
-
-
-def test_the_basis_spans_what_the_anchors_span():
-    G = torch.randn(40, RANK, generator=torch.Generator().manual_seed(1)) @ torch.randn(
-        RANK, 30, generator=torch.Generator().manual_seed(2)
-    )
-    L, energy = anchor_basis(G, RANK, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(L.mT @ L, torch.eye(RANK), atol=1e-5, rtol=0)
-    assert (G - G @ L @ L.mT).norm() < 1e-4 * G.norm()
-    assert float(energy.sum()) == pytest.approx(1, abs=1e-5)
-    other = torch.linalg.qr(torch.randn(30, RANK, generator=torch.Generator().manual_seed(3)))[0]
-    assert (G - G @ other @ other.mT).norm() > 0.5 * G.norm()
-    nothing, _ = anchor_basis(torch.zeros(5, 30), RANK, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(nothing.mT @ nothing, torch.eye(RANK), atol=1e-5, rtol=0)
 
 
 def test_the_anchors_gradients_are_those_of_single_backward_passes():

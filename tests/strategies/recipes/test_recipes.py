@@ -150,14 +150,6 @@ def test_a_new_file_is_a_new_method(folder):
     assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (2, "bottom", 3.0)
 
 
-@pytest.mark.parametrize("source", ["from strategies.recipes.lsg import recipe\n", "recipe = 3\n"])
-def test_what_a_file_does_not_define_as_a_function_is_no_method(source, folder):
-    """An imported recipe is the method of its own file, and stays that."""
-    (folder / "pieces.py").write_text(source)
-    assert "pieces" not in names()
-    assert recipe("lsg") == GOLDEN["lsg"]
-
-
 @pytest.mark.parametrize("source", ["import no_such_module\n", "RANK = undefined\n", "def (:\n"])
 def test_a_file_that_cannot_be_imported_is_named(source, folder):
     (folder / "spoilt_pieces.py").write_text(source)

@@ -39,18 +39,6 @@ def test_the_box_holds_in_both():
         assert value == pytest.approx(1, abs=1e-3)
 
 
-def test_the_first_step_of_signed_adam_by_hand():
-    size = torch.tensor([0.5, 0.25], dtype=torch.float64)
-    seen = []
-
-    def energy(x: Tensor) -> Tensor:
-        seen.append(x.tolist())
-        return 3 * x[0] - 7 * x[1]
-
-    adam(energy, START, FREE, evaluations=2, step_size=size, signed=True, go_on=always)
-    assert seen[1] == pytest.approx([-0.5, 0.25])
-
-
 def test_the_lowest_point_comes_back_not_the_last():
     size = torch.full((2,), 5.0, dtype=torch.float64)
     values = []

@@ -16,15 +16,6 @@ def public(count: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
     return (noise + labels.unsqueeze(1)).reshape(count, 1, 2, 2), labels
 
 
-def test_bounds_by_channel():
-    prior = Prior(shape=(2, 1, 3), low=(-1.0, 0.0), high=(1.0, 5.0))
-    low, high = prior.bounds
-    assert low[:, 0, 0].tolist() == [-1, 0]
-    assert high[:, 0, 2].tolist() == [1, 5]
-    assert (prior.span, prior.size) == (5.0, 6)
-    assert prior.expected(2)[1, :, 0, 0].tolist() == [0.0, 2.5]
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

@@ -8,12 +8,10 @@ from torch.testing import assert_close
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.attacks.text.token_reading import read_tokens
-from fedlsg.attacks.text.tokens import readers, received_span, span_test
+from fedlsg.attacks.text.tokens import received_span, span_test
 from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.encoders import TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import cross_entropy, method, observe
-
-FIRST = ("query.weight", "key.weight", "value.weight")
 
 
 def seen_of(how: str, *lengths: int, seed: int = 0, frozen_attention: bool = False, **changes: object):
@@ -29,12 +27,6 @@ def read(seen: Observation, tokens, **changes: object):
     return read_tokens(
         seen.model, span_test(seen, words), words, texts=len(tokens), generator=torch.Generator().manual_seed(0)
     )
-
-
-def test_which_layers_read_the_embeddings():
-    assert readers(Encoder(), "embeddings", 5) == FIRST
-    with pytest.raises(DoesNotApply, match=r"no trained layer reads embeddings: the lowest layers are frozen"):
-        readers(Encoder(frozen_attention=True), "embeddings", 5)
 
 
 def test_rows_of_a_dense_gradient_are_combinations_of_the_embeddings():
@@ -64,14 +56,6 @@ def test_a_text_without_noise_is_read_word_by_word(how, changes):
     reading = read(seen, tokens)
     assert torch.equal(reading.tokens, tokens)
     assert reading.unexplained < 1e-12
-
-
-def test_masked_columns_are_left_out():
-    seen, _ = seen_of("lsg", 4, sparsity=0.5)
-    span = received_span(seen, FIRST)
-    kept = torch.stack([seen.kept[(name, "R")].any(0) for name in FIRST]).all(0)
-    assert torch.equal(span.columns, kept.nonzero().squeeze(1))
-    assert len(span.columns) < 32
 
 
 def test_noise_is_noticed():

@@ -147,17 +147,6 @@ def test_the_oracle_tells_wrong_moments() -> None:
     assert float((sum(g.mT @ g for g in unnormalised) - A).abs().max()) > 0.1
 
 
-def test_padding_is_left_out_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs, targets, _ = subject("dict")
-    rows = []
-    product = products.symmetric_product
-    monkeypatch.setattr(products, "gram_is_cheaper", lambda *sizes: True)
-    monkeypatch.setattr(products, "symmetric_product", lambda Y, X: rows.append(len(X)) or product(Y, X))
-    second_moments(model, losses, inputs, targets, ("mix.weight",))
-    assert isinstance(inputs, dict)
-    assert sum(rows) == 2 * int(inputs["mask"].sum())
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["vectors", "convolutions"])
 def test_probes_without_a_finite_gradient_add_nothing(name: str, bad: float) -> None:
@@ -170,18 +159,6 @@ def test_probes_without_a_finite_gradient_add_nothing(name: str, bad: float) -> 
     assert distance(found, oracle(model, inputs[good], targets[good], carried)) < 2e-6
     with pytest.raises(ValueError, match="none of the 2 probes has a finite gradient"):
         second_moments(model, losses, spoiled[[1, 4]], targets[[1, 4]], carried)
-
-
-def test_positions_that_cancel_are_bounded() -> None:
-    """Two tokens x and g, x and -g: dW is rounding, and no example may count by more than its unit length."""
-    torch.manual_seed(0)
-    model = nn.Linear(400, 300, bias=False)
-    x = torch.randn(8, 1, 400).expand(8, 2, 400)
-    y = torch.randn(8, 1, 300) * torch.tensor([1.0, -1.0]).view(1, 2, 1)
-    assert products.gram_is_cheaper(2, 300, 400)
-    A, B = second_moments(model, lambda outputs, y: (outputs * y).sum((1, 2)), x, y, ("weight",))["weight"]
-    assert float(A.trace()) < 8
-    assert float(B.trace()) < 8
 
 
 def test_the_model_is_left_as_it_was_and_the_bits_repeat() -> None:

@@ -8,7 +8,6 @@ import fedlsg.gradients.plan as planning
 import fedlsg.privacy.mechanism
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plan import plan
-from fedlsg.lowrank import add_reconstruction, decompose, reconstruct
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.server import linear_in_the_gradient, server_step
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
@@ -118,15 +117,6 @@ def test_a_kernel_that_is_no_matrix_in_its_memory_moves_too(layout, entry):
     model[0].weight = nn.Parameter(own_memory(model[0].weight.detach(), layout))
     assert not model[0].weight.is_contiguous()
     assert moves_by_eq3(model, entry=entry)
-
-
-def test_carriers_swapped_in_place_would_be_seen():
-    W = torch.randn(6, 8, dtype=torch.float64)
-    L, R = decompose(W, 2, generator=torch.Generator().manual_seed(0))
-    dL, dR = torch.randn(6, 2, dtype=torch.float64), torch.randn(2, 8, dtype=torch.float64)
-    moved = W.clone()
-    add_reconstruction(moved, dL, dR.flip(0), L, R, 1.0)
-    assert not torch.allclose(moved, W + reconstruct(dL, dR, L, R))
 
 
 @pytest.mark.parametrize(("server", "plain"), [

@@ -16,7 +16,6 @@ from fedlsg.gradients.formulas import standardized
 from fedlsg.gradients.formulas.standardized import (
     StandardizedConv2d,
     note_output,
-    standardize,
 )
 from fedlsg.gradients.plan import Layer
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
@@ -78,22 +77,6 @@ def test_a_network_of_them_equals_autograd(bias, carry):
     assert gradient_error(*stack(bias), rank=3, sparsity=0.3, flat=False, carry=carry) < TOLERANCE
 
 
-@given(problem=problems())
-@settings(max_examples=60, deadline=None)
-def test_the_kernel_has_mean_zero_and_unit_norm_and_its_gradient_is_orthogonal_to_both(problem):
-    conv, x = problem[0][0], problem[1]
-    W = conv.weight.flatten(1)
-    K = standardize(W)
-    assert float(K.kernel.sum(1).detach().abs().max()) < 1e-9
-    norms, counts = K.kernel.square().sum(1).detach(), K.counts.bool()
-    torch.testing.assert_close(norms[counts], torch.ones_like(norms[counts]))
-    (dW,) = torch.autograd.grad(conv(x).square().sum(), conv.weight)
-    dW = dW.flatten(1)
-    assert float(dW.sum(1).abs().max()) < 1e-7 * (1 + float(dW.abs().max()))
-    along = (dW * K.kernel.detach()).sum(1)[counts]
-    assert float(torch.cat([along, along.new_zeros(1)]).abs().max()) < 1e-7 * (1 + float(dW.abs().max()))
-
-
 def test_the_weight_gradient_of_an_example_is_never_formed():
     model, x = stack()
     shapes = []
@@ -106,22 +89,6 @@ def test_the_weight_gradient_of_an_example_is_never_formed():
     with patch.object(layer_gradients, "kernel_gradient", spy):
         gradient_error(model, x, rank=2, sparsity=0.0, flat=False)
     assert shapes == [2, 2]
-
-
-class Changed(StandardizedConv2d):
-    """A subclass with a computation of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
-
-
-@pytest.mark.parametrize("conv", [StandardizedConv2d(4, 4, 3, groups=2), Changed(4, 4, 3)])
-def test_torch_func_computes_other_forms(conv):
-    torch.manual_seed(0)
-    model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)).double()
-    x, y = torch.randn(3, 4, 5, 5, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
-    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
-    assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
 
 
 def note(layer: Layer, x: Tensor, y: Tensor) -> standardized.OutputNote | None:

@@ -12,7 +12,6 @@ import pytest
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.account import NodeAccount
-from simulations.client.node import folder
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.refusals import OverBudgetError
@@ -81,14 +80,6 @@ def test_the_same_question_is_answered_where_the_budget_is_not_spent(way, tmp_pa
     again = Server.start(node, tmp_path / "copy", **WAYS[way])
     payload(again.train(STEPS + 1))
     assert len(entries(tmp_path / "node")) == 1
-
-
-def test_a_second_server_begins_where_the_first_one_ended(tmp_path):
-    node = terms(tmp_path / "node", epsilon_max=BUDGET)
-    first, second = (Server.start(node, tmp_path / f"copy-{run}", run=run) for run in ("a", "b"))
-    assert (first.rounds(2), second.rounds(5)) == (2, STEPS - 2)
-    assert [(e.run, e.round, e.attempt) for e in entries(tmp_path / "node")] == [("a", 1, 0), ("a", 2, 0), ("b", 1, 0)]
-    assert (tmp_path / "copy-b").read_bytes() == (tmp_path / "node" / "ledger.jsonl").read_bytes()
 
 
 def test_a_budget_of_the_run_alone_would_be_passed(tmp_path, monkeypatch):
@@ -172,15 +163,3 @@ def test_check_and_charge_are_one_step(tmp_path, monkeypatch):
     assert charged_between_check_and_charge(tmp_path / "held", held=True) == STEPS
     monkeypatch.setattr(NodeFolder, "_locked", lambda self: contextlib.nullcontext())
     assert charged_between_check_and_charge(tmp_path / "planted", held=False) == STEPS + 1
-
-
-def test_a_ledger_that_no_server_would_take_is_charged_no_more(tmp_path, rows, monkeypatch):
-    server = Server.start(terms(tmp_path / "node", epsilon_max=3.0, data=rows), tmp_path / "copy")
-    assert server.rounds(1) == 1
-    size = (tmp_path / "node/ledger.jsonl").stat().st_size
-    monkeypatch.setattr(folder, "LARGEST_BYTES", size + folder.ENTRY_BYTES - 1)
-    assert "ledger.jsonl is full: with one more entry" in refusal(server.train(2))
-    assert len(entries(tmp_path / "node")) == 1
-    monkeypatch.setattr(folder, "LARGEST_BYTES", size + folder.ENTRY_BYTES)
-    assert payload(server.train(2))
-    assert len(entries(tmp_path / "node")) == 2

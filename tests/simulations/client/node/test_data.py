@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedlsg.privacy.ledger import LedgerError
-from fedlsg.training import microbatches
 from simulations import workloads
 from simulations.client.node import conditions
 from simulations.client.node.folder import NodeFolder
@@ -24,7 +23,6 @@ from tests.simulations.support.deployed import (
     entries,
     examples,
     new_process,
-    payload,
     refusal,
     terms,
 )
@@ -108,13 +106,6 @@ def test_accepted_data_go_on_at_the_epsilon_that_is_spent(what, spent, tmp_path)
         spent.node | {"epsilon-max": 3.0}, spent.copy, run="run-2"
     )  # accepted once, they are the client's data from then on
     assert examples(same.query()) == size
-
-
-def test_the_same_data_are_answered_again(spent, tmp_path):
-    """Control: nothing but the change is refused. A file that was written again holds the same rows."""
-    change(tmp_path / "rows.npz", lambda inputs, labels: (inputs, labels.astype(np.int32)))
-    assert examples(spent.query()) == 200
-    payload(spent.train(STEPS))
 
 
 def test_n_k_is_fixed_within_a_run(spent, tmp_path):
@@ -238,17 +229,6 @@ def test_an_interrupted_beginning_is_a_beginning(tmp_path):
 
 
 IMAGES, LABELS = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)
-
-
-def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_weights_are(tmp_path, monkeypatch):
-    rows = digits_file(tmp_path / "rows.npz")
-    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy", sample_rate=0.5)
-    seen: set[int] = set()
-    passes = microbatches.fill
-    monkeypatch.setattr("fedlsg.training.client.fill", lambda batch, n: seen.add(n) or passes(batch, n))
-    for round in (1, 2, 3):
-        payload(server.train(round))
-    assert len(seen) == 1
 
 
 def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch):

@@ -161,13 +161,6 @@ def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, mo
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
 
 
-def test_a_run_that_counts_every_client_s_own_noise_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
-    with pytest.raises(RuntimeError, match=r"colluders=0: .* each of them knows its own"):
-        run(tmp_path, "run", **SECURE | {"colluders": 0})
-    assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
-
-
 def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
     """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
@@ -219,14 +212,3 @@ def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(nodes, settings, wh
     with pytest.raises(RuntimeError, match=why):
         run(tmp_path, "run", nodes, **settings)
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
-
-
-def test_a_server_that_would_add_the_noise_itself_is_no_deployment(tmp_path, monkeypatch):
-    """The server refuses it, and so does a client, of a server that does not."""
-    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
-    settings = CLIENT_LEVEL | {"trust": "server", "colluders": None, "min_survivors": None}
-    with pytest.raises(ValueError, match="no deployed client sends an update without noise: take trust=secure"):
-        run(tmp_path, "run", NODE, **settings)
-    monkeypatch.setattr(simulations.server.app, "check_given", lambda *_, **__: None)
-    with pytest.raises(RuntimeError, match=r"a deployed client never sends one\. Take trust=secure"):
-        run(tmp_path, "again", NODE, **settings)

@@ -10,7 +10,6 @@ from simulations.workloads.features import encode
 from simulations.workloads.features.encode import Encoder, encode_split
 from simulations.workloads.features.encoders import image_encoder
 from simulations.workloads.features.norm import ALONE, decorrelated, grouped
-from tests.simulations.support.own import refused
 
 ROWS = 6
 
@@ -88,15 +87,6 @@ def test_a_planted_running_mean_is_caught(tmp_path):
     assert carried_over(Encoder(name="running", digest="planted", encode=centred), tmp_path) > 1e-3
 
 
-def test_a_second_run_reads_the_cache(tmp_path, monkeypatch):
-    lines: list[str] = []
-    monkeypatch.setattr(encode, "SAID_EVERY", 2)
-    first = features(split_of(images()), scattering(), tmp_path, lines.append)
-    assert lines[-1] == "features of train: 6 of 6 examples"
-    assert features(split_of(images()), scattering(), tmp_path, lines.append).tobytes() == first.tobytes()
-    assert len(lines) == ROWS // 2
-
-
 def other_pixels() -> tuple[Split, Encoder]:
     stored = images()
     stored[3, 0, 2, 2] ^= 1
@@ -130,17 +120,3 @@ def test_a_damaged_entry_is_computed_again(tmp_path):
     content[-1] ^= 1
     file.write_bytes(content)
     assert features(split_of(images()), scattering(), tmp_path).tobytes() == first.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("encode_one", "words"),
-    [
-        (lambda x: x.flatten(1) * torch.inf, "not finite in float16: give feature_norm=group"),
-        (lambda x: x.flatten(), "gives (64,) for one example: expected (1, D) or (1, C, h, w)"),
-        (lambda x: x @ torch.zeros(3), "fails on the inputs of this workload: RuntimeError"),
-    ],
-)
-def test_encoders_of_another_form_are_refused(encode_one, words, tmp_path):
-    with refused("features=bad", words):
-        features(split_of(images()), Encoder(name="bad", digest="bad", encode=encode_one), tmp_path)
-    assert not list(tmp_path.glob("features-*"))

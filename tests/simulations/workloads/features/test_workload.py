@@ -19,7 +19,7 @@ from simulations.workloads import Options
 from simulations.workloads.images import digits
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.own import QUICK, refused
-from tests.simulations.support.runs import resume_local, run_local, stopped_after
+from tests.simulations.support.runs import run_local
 
 SCATTERING = {"workload": "digits", "features": "scattering"}
 
@@ -68,12 +68,6 @@ def test_every_head_trains_by_any_method(method, model, few_digits, tmp_path):
     assert run.plan.workload.train.inputs.shape[1:] == (81, 2, 2)
     head = {"linear": 324 * 10 + 10, "mlp": 324 * 64 + 64 + 650, "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650}[model]
     assert run.plan.dense_parameters == head
-
-
-def test_a_run_resumes_to_the_same_weights(few_digits, tmp_path):
-    whole = run_local(tmp_path / "whole", **SCATTERING, method="dpsgd")
-    stopped_after(1, tmp_path / "part", **SCATTERING, method="dpsgd")
-    assert resume_local(tmp_path / "part").weights.equal(whole.weights)
 
 
 @pytest.mark.slow
@@ -125,23 +119,6 @@ def written_network(folder: Path, *, channels: int = 1, classes: int = 4, **fact
     folder.mkdir(parents=True)
     write_model(folder, model.state_dict(), {"fedlsg": "0", "model": "cnn", **facts})
     return folder
-
-
-def test_a_network_that_fedlsg_wrote_gives_what_its_classifier_reads(tmp_path):
-    from simulations.models import vision
-    from simulations.models.pretrained import load_pretrained
-
-    folder = written_network(tmp_path / "leaves")
-    made = own_images()
-    workloads.give("bright", made)
-    workload = workloads.load("bright", options=Options(features=str(folder)))
-    model = vision(1, 8, 4)["cnn"]()
-    load_pretrained(model, str(folder / "model.safetensors"))
-    x = torch.from_numpy(images(12, 2)[0]) / 255
-    wanted = model[:-1](x)
-    torch.testing.assert_close(workload.test.batch(torch.arange(12))[0], wanted, atol=1e-3, rtol=1e-3)
-    assert workload.features == {"name": "leaves", "values": 64, "norm": "none"}
-    assert list(workload.models) == ["linear", "mlp"]
 
 
 def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache):
@@ -228,12 +205,3 @@ def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
 def test_wrong_options_are_refused(options, words, few_digits):
     with refused(*words):
         workloads.load("digits", options=Options(**options))
-
-
-def test_inversion_attacks_are_refused(few_digits, fedlsg, tmp_path):
-    run = run_local(tmp_path / "run", **SCATTERING, method="dpsgd", record_updates=True)
-    status, _, err = fedlsg("attack", str(run.path))
-    assert status == 1
-    assert err.startswith("fedlsg: error: features=scattering: the run trains a head on features")
-    status, _, err = fedlsg("attack", "--compare", "lsg,dpsgd", "-c", "features=scattering")
-    assert (status, err.count("features=scattering: the run trains")) == (1, 1)

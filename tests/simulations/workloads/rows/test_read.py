@@ -86,50 +86,10 @@ def test_numbers_come_as_float32_and_classes_as_int64(form):
     assert targets.tolist() == Y.tolist()
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_files_of_tables(suffix, tmp_path):
-    path = tmp_path / f"rows{suffix}"
-    FRAME.to_csv(path, index=False) if suffix == ".csv" else FRAME.to_parquet(path)
-    for given in (path, str(path)):
-        inputs, targets = whole(given)
-        assert torch.equal(inputs, torch.tensor(X, dtype=torch.float32))
-        assert targets.tolist() == Y.tolist()
-
-
-def test_chosen_columns_in_their_order():
-    inputs, targets = whole(FRAME.rename(columns={"label": "digit"}), inputs=["c", "a"], targets="digit")
-    assert torch.equal(inputs, torch.tensor(X[:, [2, 0]], dtype=torch.float32))
-    assert targets.tolist() == Y.tolist()
-    one, _ = whole(FRAME, inputs="b")
-    assert one.shape == (N, 1)
-
-
-def test_several_target_columns():
-    table = pd.DataFrame({"a": X[:, 0], "p": [0, 1] * 3, "q": [1.0, 0.0] * 3, "t": list("abcdef")})
-    inputs, targets = whole(table, inputs="a", targets=["p", "q"], loss=nn.BCEWithLogitsLoss())
-    assert torch.equal(targets, torch.tensor([[0.0, 1.0], [1.0, 0.0]] * 3))
-    assert inputs.shape == (N, 1)
-    with refused("train", "numbers", "several target columns"):
-        loaded(table, table.assign(t=table.p), inputs="a", targets=["p", "t"])
-
-
 def test_a_dict_of_splits_is_refused_by_their_names():
     table = pd.DataFrame({"a": X[:, 0], "label": Y})
     with refused("test has the splits train, test", "data['train']"):
         loaded({"train": table, "test": table})
-
-
-def test_a_path_of_another_kind_is_named():
-    with refused(f"test={__file__!r}", ".csv"):
-        loaded(__file__)
-
-
-def test_a_batch_is_a_fresh_copy():
-    made = loaded((X, Y))
-    made.train.batch(ALL)[0].zero_()
-    made.train.batch(ALL)[1].zero_()
-    assert torch.equal(made.train.batch(ALL)[0], torch.tensor(X, dtype=torch.float32))
-    assert made.train.batch(ALL)[1].tolist() == Y.tolist()
 
 
 FIELDS = {"ids": np.arange(N * 4).reshape(N, 4), "mask": np.ones((N, 4), dtype=np.int64), "x": X}
@@ -267,13 +227,6 @@ def test_other_data_are_refused_with_what_to_do(case):
 def test_a_path_that_is_not_there_is_named(name, tmp_path):
     with refused(f"{tmp_path / name}", "there is no such file", error=FileNotFoundError):
         loaded(tmp_path / name)
-
-
-def test_a_damaged_file_is_named(tmp_path):
-    for name in ("rows.csv", "rows.parquet"):
-        (tmp_path / name).write_bytes(b"a,b\n1\n2,3,4\n")
-        with refused(name, "cannot be read"):
-            loaded(tmp_path / name)
 
 
 def test_train_and_test_have_one_form():
