@@ -44,6 +44,15 @@ def assert_orthonormal(L: Tensor, R: Tensor) -> None:
 
 
 @given(m=sizes, n=sizes, r=ranks, true_rank=st.integers(0, 9), steps=st.integers(1, 3), seed=seeds)
+def gram_schmidt(A: Tensor) -> Tensor:
+    """The papers' orthogonalisation."""
+    A = A.clone()
+    for i in range(A.shape[1]):
+        A[:, i] /= A[:, i].norm() + 1e-12
+        A[:, i + 1 :] -= A[:, i : i + 1] @ (A[:, i : i + 1].mT @ A[:, i + 1 :])
+    return A
+
+
 def test_carriers_are_orthonormal_for_any_weight(m, n, r, true_rank, steps, seed):
     """Also where the weight's rank is below r, down to W = 0."""
     W = normal(m, true_rank, seed=seed) @ normal(true_rank, n, seed=seed + 1)

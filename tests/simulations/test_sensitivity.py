@@ -54,6 +54,22 @@ AXES: MappingProxyType[str, Sequence[object]] = MappingProxyType(
 )
 
 
+def all_pairs(axes: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
+    """Rows of settings in which every pair of values of two axes occurs: greedily, always the row of most new pairs."""
+
+    places = list(combinations(range(len(axes)), 2))
+    bits: dict[tuple[object, ...], int] = {}
+    pairs = {
+        row: sum(1 << bits.setdefault((i, row[i], j, row[j]), len(bits)) for i, j in places) for row in product(*axes)
+    }
+    left = (1 << len(bits)) - 1
+    rows = []
+    while left:
+        rows.append(max(pairs, key=lambda row: (pairs[row] & left).bit_count()))
+        left &= ~pairs[rows[-1]]
+    return rows
+
+
 @pytest.fixture(autouse=True, scope="module")
 def random_bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The folder of the model "bert"."""

@@ -42,6 +42,13 @@ def test_magnitude_equals_a_sort_of_every_weight_tensor(sparsity, seed, refresh)
         assert kept[name] == (naive(small, everything, sparsity) if W.ndim >= 2 else everything), name
 
 
+def magnitude_golden(mask: Mask) -> bool:
+    """abs(W) = (3, 1, 2, 1): at p = .5 the two ones are frozen; at p = .25 the first of them."""
+    now = {"w": torch.tensor([[-3.0, 1.0], [2.0, -1.0]])}
+    half, quarter = (kept_by(replace(mask, sparsity=p), now, initial=now)["w"] for p in (0.5, 0.25))
+    return half == [0, 2] and quarter == [0, 2, 3]
+
+
 def test_magnitude_golden_and_a_planted_inversion():
     """Negative control: freezing the largest instead, by handing over 1 / W."""
     mask = Mask(kind="magnitude", sparsity=0.5)

@@ -1,6 +1,7 @@
 """Who can read what a run leaves: the owner alone where it is secret, as the umask says where it is not."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,13 @@ def open_umask() -> Iterator[None]:
     before = os.umask(0)
     yield
     os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, str]:
+    """Permissions of everything in a folder."""
+    return {
+        str(path.relative_to(folder)): oct(stat.S_IMODE(path.stat().st_mode))[2:] for path in sorted(folder.rglob("*"))
+    }
 
 
 def wrong(found: dict[str, str], folder: Path) -> dict[str, str]:
