@@ -1,9 +1,7 @@
 """The README is short and keeps the test command; its figure shows measured numbers; papers.md has no gaps."""
 
 import re
-from pathlib import Path
 
-from benchmarks.accuracy_bytes import LABELS, SHADES, SOURCE, numbers, read
 from tests.places import REPOSITORY
 
 README = REPOSITORY / "README.md"
@@ -18,18 +16,6 @@ def test_the_readme_is_short_and_keeps_the_test_command():
     command = 'python -m pytest -m "not slow and not gpu" -n 2'
     assert command in text
     assert command in (REPOSITORY / ".ci" / "run").read_text()
-
-
-def test_the_figure_shows_the_numbers_of_its_table():
-    points = read(SOURCE.read_text())
-    assert {point.method for point in points} == LABELS.keys()
-    for ending in SHADES:
-        assert drawn(REPOSITORY / "docs" / f"accuracy-bytes{ending}.svg") == numbers(points)
-
-
-def drawn(figure: Path) -> str:
-    """The numbers that a figure says it shows."""
-    return re.findall(r"<dc:description>(.*?)</dc:description>", figure.read_text(), re.DOTALL)[0]
 
 
 def uncovered(text: str) -> list[str]:

@@ -111,16 +111,6 @@ def test_kolmogorov_catches_what_is_not_normal(distort):
     assert kolmogorov(distort(reproducible_stream(0, "kolmogorov").normal(200_000))) > 1.95
 
 
-def test_secret_streams_are_independent_of_each_other_and_of_their_past():
-    n = 100_000
-    one, two = secret_stream(), secret_stream()
-    draws = [one.normal(n), one.normal(n), two.normal(n), reproducible_stream(0).normal(n)]
-    correlations = torch.corrcoef(torch.stack(draws)) - torch.eye(len(draws), dtype=torch.float64)
-    assert float(correlations.abs().max()) < 7 / math.sqrt(n)
-    assert abs(float(torch.dot(draws[0][1:], draws[0][:-1]))) / n < 7 / math.sqrt(n)
-    assert not set(draws[0].tolist()) & set(draws[2].tolist())
-
-
 def test_no_draw_is_repeated():
     stream = secret_stream()
     assert len(torch.cat([stream.normal(1000) for _ in range(100)]).unique()) == 100_000

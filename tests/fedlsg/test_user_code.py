@@ -9,7 +9,7 @@ import pytest
 
 from fedlsg import user_code
 from fedlsg.code_digest import source_of
-from fedlsg.user_code import absolute, is_reference, load, permit, short, shown
+from fedlsg.user_code import is_reference, load, permit
 
 IS_PERMITTED = user_code.is_permitted
 
@@ -61,17 +61,6 @@ def test_a_file_that_changes_between_the_comparison_and_its_run_does_not_run(oth
 ])  # fmt: skip
 def test_what_names_code(name, code):
     assert is_reference(name) is code
-
-
-def test_names_for_settings_folders_and_people(tmp_path):
-    assert absolute("mine.py:w") == f"{tmp_path}/mine.py:w"
-    assert absolute("~/mine.py:w") == f"{Path.home()}/mine.py:w"
-    assert [absolute(name) for name in ("package:w", "digits")] == ["package:w", "digits"]
-    assert [short(name) for name in ("/a/b/mine.py:w", "package.module:w", "digits")] == [
-        "mine-w", "package-w", "digits",
-    ]  # fmt: skip
-    assert shown("/a/b/mine.py:w") == "mine.py:w"
-    assert shown("digits") == "digits"
 
 
 @pytest.mark.parametrize("stem", ["json", "colorsys", "torch", "fedlsg", "my-file", "a.b"])

@@ -22,7 +22,6 @@ from tests.strategies.contract import (
     NOISE,
     Case,
     data_set,
-    lift_defects,
     noise_defects,
     random_values,
     received,
@@ -81,14 +80,6 @@ def test_server_and_client_derive_one_frame(name):
 @pytest.mark.parametrize("name", ["core, own mask", "own carriers, own mask"])
 def test_noise_has_its_variance_in_every_block(name):
     assert noise_defects(of(name), LEAST_DRAWS // 4) == []
-
-
-@cases
-def test_the_server_gets_the_values_that_were_sent_and_lifts_them(name):
-    s = of(name, "cnn")
-    assert lift_defects(s) == []
-    values = s.step(data_set(1)).nan_to_num()
-    assert torch.equal(received(s, values), values.float())
 
 
 @cases
@@ -216,14 +207,6 @@ def test_a_function_that_draws_from_elsewhere_is_refused_and_has_another_digest_
         server.check_repeatable()
 
 
-def by_size(factor):
-    def choose(block, public):
-        kept = public.weights[block.parameter].abs() if block.part == "dense" else torch.ones(block.shape)
-        return kept >= factor * kept.mean()
-
-    return choose
-
-
 def test_the_frame_that_is_sent_where_a_client_derives_another_comes_back_to_the_bit():
     """Another processor rounds differently: the server's L, R and positions arrive, in the form of the method."""
     mine, theirs = own_state(carrier=CORE, mask=OWN_MASK), own_state(carrier=core_of(orthonormal))
@@ -236,8 +219,3 @@ def test_the_frame_that_is_sent_where_a_client_derives_another_comes_back_to_the
     values = torch.arange(float(frame.kept))
     for name, gradient in frame.gradients(values).items():
         assert torch.equal(back.gradients(values)[name], gradient)
-
-
-def test_a_function_with_values_of_its_own_makes_a_method_with_parameters():
-    few, many = (own_state(mask=Mask(kind="own", choose=by_size(f))).frame(1, updates=0).kept for f in (1.5, 0.1))
-    assert 0 < few < many

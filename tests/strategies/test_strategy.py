@@ -12,7 +12,6 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from fedlsg.payload.message import pack
 from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.ledgers import LedgerCopies
-from strategies.federation.report import AWAY
 from strategies.federation.serial import over_the_wire
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import (
@@ -276,15 +275,3 @@ def test_a_node_that_started_anew_is_asked_again_in_the_same_round():
     assert federation.state.weights.equal(whole.state.weights)
     assert report.downlink_messages == unbroken.downlink_messages + 1
     assert [sent.client for sent in report.sent if sent.direction == "down"] == [0, 1, 2, 1]
-
-
-def test_a_client_without_a_node_misses_its_rounds_and_comes_back():
-    federation = Federation(server_state())
-    everyone = list(federation.grid.get_node_ids())
-    rounds = iter([everyone, everyone[:2], everyone[:2], everyone])
-    federation.grid.get_node_ids = lambda: next(rounds)
-    reports = federation.run(4)
-    assert [report.answered for report in reports] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
-    assert [report.rejected for report in reports] == [{}, {2: AWAY}, {2: AWAY}, {}]
-    assert [report.downlink_messages for report in reports] == [3, 2, 2, 3]
-    assert [report.asked for report in reports] == [[0, 1, 2]] * 4, "who is away is named, not left out"

@@ -1,7 +1,5 @@
 """Factors of a noisy update: exact for rank r, the best in the spans of one power step otherwise, post-processing."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,22 +52,6 @@ def test_rank_r_updates_come_back_exactly_and_others_as_their_projection():
         assert back.norm() <= G.norm()
         assert torch.linalg.matrix_rank(back.flatten(1)) == RANK
         torch.testing.assert_close((G - back).flatten() @ back.flatten(), torch.tensor(0.0).double(), atol=1e-9, rtol=0)
-
-
-def test_one_power_step_by_hand():
-    """G = [[3, 0], [4, 0]] from any start with a first component: P = (.6, .8), Q = (5, 0)."""
-    f = frame(rank=1)
-    G = torch.tensor([[3.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
-    c = next(c for c in f.sent.coordinates if c.carried)
-    from fedlsg.frame import Coordinates, make_blocks
-
-    start = Coordinates(
-        name=c.name, shape=(2, 2), L=torch.eye(2).double()[:, :1], R=torch.tensor([[0.8, 0.6]]).double()
-    )
-    sent = Frame(coordinates=(start,), blocks=make_blocks((start,)))
-    dense = (replace(start, L=None, R=None),)
-    tiny = Frame(coordinates=dense, blocks=make_blocks(dense), sent=sent)
-    torch.testing.assert_close(encode(G.flatten(), tiny), torch.tensor([0.6, 0.8, 5.0, 0.0]).double())
 
 
 def test_a_sum_of_factors_is_not_the_factors_of_a_sum():

@@ -4,7 +4,6 @@ from fractions import Fraction
 
 import mpmath
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,11 +53,6 @@ def test_decisions_next_to_the_threshold_are_those_of_mpmath(gamma, scale, words
         height, rest = number >> bits, number & ((1 << bits) - 1)
         drawn = [rest >> (64 * i) & (2**64 - 1) for i in reversed(range(words))]
         assert below(height, scale, gamma, Scripted(drawn)) is certain  # type: ignore[arg-type]
-
-
-def test_a_negative_gamma_is_refused():
-    with pytest.raises(ValueError, match="gamma >= 0"):
-        enclose_exp(Fraction(-1, 10), 64)
 
 
 def test_a_planted_nearest_rounding_is_found():

@@ -51,14 +51,6 @@ def test_a_model_is_made_supported_and_what_was_done_is_said():
     assert all(torch.equal(t, state[name]) for name, t in given.state_dict().items())
 
 
-def test_a_supported_model_stays_as_it_is():
-    frozen = nn.BatchNorm2d(4).eval().requires_grad_(False)
-    made = fedlsg.make_supported(nn.Sequential(nn.Conv2d(3, 4, 1), frozen, nn.Embedding(3, 4)))
-    assert isinstance(made.model[1], nn.BatchNorm2d)
-    assert made.changes == []
-    assert str(made) == "nothing had to be changed"
-
-
 def test_what_is_still_refused_is_named():
     words = nn.Embedding(3, 4, max_norm=1.0, scale_grad_by_freq=True)
     made = fedlsg.make_supported(nn.Sequential(words, nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))))

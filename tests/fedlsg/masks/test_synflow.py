@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d as Conv
-from fedlsg.masks.pruning import Prune
-from fedlsg.masks.synflow import flow, keep_public, keep_synflow, linear_model
+from fedlsg.masks.synflow import flow, keep_synflow, linear_model
 
 
 def linear_net(*widths: int) -> nn.Sequential:
@@ -59,9 +58,3 @@ def test_pruning_in_one_shot_leaves_no_path_where_iterations_do():
 
     assert flows(100)
     assert not flows(1)
-
-
-@pytest.mark.parametrize("probe", [torch.zeros(1, 5, dtype=torch.int64), {"input_ids": torch.zeros(1, 5)}, None])
-def test_synflow_refuses_words(probe):
-    with pytest.raises(ValueError, match=r"input of ones.*prune='random'"):
-        keep_public(linear_net(5, 3), Prune(kind="synflow", rate=0.5), probe, seed=0)

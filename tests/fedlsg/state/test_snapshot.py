@@ -2,10 +2,8 @@
 
 import pytest
 
-from fedlsg.gradients.supported import trainable
 from fedlsg.payload import find_codec
 from fedlsg.state.round_plan import PRUNING_ROUND
-from fedlsg.state.server_state import load_weights
 from fedlsg.state.server_update import read_steps, replay
 from fedlsg.state.snapshot import extra_vectors, restart
 from fedlsg.training.optimizers import names
@@ -14,14 +12,6 @@ from tests.strategies.small_federation import StepsInMemory, server_state, value
 
 OTHERS = ("sgd", "Muon")
 """Optimizers with a case of their own, and Muon, which takes matrices alone."""
-
-
-def test_weights_are_loaded_into_the_memory_that_is_there():
-    """Products round by the alignment of their matrices: a replica must have its weights where the server has them."""
-    state = server_state()
-    places = [p.data_ptr() for p in trainable(state.model).values()]
-    load_weights(state.model, state.weights + 1)
-    assert [p.data_ptr() for p in trainable(state.model).values()] == places
 
 
 @pytest.mark.parametrize(

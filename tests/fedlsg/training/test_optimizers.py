@@ -85,9 +85,3 @@ def test_yogi_is_the_papers_formula(gradients, tau):
 def test_what_no_optimizer_takes_is_refused_when_the_setting_is_made(settings, part):
     with pytest.raises(ValueError, match=part):
         ServerOptimizer(**settings)
-
-
-def test_a_parameter_that_an_optimizer_cannot_step_is_refused():
-    server = ServerOptimizer(optimizer="Muon")
-    with pytest.raises(ValueError, match=r"'Muon': .*2D"):
-        make_optimizer({"bias": nn.Parameter(torch.zeros(3))}, server, updates=1)

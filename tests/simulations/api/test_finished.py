@@ -47,15 +47,6 @@ def test_the_model_has_the_accuracy_of_the_summary(finished):
     assert accuracy(fedlsg.load_run(finished.directory).model) == pytest.approx(finished.summary["accuracy"])
 
 
-@pytest.mark.parametrize("settings", [{"method": "lora", "rank": 1}, {"ema": 0.9}])
-def test_so_has_one_with_adapters_or_averaged_weights(settings, tmp_path):
-    found = quick(
-        tmp_path / "run", model=lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), **settings
-    )
-    assert accuracy(found.model) == pytest.approx(found.summary["accuracy"])
-    assert all(type(module) in (nn.Sequential, nn.Linear, nn.Tanh) for module in found.model.modules())
-
-
 def test_epsilon_is_that_of_the_ledgers(finished):
     assert finished.epsilon == finished.summary["epsilon_max"]
 
@@ -110,12 +101,3 @@ def test_a_run_of_code_that_has_changed_has_no_model(tmp_path):
     new_process()
     with refused("the code of the run's own workload differs from that which this run began with: restore the file"):
         fedlsg.load_run(tmp_path / "run").model  # noqa: B018
-
-
-def test_another_workload_under_the_same_name_gives_no_model(tmp_path):
-    """A notebook's cells: both are called own."""
-    first = quick(tmp_path / "first")
-    quick(tmp_path / "second", loss=lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"))
-    assert accuracy(first.model) == pytest.approx(first.summary["accuracy"])  # the run itself still has its own
-    with refused("the code of the run's own workload differs"):
-        fedlsg.load_run(tmp_path / "first").model  # noqa: B018

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from tests.simulations.support.own import CLASSES, MINE, TEST, TRAIN, build, quick, refused, write
+from tests.simulations.support.own import CLASSES, TEST, TRAIN, build, quick, refused
 
 
 def weights(found: fedlsg.Run) -> torch.Tensor:
@@ -242,26 +242,7 @@ def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
     assert torch.equal(weights(found[1]), weights(found[2]))
 
 
-def test_a_changed_file_is_what_the_next_run_takes(tmp_path):
-    mine = write(tmp_path / "mine.py")
-    first = quick(tmp_path / "1", workload=f"{mine}:workload")
-    write(mine, MINE.replace("nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)", "nn.Linear(8, 3)"))
-    second = quick(tmp_path / "2", workload=f"{mine}:workload")
-    assert (len(first.model), len(second.model)) == (3, 1)
-
-
 # --- callbacks ---
-
-
-def test_callbacks_get_each_row_in_their_order(tmp_path):
-    seen = []
-    found = quick(
-        tmp_path / "run", rounds=2, metrics={"half": lambda o, t: 0.5},
-        callbacks=[lambda row: seen.append(("first", row)), lambda row: seen.append(("second", row))],
-    )  # fmt: skip
-    assert [name for name, _ in seen] == ["first", "second"] * 2
-    assert [row for name, row in seen if name == "first"] == found.rounds
-    assert found.rounds[1]["half"] == 0.5
 
 
 @pytest.mark.parametrize("part", ["model", "loss", "transform", "metric", "callback", "test rows"])

@@ -135,18 +135,6 @@ def test_scores_by_hand():
     assert summarise([half, result], 2).psnr == pytest.approx((EXACT_DB + 10 * math.log10(8)) / 2)
 
 
-def test_verdicts():
-    truth = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    blind = torch.full_like(truth, 0.5).double()
-    exact, nothing = (
-        scored(name, Guess(inputs=x), truth, blind, PLAIN, 1.0) for name, x in (("a", truth), ("b", blind))
-    )
-    assert verdict([summarise([exact], 4)]).startswith("THESE UPDATES LEAK IMAGES")
-    assert verdict([summarise([nothing], 4)]).startswith("no image recovered better")
-    assert verdict([]).startswith("no attack applies")
-    assert "too few" in verdict([replace(summarise([exact], 1), gain=None)])
-
-
 def test_a_search_that_did_not_converge_is_no_evidence():
     """It is said so, whatever the interval, unless another search explains what was received."""
     row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)

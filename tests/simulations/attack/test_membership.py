@@ -17,14 +17,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedlsg.attacks.audit.plants import PLANTS, planted, scaled_noise
-from fedlsg.attacks.membership import closed_form_tpr
 from simulations.attack.membership.command import as_shadow, membership_command
 from simulations.attack.membership.findings import Report, bounded, tables, verdict
 from simulations.attack.membership.measure import (
     Limit,
     attack,
     by_epsilon,
-    claimed,
     over_the_claim,
     scored,
 )
@@ -95,19 +93,6 @@ def test_bounds_by_hand():
     assert by_epsilon(0.0, 8.0, 1e-5) == pytest.approx(1e-5)
     assert Limit(name="", bound=lambda rate: rate).auc == pytest.approx(0.5, abs=1e-3)
     assert Limit(name="", bound=lambda rate: rate).auc >= 0.5
-
-
-def test_the_claim_bounds_the_rates():
-    """One step at q = 1 is the matched filter itself; many steps at q < 1 lie below their (epsilon, delta)."""
-    found = claimed(plan_of(rounds=1, sample_rate=1.0))
-    assert found is not None
-    claim, (whole, pair) = found
-    assert claim.noise_multiplier == 2.0
-    for rate in (1e-3, 0.01, 0.5):
-        assert whole.bound(rate) == pytest.approx(closed_form_tpr(rate, 2.0))
-        assert whole.bound(rate) <= pair.bound(rate) + 1e-9
-    assert whole.auc == pytest.approx(0.5 * (1 + math.erf(0.25)), abs=2e-3)  # Phi(mu / sqrt(2)), mu = 1 / 2
-    assert claimed(plan_of(method="sgd", noise_multiplier=None)) is None
 
 
 def said(**changes) -> str:

@@ -1,17 +1,16 @@
 """``fedlsg attack`` on recorded runs of a tiny BERT: which tokens it gets, what it refuses, how it counts."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
+from fedlsg.attacks.observation import Guess, ThreatModel
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries
 from simulations.attack.recorded.target import Options
-from simulations.attack.texts.attack import TEXT_ATTACKS, attack_texts, text_public
+from simulations.attack.texts.attack import attack_texts
 from simulations.attack.texts.page import text_findings
 from simulations.attack.texts.score import scored, summarise, verdict
 from tests.simulations.support.made_texts import make_bert, write_sst2
@@ -74,21 +73,6 @@ def test_tokens_come_back_without_noise(case, recorded):
     assert {result.attack for result in single} == {"span", "matching"}
     assert all(result.recall == 1 and result.exact == 1 for result in single)
     assert {row.batch for row in summaries(found, summarise)} == {1}
-
-
-def test_no_attack_reads_the_truth(recorded, tmp_path):
-    """The truth is deleted: the attacks run; only scoring misses it."""
-    path = shutil.copytree(recorded("rgp"), tmp_path / "run")
-    shutil.rmtree(path / "updates-truth")
-    record = open_record(str(path), CLIENT)
-    public = text_public(record)
-    seen = next(one for one in record.pick(1, CLIENT) if one.values.norm() > 0)
-    for name in ("span", "matching"):
-        draw = torch.Generator().manual_seed(0)
-        guess = TEXT_ATTACKS[name].run(seen, Knowledge(), public.prior(6), draw, 0.5, lambda *a: None)
-        assert guess.inputs.shape[1] == 6
-    with pytest.raises(ValueError, match="is missing: without the batches"):
-        attacked(str(path))
 
 
 def test_noise_leaves_nothing_to_be_read(recorded):

@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import build_backend
 from simulations.cli import docs
 from tests.places import REPOSITORY
@@ -19,11 +17,6 @@ def test_a_list_of_all_pages_with_their_titles(fedlsg):
     listed = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
     assert {name for name in listed if "/" not in name} == PAGES
     assert listed["own"] == docs.title_of(REPOSITORY / "docs" / "own.md")
-
-
-@pytest.mark.parametrize("name", ["own", "docs/own.md", "own.md#flower"])
-def test_one_page_as_it_is_in_a_pipe(name, fedlsg):
-    assert fedlsg("docs", name)[:2] == (0, (REPOSITORY / "docs" / "own.md").read_text())
 
 
 def test_a_wheel_gets_the_same_pages_and_the_tree_keeps_none(monkeypatch, tmp_path):

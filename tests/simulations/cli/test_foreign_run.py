@@ -129,27 +129,6 @@ def test_python_reads_a_run_and_runs_nothing(sent):
     assert not sent.marker.exists()
 
 
-def test_python_names_the_code_or_trusts_it(sent, capsys):
-    names = {"workload": f"{sent.mine}:workload", "method": f"{sent.mine}:recipe"}
-    assert not package.load_run(sent.folder / "RUN", **names).model.training
-    assert sent.marker.exists()
-    assert capsys.readouterr().out == ""
-    with refused("the run's workload is mine.py:workload, not mine.py:other"):
-        package.load_run(sent.folder / "RUN", workload=f"{sent.mine}:other").model  # noqa: B018
-
-
-def test_trust_names_file_and_digest(sent, fedlsg: Command, tmp_path):
-    shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
-    status, out, err = fedlsg("resume", str(tmp_path / "copy"), "--trust-code")
-    assert (status, err) == (0, "")
-    assert sent.marker.exists()
-    for setting, name in (("workload", "workload"), ("method", "recipe"), ("callbacks", "watch")):
-        assert f"--trust-code: {setting} 'mine.py:{name}' runs '{sent.mine}', sha256 " in out
-    with fresh():  # it was trusted once, and is not known
-        (tmp_path / "copy" / "summary.json").unlink()
-        assert "names code" in fedlsg("resume", str(tmp_path / "copy"))[2]
-
-
 def test_named_once_it_is_known(sent, fedlsg: Command, tmp_path):
     shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
     for named in (("--workload", f"{sent.mine}:workload"), ()):  # of the whole file; then as a requeue does

@@ -7,7 +7,6 @@ import pytest
 from flwr.app import Context, Message
 
 from fedlsg.carriers.probe.basis import Pair
-from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState
 from simulations.client import app as client_app
 from simulations.client.app import app
@@ -19,8 +18,6 @@ from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, r
 CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
 TANGENT: dict[str, Any] = {"method": "lsg-probe", "rank": 2, "probes": 20, "refresh_rounds": 3}
 SOME: dict[str, Any] = {"clients": 4, "clients_per_round": 2, "rounds": 7, "evaluate_every": 9}
-MODEL = 4 * 4810
-BASIS = 4 * (64 * 5 + 6 * 64 + 5 + 6)
 
 
 def alone(message: Message, context: Context) -> Any:
@@ -38,20 +35,6 @@ def down(run: Run) -> list[int]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("unbroken") / "run", **CORE, **SOME)
-
-
-def test_bytes_by_hand(unbroken):
-    """A client that is selected for the first time since the last refresh is sent the carriers, too."""
-    expected, held = [], set[int]()
-    for round in range(1, 8):
-        selected = set(select_clients(4, 2, round=round, seed=0))
-        refresh = (round - 1) % 3 == 0
-        held = set() if refresh else held
-        expected.append(2 * MODEL + BASIS * (0 if refresh else len(selected - held)))
-        held |= selected
-    assert down(unbroken) == expected
-    assert sum(expected) > 14 * MODEL
-    assert [row.answered for row in unbroken.rows] == [row.asked for row in unbroken.rows]
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
@@ -79,23 +62,6 @@ def test_clients_on_machines_of_their_own_keep_carriers_in_files(downlink, unbro
         assert files == [f"basis-{client:06d}.bin" for client in range(4)]
     else:
         assert files == [f"client-{client:06d}.bin" for client in range(4)]
-
-
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(bytes(99))])
-def test_a_client_that_has_lost_its_carriers_is_sent_them_in_the_same_round(damage, tmp_path):
-    done: list[bool] = []
-
-    def client(message: Message, context: Context) -> Any:
-        asked = message.content.config_records.get("round", {})
-        if not done and asked.get("round") == 2 and context.node_config["partition-id"] == 1:
-            done.append(True)
-            damage(tmp_path / "run" / "replicas" / "basis-000001.bin")
-        return alone(message, context)
-
-    run = run_local(tmp_path / "run", client=client, **CORE, rounds=3)
-    assert [row.downlink_messages for row in run.rows] == [2, 3, 2]
-    assert down(run) == [2 * MODEL, 3 * MODEL + BASIS, 2 * MODEL]
-    assert run.weights.equal(run_local(tmp_path / "whole", **CORE, rounds=3).weights)
 
 
 def other_processor(probe: Callable[..., Any]) -> Callable[..., Any]:

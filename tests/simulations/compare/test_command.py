@@ -75,14 +75,6 @@ def test_a_failure_is_recorded_and_the_grid_goes_on(folder):
     assert again == ["lsg-seed0 done", "lsg-seed1 done"]  # finished cells are not run again
 
 
-def test_out_of_time_no_cell_is_started_and_a_long_one_is_interrupted(folder):
-    cells = grid(seeds=2).cells()
-    ends, log = run(folder, cells, lambda job: None, budget_seconds=0.05)
-    assert ends == ["lsg-seed0 interrupted"]
-    assert log == ["start lsg-seed0", "interrupt", "close"]
-    assert [folder.status(cell, folder.record()).status for cell in cells] == ["not run"] * 4
-
-
 def test_an_interruption_leaves_no_worker_and_a_resumable_record(folder):
     cells = grid(seeds=1).cells()
 

@@ -7,7 +7,6 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strategies
 from simulations.compare.cells.grid_file import as_toml, from_toml
 from simulations.compare.command import make_grid
 from tests.simulations.support.compare_cases import grid
@@ -42,11 +41,6 @@ def test_settings_go_where_they_belong():
     assert given["rs"]["sparsity"] == 0.1
     assert not {"rank", "sparsity"} & given["dpsgd"].keys()
     assert (given["sgd"]["momentum"], "momentum" in given["lsg"]) == (0.0, False)
-
-
-def test_all_is_every_recipe():
-    made = make_grid(None, SAID | {"methods": "all"}, {}, None)
-    assert tuple(entry.method for entry in made.entries) == strategies.names()
 
 
 @given(

@@ -1,6 +1,5 @@
 """Means over seeds against numbers worked by hand, the mark of guessing, and what a terminal shows."""
 
-import csv
 import io
 import math
 
@@ -8,10 +7,9 @@ import pytest
 from rich.console import Console
 
 from simulations.compare.lines import lines
-from simulations.compare.table import columns_of, comparison_table, table_csv, table_markdown
+from simulations.compare.table import columns_of, comparison_table, table_markdown
 from simulations.report.table import records
 from simulations.report.terminal import terminal_table
-from simulations.rundir.results import results_csv
 from tests.simulations.support.compare_cases import result
 
 TABLE = [
@@ -39,16 +37,6 @@ def test_a_line_by_hand():
         "saved_ratio": 4.0, "uplink_bytes_total": 1000.0, "downlink_bytes_total": 4000.0, "transfer_seconds": None,
         "wall_seconds": 11.0, "training_seconds": 5.0,
     }  # fmt: skip
-
-
-def test_csv_reads_back():
-    rows = list(csv.DictReader(io.StringIO(results_csv(TABLE))))
-    assert len(rows) == len(TABLE)
-    assert [float(r["accuracy"]) for r in rows[:3]] == [0.80, 0.84, 0.85]
-    assert {r["method"]: r["epsilon_max"] for r in rows}["sgd"] == "inf"
-    assert [r["reason"] for r in rows[-2:]] == ["rank too big"] * 2
-    aggregated = list(csv.DictReader(io.StringIO(table_csv(lines(TABLE)))))
-    assert [r["beats_chance"] for r in aggregated] == ["True", "True", "True", "False", "", "True"]
 
 
 def test_markdown_by_hand():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulations.deployment.test_two_hospitals import no_folder_is_shared
-from tests.simulations.support.machines import CommandError, Machine, machines
+from tests.simulations.support.machines import CommandError, machines
 
 
 @pytest.fixture
@@ -17,18 +17,6 @@ def made(tmp_path: Path):
 def test_a_command_that_fails_is_an_error_that_shows_what_it_printed(made):
     with pytest.raises(CommandError, match="status 3"):
         made["north"].run("echo why\nexit 3")
-
-
-def test_what_was_started_again_until_it_was_accepted_is_ended(tmp_path):
-    with machines(tmp_path, "north", ports={}) as made:
-        north: Machine = made["north"]
-        tried = (
-            "n=$(cat tries 2>/dev/null || echo 0); echo $((n + 1)) > tries; [ $n -ge 2 ] || { echo refused; exit 1; }"
-        )
-        north.start_until(f"{tried}\necho ready\nexec sleep 600", "ready", "refused")
-        assert (north.home / "tries").read_text() == "3\n"
-        (sleeping,) = north.processes("sleep")
-    assert not Path(f"/proc/{sleeping}").exists()
 
 
 def test_a_folder_of_another_machine_is_noticed(made):

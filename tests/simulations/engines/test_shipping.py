@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-import strategies
 from fedlsg import user_code
 from simulations.engines.cluster import Cluster
 from simulations.engines.shipping import own_modules, shipment
@@ -23,20 +22,6 @@ SETTINGS = {name: value for name, value in QUICK.items() if name != "quiet"}
 
 def plan_of(**settings):
     return make_plan(from_mapping({**SETTINGS, **settings}))
-
-
-def test_only_the_method_of_the_run_is_sent(tmp_path):
-    mine = write(tmp_path / "mine.py")
-    user_code.permit(f"{mine}:recipe")
-    for name in ("recipe", "workload"):
-        strategies.give(f"other-{name}", user_code.load(f"{mine}:recipe", "method"))
-    sent = shipment(plan_of(workload="digits", method=f"{mine}:recipe"))
-    assert list(sent.recipes) == [f"{mine}:recipe"]
-    assert sent.workload is None
-    strategies.forget()
-    strategies.give("stale", sent.recipes[f"{mine}:recipe"])
-    sent.unpack()
-    assert list(strategies.given()) == [f"{mine}:recipe"]
 
 
 def test_modules_of_the_users_folder_are_sent_by_value_and_no_others(tmp_path):

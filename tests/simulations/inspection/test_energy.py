@@ -3,17 +3,13 @@
 import csv
 
 import pytest
-import torch
 from rich.console import Console
-from torch.nn import functional as F
-from torch.testing import assert_close
 
-from fedlsg.gradients import trainable
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
 from simulations.cli import app as cli
 from simulations.inspection.command import inspect_command
-from simulations.inspection.energy import KeptRow, kept_rows, private_moments
+from simulations.inspection.energy import KeptRow, kept_rows
 from simulations.inspection.kinds import PRIVATE, weights_at
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run
 from tests.simulations.support.runs import run_local
@@ -60,22 +56,6 @@ def test_energies_of_a_run_against_projections(recorded, found):
     assert found[3, "W - W_0", "tangent"].energy > 2 * found[3, "W", "tangent"].energy
     assert found[3, PRIVATE, "tangent"].energy > 0.7
     assert found[1, PRIVATE, "tangent"].energy != found[3, PRIVATE, "tangent"].energy
-
-
-def test_moments_of_the_private_data_against_a_loop(recorded):
-    """Oracle: autograd, one example at a time, divided by its norm over all parameters."""
-    rows = recorded.rows(7)
-    moments = private_moments(recorded, rows, [HIDDEN])[HIDDEN]
-    parameters = trainable(recorded.model)
-    A, B = torch.zeros(64, 64), torch.zeros(64, 64)
-    for one in rows:
-        inputs, targets = recorded.base.workload.train.batch(one[None])
-        loss = F.cross_entropy(recorded.model(inputs), targets)
-        grads = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
-        g = grads[HIDDEN] / torch.cat([grad.flatten() for grad in grads.values()]).norm()
-        A, B = A + g.mT @ g, B + g @ g.mT
-    assert_close(moments.A, A, rtol=1e-4, atol=1e-5)
-    assert_close(moments.B, B, rtol=1e-4, atol=1e-5)
 
 
 # Weights on record

@@ -32,13 +32,6 @@ def found(subject):
     return sparsified(subject, subject.rows(100), (0.0, 0.5))
 
 
-def test_noise_shrinks_with_the_coordinates(found):
-    assert [row.sparsity for row in found.rows] == [0.0, 0.5, 0.9]
-    for row in found.rows:
-        assert row.noise == pytest.approx(row.expected_noise, abs=5 * max(row.noise_sd, 1e-6) + 0.01)
-    assert found.rows[0].noise == 1.0
-
-
 def test_the_clipped_gradient_is_that_of_a_plain_loop(subject, found):
     """Every example clipped on its own, under the masks that were drawn."""
     rows, d = subject.rows(100), subject.frame.size

@@ -45,14 +45,6 @@ def test_resume_refuses_settings_that_the_ledgers_depend_on(changes, stopped):
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
 
 
-def test_resume_refuses_other_data(stopped, monkeypatch):
-    """The settings are the same, and who holds which example is not."""
-    parts = simulations.plan.prepare.partition
-    monkeypatch.setattr(simulations.plan.prepare, "partition", lambda *a, **k: parts(*a, **k)[::-1])
-    with pytest.raises(ValueError, match="the data or its partition differ"):
-        resume_local(stopped.path)
-
-
 def test_resume_refuses_other_public_data_of_a_probe(tmp_path):
     """The carriers of the next refresh would be made of other images."""
     images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))

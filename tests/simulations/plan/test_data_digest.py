@@ -61,12 +61,6 @@ def test_a_text_has_one_digest_however_far_it_is_padded(lengths: list[int], othe
     assert data_digest(short) == data_digest(texts(lengths, max_length=max(lengths)))
 
 
-def test_a_key_changes_it() -> None:
-    split = images()
-    assert len({data_digest(split), data_digest(split, key=b"a"), data_digest(split, key=b"b")}) == 3
-    assert data_digest(split, key=b"a") == data_digest(images(), key=b"a")
-
-
 def test_what_is_stored_in_another_form_is_digested_as_the_model_sees_it() -> None:
     class Words:
         def __len__(self) -> int:

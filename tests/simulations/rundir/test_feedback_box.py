@@ -24,16 +24,6 @@ def store_rounds(tmp_path, *rounds) -> FeedbackBox:
     return found
 
 
-def test_the_same_round_asked_anew_starts_from_the_memory_before(tmp_path):
-    found = store_rounds(tmp_path, 1, 2, 3)
-    assert torch.equal(found.memory(3, 4), M[2])
-    found.store("other", b"again", M[4], round=3)
-    assert found.find("q3") is None
-    assert found.find("other") == b"again"
-    assert torch.equal(found.memory(4, 4), M[4])
-    assert torch.equal(found.memory(3, 4), M[2])
-
-
 def files_of(found: FeedbackBox) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in found.folder.iterdir()}
 

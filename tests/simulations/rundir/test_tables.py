@@ -1,16 +1,13 @@
 """bytes.csv: every message at three levels, adding up to rounds.csv and summary.json, also after a crash."""
 
-import shutil
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from flwr.app import Context, Message
 
 from fedlsg.payload.layout import HEADER
-from simulations.client.app import app
-from simulations.rundir.tables import BYTES, Line, read_lines
-from tests.simulations.support.runs import Run, resume_local, run_local
+from simulations.rundir.tables import Line, read_lines
+from tests.simulations.support.runs import Run, resume_local
 
 LEVELS = ("values_bytes", "payload_bytes", "wire_bytes")
 
@@ -55,38 +52,6 @@ def test_a_message_that_is_left_out_is_caught(small):
     """Negative control."""
     assert not add_up(lines(small)[:-1], small)
     assert not add_up(lines(small)[1:], small)
-
-
-def failing(message: Message, context: Context) -> Message:
-    """Client 1 does not answer the pruning round."""
-    if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
-        raise OSError("no disk")
-    return app(message, context)
-
-
-FAILED = {"method": "dp-ssgd", "prune": "dp-snip", "rounds": 1, "min_survivors": 2}
-
-
-def test_a_pruning_round_that_failed_is_counted_and_so_is_the_next_try(tmp_path):
-    with pytest.raises(RuntimeError, match="in the pruning round, 1 replied"):
-        run_local(tmp_path / "run", client=failing, **FAILED)
-    failed = Run(tmp_path / "run")
-    assert [(line.round, line.direction, line.client) for line in lines(failed)] == [
-        (0, way, client) for way in ("down", "up") for client in (0, 1)
-    ]
-    sums = {name: failed.checkpoint["totals"][name] for name in BYTES}
-    assert sums["uplink_bytes"] == sum(line.payload_bytes for line in lines(failed) if line.direction == "up") > 0
-    shutil.copy(failed.directory.messages, tmp_path / "before")
-    with failed.directory.messages.open("a") as file:  # a second try whose checkpoint a crash has cost
-        file.write("0,0,down,1,2,3\n0,0,up,1,2,3\n")
-    run = resume_local(tmp_path / "run")
-    assert add_up(lines(run), run)
-    assert lines(run)[:4] == list(read_lines(tmp_path / "before"))
-    assert [line.round for line in lines(run)] == [0] * 8 + [1] * 4
-    assert run.summary["pruning"]["messages"] == 8
-    rows = {name: run.summary[name] - sum(getattr(row, name) for row in run.rows) for name in BYTES}
-    assert rows == {name: run.summary["pruning"][name] for name in BYTES}
-    assert rows["uplink_bytes"] == 3 * sums["uplink_bytes"]
 
 
 # --- resume

@@ -118,12 +118,6 @@ def test_only_clipped_runs_with_secret_noise_are_private(settings, private, cert
     assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not certified
 
 
-def test_private_runs_differ_and_reproducible_ones_do_not(tmp_path, small):
-    one, other = (run_local(tmp_path / name, reproducible=False).weights for name in ("a", "b"))
-    assert not one.equal(other)
-    assert run_local(tmp_path / "c").weights.equal(small.weights)
-
-
 # --- resume
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import strategies
-from simulations.compare.command import make_grid
 from simulations.plan.prepare import prepare
 from simulations.settings.resolve import build_method
 from simulations.settings.settings import as_config, from_mapping
@@ -70,15 +69,6 @@ def test_a_method_without_it_refuses_it(fedlsg):
     status, _, err = fedlsg("run", "--engine", "local", "-c", "width=3")
     assert status == 1
     assert "method 'lsg' has no setting 'width'" in err
-
-
-@pytest.mark.usefixtures("wide")
-def test_a_comparison_gives_it_to_the_methods_that_have_it():
-    axes = dict.fromkeys(("epsilons", "ranks", "sparsities", "seeds"))
-    grid = make_grid("digits", {"methods": "wide,dpsgd", **axes}, {"width": "4", "engine": "local"}, None)
-    assert {cell.method: cell.given.get("width") for cell in grid.cells()} == {"wide": 4, "dpsgd": None}
-    with pytest.raises(ValueError, match="none of the methods dpsgd has a setting width"):
-        make_grid("digits", {"methods": "dpsgd", **axes}, {"width": "4"}, None)
 
 
 def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):

@@ -60,14 +60,6 @@ def test_config_toml_round_trips(values):
     assert all("_" not in name for name in config)
 
 
-def test_every_kind_of_setting_by_hand():
-    given = {"rank": "8", "sparsity": "0.5", "cooling": "no", "direction": "bottom", "data-dir": "x", "rounds": 3.0}
-    assert parse(given) == {
-        "rank": 8, "sparsity": 0.5, "cooling": False, "direction": "bottom", "data_dir": "x", "rounds": 3,
-    }  # fmt: skip
-    assert type(parse({"alpha": 1})["alpha"]) is float
-
-
 def test_flower_run_config_lists_the_settings_with_their_defaults():
     """Flower refuses an override that pyproject.toml does not list, and hands every listed value to the app.
 

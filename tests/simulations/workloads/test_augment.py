@@ -51,28 +51,6 @@ def test_a_row_depends_on_its_own_row_only(shift, side, seed, row):
     assert torch.equal(shift(images, generator(seed))[row], shift(other, generator(seed))[row])
 
 
-def test_only_the_generator_given_is_used():
-    images = images_of(8, 8, 8, 0)
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    first = flip_crop(images, generator(5))
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(2)
-    assert torch.equal(flip_crop(images, generator(5)), first)
-    assert not torch.equal(flip_crop(images, generator(6)), first)
-
-
-@pytest.mark.parametrize("shift", [crop, flip_crop])
-def test_all_outcomes_are_equally_likely(shift):
-    """A chi-squared statistic of 100 draws an outcome: mean k - 1, standard deviation sqrt(2 (k - 1))."""
-    count = shift.outcomes
-    drawn = shift.draw(100 * count, generator(0))
-    observed = torch.bincount(drawn, minlength=count).double()
-    assert len(observed) == count == (162 if shift is flip_crop else 81)
-    statistic = float((observed - 100).square().sum() / 100)
-    assert abs(statistic - (count - 1)) < 4 * (2 * (count - 1)) ** 0.5
-
-
 @pytest.mark.parametrize("size", [(4, 8), (8, 4), (1, 1)])
 def test_images_that_reflect_too_far_are_refused(size):
     with pytest.raises(ValueError, match=r"more than 4 pixels on a side to crop, got \d+x\d+"):

@@ -156,28 +156,6 @@ def test_a_wrong_option_lists_what_there_is(tmp_path, options, message):
         load_hf(tmp_path, **options)
 
 
-@pytest.mark.parametrize(("label", "seen"), [(3, "0..3"), (-7, "-7..2"), (None, "-1..2")])
-def test_a_label_out_of_range_is_refused(tmp_path, label, seen):
-    make_hf(tmp_path, labels=(0, 2, 1, label))
-    with pytest.raises(ValueError, match=rf"expected labels in 0..2 in .*, got {seen}"):
-        load_hf(tmp_path)
-
-
-def test_the_cache_tells_columns_and_splits_apart(tmp_path):
-    """Two label columns of one file are two data sets; so are two test splits."""
-    folder = tmp_path / "someone/animals/default"
-    folder.mkdir(parents=True)
-    images = [encode(image) for image in pixels_of(4, 0, side=20)]
-    for split in ("train", "test"):
-        write_shard(
-            folder / f"{split}-00000-of-00001.parquet", images, [0, 1, 2, 1], columns=("picture", "kind"),
-            features=DECLARED | {"mood": CLASSES}, more={"mood": [2, 2, 0, 0]},
-        )  # fmt: skip
-    assert load_hf(tmp_path, label_column="kind").train.labels.tolist() == [0, 1, 2, 1]
-    assert load_hf(tmp_path, label_column="mood").train.labels.tolist() == [2, 2, 0, 0]
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-
-
 # --- the hub ---
 
 

@@ -11,7 +11,6 @@ from simulations.workloads import give, load
 from simulations.workloads.base.workload import GIVEN, Options
 from simulations.workloads.partition import natural_parts
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
-from tests.simulations.support.own import load as loaded
 
 N = len(TRAIN[0])
 WRITERS = np.array(["b", "a", "c"])[np.arange(N) % 3]
@@ -29,12 +28,6 @@ def base(made, **settings):
 
 def lists(*parts):
     return workload(partition=parts)
-
-
-def test_a_column_that_makes_clients_is_no_input():
-    made = loaded(workload(train=table(writer=np.arange(N) % 4), partition="writer", test=table()))
-    assert made.train.batch(torch.arange(2))[0].shape == (2, 8)
-    assert [len(part) for part in natural_parts(made, "writer")] == [N // 4] * 4
 
 
 def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
@@ -83,16 +76,6 @@ def test_lists_that_are_no_partition_are_refused(case):
     parts, words = WRONG[case]
     with refused(words):
         base(lists(*parts))
-
-
-@pytest.mark.parametrize(("column", "words"), [
-    ([None, *WRITERS[1:]], "partition=writer: row 0 has a missing value (None)"),
-    ([np.nan, *range(N - 1)], "partition=writer: row 0 has a missing value (nan)"),
-    ([[1]] * N, "column 'writer' holds lists"),
-])  # fmt: skip
-def test_a_row_without_a_client_is_refused(column, words):
-    with refused(words, "give each row its client"):
-        base(workload(train=table(writer=column), partition="writer", test=table()))
 
 
 @pytest.mark.parametrize("option", [{"train_rows": 30}, {"holdout": 0.5}, {"train_rows": 40, "holdout": 0.25}])

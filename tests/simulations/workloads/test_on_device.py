@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from simulations.workloads import Split, fetcher, to_device
-from simulations.workloads.base import on_device
-from simulations.workloads.images.augment import drawn_copies, flip_crop
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 ROWS = torch.tensor([4, 0, 4])
@@ -25,13 +23,6 @@ TEXTS = Split(
 )
 
 
-def counted(split: Split, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows the split has prepared at each time, from now on."""
-    sizes, plain = [], Split.batch
-    monkeypatch.setattr(Split, "batch", lambda self, rows: sizes.append(len(rows)) or plain(self, rows))
-    return sizes
-
-
 @pytest.mark.parametrize("rows", [ROWS, torch.arange(0)])
 @pytest.mark.parametrize("split", [IMAGES, TEXTS])
 def test_batches_are_those_of_the_split(split, rows, monkeypatch):
@@ -44,16 +35,6 @@ def test_batches_are_those_of_the_split(split, rows, monkeypatch):
         assert_close((inputs, targets.cpu()), expected, rtol=0, atol=0)
 
 
-def test_a_small_split_is_prepared_once(monkeypatch):
-    with pretended_cuda(monkeypatch):
-        sizes = counted(IMAGES, monkeypatch)
-        monkeypatch.setattr(on_device, "AT_ONCE", 2)
-        fetch = fetcher(IMAGES, "cuda")
-        assert sizes == [1, 2, 2, 1]
-        fetch(ROWS), fetch(ROWS)
-        assert sizes == [1, 2, 2, 1]
-
-
 def test_a_copy_to_cuda_is_page_locked_and_does_not_wait(monkeypatch):
     with pretended_cuda(monkeypatch):
         asked, plain = [], Tensor.to
@@ -64,12 +45,3 @@ def test_a_copy_to_cuda_is_page_locked_and_does_not_wait(monkeypatch):
         assert isinstance(there, Tensor)
         assert to_device(there, "cuda") is there
         assert asked[2:] == [{}]
-
-
-def test_copies_are_augmented_where_the_images_are(monkeypatch):
-    images, targets, drawn = torch.rand(3, 1, 6, 6), torch.arange(3), torch.tensor([[0, 161], [80, 7], [100, 3]])
-    expected = drawn_copies(images, targets, drawn, flip_crop)
-    with pretended_cuda(monkeypatch):
-        found = drawn_copies(to_device(images, "cuda"), to_device(targets, "cuda"), drawn, flip_crop)
-        assert [t.device.type for t in found] == ["cuda", "cuda"]
-        assert_close(tuple(t.cpu() for t in found), expected, rtol=0, atol=0)

@@ -66,23 +66,6 @@ def test_only_the_arguments_decide(scheme):
     assert not all(len(a) == len(b) and torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-# By hand from the two streams of seed 0: the shuffle [0 7 1 11 3 10 4 6 9 8 2 5] and, for the six shards, the deal
-# [3 2 5 4 0 1]. Shuffled by class: 0 3 6 9 | 7 1 10 4 | 11 8 2 5, so shard 3 is {10, 4}, shard 2 is {7, 1}, ...
-GOLDEN_LABELS = torch.tensor([0, 1, 2] * 4)
-GOLDEN = {
-    "iid": [[0, 1, 7, 11], [3, 4, 6, 10], [2, 5, 8, 9]],
-    "shards": [[1, 4, 7, 10], [2, 5, 8, 11], [0, 3, 6, 9]],
-    "dirichlet": [[0], [3, 6, 7, 11], [1, 2, 4, 5, 8, 9, 10]],
-}
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_partitions_stay_what_they_were(scheme):
-    """Pinned: a changed stream would silently move examples between the clients of a run that is resumed."""
-    parts = partition(GOLDEN_LABELS, num_clients=3, scheme=scheme, seed=0, alpha=1.0)
-    assert [part.tolist() for part in parts] == GOLDEN[scheme]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -73,13 +73,6 @@ def test_one_equal_row_is_refused_whether_of_train_or_test(tmp_path, row):
         probe_source(own, f"data:{place}")
 
 
-def test_equal_rows_are_found_through_another_form(tmp_path):
-    """A copy of the training images as files."""
-    own, array = colours()
-    with pytest.raises(ValueError, match="8 of its 8 rows"):
-        probe_source(own, f"data:{folder_of(tmp_path / 'copy', array[:8].transpose(0, 2, 3, 1))}")
-
-
 def test_equal_images_are_found_in_another_range_of_values(tmp_path):
     """Digits are stored as 0 to 16, and standardised images as any number; a file of them does not say so."""
     place = tmp_path / "copy.pt"
@@ -124,18 +117,6 @@ def test_equal_texts_are_found_where_inputs_are_features(tmp_path):
         probe_source(own, named, cache_dir=tmp_path / "cache")
     write_split(there, "public", {"sentence": ["very " * 12] * 4, "label": [0, 1, 0, 1]})
     assert len(probe_source(own, named, cache_dir=tmp_path / "cache").draw(3, generator())) == 3  # control
-
-
-@pytest.mark.parametrize("less", [{"train_rows": 200}, {"holdout": 0.5}, {"train_rows": 200, "holdout": 0.5}])
-def test_rows_that_a_run_leaves_out_are_its_workloads_all_the_same(less, tmp_path):
-    whole = workloads.load("digits")
-    part = workloads.load("digits", options=Options(**less))
-    images = whole.train.inputs[np.arange(len(whole.train))]
-    kept = {image.tobytes() for image in part.train.inputs[np.arange(len(part.train))]}
-    others = np.stack([image for image in images if image.tobytes() not in kept])
-    torch.save(torch.from_numpy(others), tmp_path / "others.pt")
-    with pytest.raises(ValueError, match=f"{len(others)} of its {len(others)} rows are rows of that workload"):
-        probe_source(part, f"data:{tmp_path / 'others.pt'}")
 
 
 def test_draws_do_not_change_with_any_private_row(tmp_path):

@@ -115,19 +115,6 @@ def test_a_mask_that_forgets_the_padding_is_seen(bert):
     assert float((right[0] - other[0]).abs().max()) > 1e-6
 
 
-def test_gradients_agree_between_attention_implementations_and_with_autograd(bert):
-    model = build(bert).double()
-    assert_close(gradients(model, TOKENS, TARGETS), gradients(build(bert, attention="eager").double(), TOKENS, TARGETS))
-    dense = make_frame(
-        Method(name="made"), {name: p.detach() for name, p in trainable(model).items()}, {}, carried=(),
-        round=1, updates=0, schedule=Schedule(rounds=1), seed=0,
-    )  # fmt: skip
-    loss = partial(F.cross_entropy, reduction="none")
-    ours = torch.cat(per_example_gradients(model, loss, TOKENS, TARGETS, dense), dim=1).sum(0)
-    oracle = torch.autograd.grad(loss(model(**TOKENS), TARGETS).sum(), list(trainable(model).values()))
-    assert_close(ours, torch.cat([g.flatten() for g in oracle]))
-
-
 # --- what is trained
 
 

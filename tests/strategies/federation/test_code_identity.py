@@ -19,7 +19,6 @@ from strategies.federation.code_identity import (
     check_same_code,
     code_record,
     digest_of,
-    identity_of,
     own_identity,
 )
 from strategies.federation.nodes import Roster
@@ -37,13 +36,6 @@ def copy(tmp_path: Path) -> Path:
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path
-
-
-def test_a_copy_elsewhere_is_the_same_code(copy):
-    found = identity_of(packages_at(copy))
-    assert found.same(own_identity())
-    assert found.folder == str(copy)
-    assert own_identity().folder == str(REPOSITORY)
 
 
 @pytest.mark.parametrize(

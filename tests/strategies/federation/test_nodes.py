@@ -112,19 +112,6 @@ def test_a_node_that_comes_back_is_asked_who_it_is(again):
     assert grid.questions == [again], "it is known now"
 
 
-def test_a_newcomer_waits_until_the_client_of_its_number_has_left():
-    grid = Nodes((0, 5), (1, 6), (1, 6))
-    grid.there = [0, 1]
-    roster = gathered(grid, [5, 6])
-    grid.there = [0, 1, 2]
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, 1]
-    assert "both declare that they are client 1" in roster.refused[FIRST_NODE + 2]
-    grid.there = [0, 2]
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, 2]
-
-
 def test_everyone_is_asked_for_the_last_time():
     grid = Nodes((0, 5), (1, 6), (2, 7))
     roster = gathered(grid, [5, 6, 7])
@@ -179,18 +166,6 @@ def test_a_deployment_goes_on_without_a_node_that_breaks_a_bound(bad, why, caplo
 def test_a_deployment_without_half_of_its_clients_does_not_start():
     with pytest.raises(RuntimeError, match=r"one of the clients \[1\].*planted"):
         Roster(1.0).gather(Nodes((0, 5), "planted"), 2)
-
-
-def test_a_node_that_fails_again_and_again_is_asked_less_often():
-    grid = Nodes((0, 5), (1, 6), (2, 7))
-    roster = deployed(grid, 3)
-    grid.nodes[2] = "planted"
-    roster.forget(2)
-    grid.questions = []
-    for _ in range(64):
-        roster.refresh(grid)
-    assert 5 <= grid.questions.count(2) <= 8
-    assert set(grid.questions) == {2}
 
 
 @pytest.mark.parametrize("odd", [True, 0.5, math.nan, "1", b"1", [1], None])

@@ -71,14 +71,6 @@ def test_another_encoding_is_refused(array, message):
         wire.read_array(array)
 
 
-@pytest.mark.parametrize("missing", ["round", "weights"])
-def test_half_an_announcement_is_refused(missing):
-    content = announcement(torch.zeros(3), ANNOUNCED)
-    del content[missing]
-    with pytest.raises(KeyError, match=missing):
-        wire.read_weights(content), wire.read_round(content)
-
-
 def sent_frame(frame: Frame, derived: Frame | None = None) -> Frame | None:
     content = announcement(torch.zeros(3), ANNOUNCED, frame)
     return wire.read_frame(travelled(content), frame if derived is None else derived)

@@ -1,6 +1,5 @@
 """DP-SSGD and ranked RS in the federation: the pruning round, and masks that only the server can make."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from strategies.federation.wire import (
     read_kept,
     read_round,
 )
-from strategies.strategy import BudgetSpentError
 from tests.strategies.small_federation import Federation, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
@@ -100,14 +98,6 @@ def test_the_pruning_round_needs_enough_clients(code, error, message):
     assert zeros(federation.state) == 0
 
 
-def test_the_pruning_round_ends_the_run_where_no_client_has_the_budget():
-    federation = PrunedFederation(
-        server_state("dp-ssgd", **SNIP), answer=lambda _, message, __: failure("spent", OVER_BUDGET, message)
-    )
-    with pytest.raises(BudgetSpentError, match="in the pruning round, 0 replied"):
-        federation.run(1)
-
-
 def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
     """The bound is that of the pruning round: N C_prune of signal and its own noise, far below training's."""
 
@@ -124,20 +114,6 @@ def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
     federation.run(1)
     assert federation.pruned[0].answered == [1, 2]
     assert "norm" in federation.pruned[0].rejected[0]
-
-
-def test_a_resumed_run_does_not_prune_again():
-    state = server_state("dp-ssgd", **SNIP, momentum=0.9)
-    federation = PrunedFederation(state)
-    federation.run(1)
-    again = server_state("dp-ssgd", **SNIP, momentum=0.9)
-    again.load_state_dict(copy.deepcopy(state.state_dict()))
-    resumed = PrunedFederation(again)
-    resumed.run(1)
-    federation.run(1)
-    assert {round for round, _ in resumed.asked} == {2}
-    assert resumed.pruned == []
-    assert torch.equal(again.weights, state.weights)
 
 
 def ranked_state(rounds: int = 8) -> ServerState:

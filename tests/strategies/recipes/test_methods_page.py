@@ -1,7 +1,6 @@
 """docs/methods.md lists every recipe with its real parameters and defaults, and its variants build."""
 
 import re
-import sys
 from inspect import signature
 
 import pytest
@@ -33,17 +32,6 @@ def parameters(name: str) -> list[str]:
 
 def listed(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
-
-
-def test_the_method_of_ones_own_runs(tmp_path, monkeypatch):
-    (tmp_path / "wide.py").write_text(CODE["A uniformly random mask of tenths."])
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    try:
-        assert recipe("wide", width=3).mask.sparsity == 0.3
-        with pytest.raises(ValueError, match="expected 1 <= width=0 <= 9"):
-            recipe("wide", width=0)
-    finally:
-        sys.modules.pop("strategies.recipes.wide", None)
 
 
 def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):

@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import strategies
 from fedlsg.carriers import Dense, Factors, Lora, LowRank, LowRankChange, RandomCarriers
@@ -14,8 +12,7 @@ from fedlsg.masks.pruning import Prune
 from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.compression import Compression
-from fedlsg.training.server_optimizer import ServerOptimizer
-from strategies import names, own_settings, recipe, recipe_settings, takers_of
+from strategies import names, own_settings, recipe
 
 FOLDER = Path(strategies.recipes.__path__[0])
 NONE = Mechanism(kind="none")
@@ -61,22 +58,6 @@ def test_recipes_are_found_by_the_names_of_their_files():
     files = {path.stem.replace("_", "-") for path in FOLDER.glob("*.py")}
     assert set(GOLDEN) <= set(names()) <= files
     assert [recipe(name).name for name in names()] == list(names())
-
-
-@given(
-    st.integers(1, 9), st.floats(0, 0.9), st.sampled_from(["top", "bottom"]), st.floats(0.1, 9), st.floats(0.1, 9),
-    st.sampled_from(["dp", "noise-only", "clip-only", "none"]), st.floats(0.01, 1),
-)  # fmt: skip
-def test_every_setting_reaches_its_place(rank, sparsity, direction, sigma, clip_norm, kind, rate):
-    method = recipe(
-        "lsg", rank=rank, sparsity=sparsity, direction=direction, power_steps=2, noise_multiplier=sigma,
-        clip_norm=clip_norm, mechanism=kind, clip="per-block", learning_rate=rate,
-        optimizer="adam", estimator="averaged",
-    )  # fmt: skip
-    assert method.carrier == LowRank(rank=rank, power_steps=2)
-    assert method.mask == Mask(kind="units", sparsity=sparsity, direction=direction)
-    assert method.mechanism == Mechanism(kind=kind, noise_multiplier=sigma, clip_norm=clip_norm, clip="per-block")
-    assert method.server == ServerOptimizer(learning_rate=rate, optimizer="adam", estimator="averaged")
 
 
 def test_what_each_recipe_can_be_told():
@@ -155,22 +136,3 @@ def test_a_file_that_cannot_be_imported_is_named(source, folder):
     (folder / "spoilt_pieces.py").write_text(source)
     with pytest.raises(ImportError, match=r"^strategies/recipes/spoilt_pieces\.py cannot be imported: \w+Error: "):
         names()
-
-
-WIDE = (
-    "from typing import Annotated\n"
-    "from fedlsg.method import Method\n"
-    "from fedlsg.setting import Setting\n"
-    "def recipe(*, width: Annotated[{kind}, Setting('Width.', at_least=1)] = 2, rank: int = 3, mechanism, server):\n"
-    "    return Method(name='{name}', mechanism=mechanism, server=server)\n"
-)
-
-
-def test_a_new_file_declares_its_parameters(folder):
-    (folder / "wide.py").write_text(WIDE.format(kind="int", name="wide"))
-    (folder / "wider.py").write_text(WIDE.format(kind="int", name="wider"))
-    width, rank = recipe_settings()["width"], recipe_settings()["rank"]
-    assert (width.kind, width.range, width.setting.meaning) == (int, "x >= 1", "Width.")
-    assert (rank.range, takers_of("width")) == ("x >= 0", ("wide", "wider"))
-    with pytest.raises(ValueError, match="expected width=0 >= 1"):
-        recipe("wide", width=0)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedlsg.gradients.formulas.conv as conv_gradients
-from fedlsg.frame import Keep
-from fedlsg.gradients.formulas.layers import ConvGradients, kept_values, units
+from fedlsg.gradients.formulas.layers import ConvGradients, units
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 sizes = st.integers(1, 7)
@@ -100,13 +99,6 @@ def test_group_norm(groups, width, batch, positions, sparsity, flat):
 def test_layer_norm(shape, batch, bias, positions, sparsity, flat):
     layer, x = nn.LayerNorm(shape, eps=1e-3, bias=bias), torch.randn(batch, *positions, *shape)
     assert layer_error(layer, 3 + 2 * x, rank=1, sparsity=sparsity, flat=flat, carry=False) < TOLERANCE
-
-
-def test_kept_values_are_in_ascending_order():
-    block = torch.arange(12.0).reshape(1, 3, 2, 2)
-    assert kept_values(block, Keep(axis=1, index=torch.tensor([1]))).flatten(1).tolist() == [[2, 3, 6, 7, 10, 11]]
-    assert kept_values(block, Keep(index=torch.tensor([0, 7]))).tolist() == [[0, 7]]
-    assert kept_values(block, Keep()).flatten(1).tolist() == [list(range(12))]
 
 
 def forget_flip(monkeypatch: pytest.MonkeyPatch) -> None:

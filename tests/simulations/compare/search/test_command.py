@@ -142,22 +142,6 @@ def test_an_interrupted_search_goes_on_as_one_that_ran_through(search, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"search": "learning_rate=log:0.25..8; rank=int:2..16"},
-            "a search of dpsgd with other ranges of learning_rate",
-        ),
-        ({"settings": {"rounds": 3}}, r"rounds = 2 \(now 3\); give the same settings, or another --out"),
-    ],
-)
-def test_another_search_in_the_same_folder_is_refused(changes, words, search):
-    search(trials=1)
-    with pytest.raises(ValueError, match=words):
-        search(**changes)
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"on": None}, r"say with --on which rows the trials use: data:NAME or data:PATH .*held-out .*costs privacy"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from simulations.workloads.base.workload import LoadedWorkload
@@ -106,32 +105,11 @@ def test_inputs_by_the_names_of_the_models_arguments(form):
     assert targets.tolist() == Y.tolist()
 
 
-@pytest.mark.parametrize("form", ["arrays", "dataset"])
-def test_inputs_of_a_dict_stay_next_to_their_targets(form):
-    """Whatever rows are asked for, in whatever order: every field and the target are those of the row."""
-    ids = np.arange(N)
-    fields = {"a": ids[:, None], "b": 10 * ids[:, None]}
-    rows = Pairs([({"b": fields["b"][i], "a": fields["a"][i]}, ids[i]) for i in range(N)])
-    made = loaded((fields, ids) if form == "arrays" else rows, loss=functional.cross_entropy)
-    for order in ([3, 1, 5], [5, 5, 0], [], list(range(N - 1, -1, -1))):
-        inputs, targets = made.train.batch(torch.tensor(order, dtype=torch.int64))
-        assert inputs["a"].flatten().tolist() == order == targets.tolist()
-        assert inputs["b"].flatten().tolist() == [10 * i for i in order]
-
-
 def lengths(texts):
     return torch.tensor([[len(text), text.count("a")] for text in texts])
 
 
 TEXTS = ["a", "banana", "cc", "abracadabra", "", "d"]
-
-
-def test_texts_become_what_the_transform_makes():
-    table = datasets.Dataset.from_dict({"text": TEXTS, "label": Y.tolist()})
-    inputs, _ = whole(table, transform=lengths)
-    assert inputs.tolist() == [[len(text), text.count("a")] for text in TEXTS]
-    named, _ = whole((TEXTS, Y), transform=lambda texts: {"ids": lengths(texts)})
-    assert torch.equal(named["ids"], inputs)
 
 
 def test_a_transform_of_two_columns_gets_each():
@@ -221,12 +199,6 @@ def test_other_data_are_refused_with_what_to_do(case):
     make, *words = NO[case]
     with refused(*words):
         loaded(make(), test=(X, Y) if case != "negative classes" else None)
-
-
-@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "folder", "rows.txt"])
-def test_a_path_that_is_not_there_is_named(name, tmp_path):
-    with refused(f"{tmp_path / name}", "there is no such file", error=FileNotFoundError):
-        loaded(tmp_path / name)
 
 
 def test_train_and_test_have_one_form():
