@@ -126,6 +126,7 @@ def test_a_data_set_that_returns_a_random_item_is_refused(monkeypatch):
     check_batches(of(data), ROWS, "cpu")
 
 
+@pytest.mark.slow
 def test_a_function_that_seeds_every_row_by_its_own_position_passes():
     def of_position(row):
         torch.manual_seed(row)

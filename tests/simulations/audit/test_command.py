@@ -72,10 +72,10 @@ def test_correct_code_of_every_mode(tmp_path, mode):
     ("mode", "plant"),
     [
         ("secure", "shares-for-all"),
-        ("secure", "rotation-doubles"),
+        pytest.param("secure", "rotation-doubles", marks=pytest.mark.slow),
         ("aggregate", "noise-left-out"),
-        ("secure, clients", "readers-not-counted"),
-        ("server", "tenth-of-noise"),
+        pytest.param("secure, clients", "readers-not-counted", marks=pytest.mark.slow),
+        pytest.param("server", "tenth-of-noise", marks=pytest.mark.slow),
         ("server", "clip-misses-block"),
     ],
 )

@@ -32,7 +32,7 @@ QUICK = ("inspect",)
 CASES = [pytest.param(name, "auto", marks=() if name in QUICK else pytest.mark.slow) for name in COMMANDS]
 
 
-@pytest.mark.parametrize(("command", "device"), [*CASES, ("inspect", "cpu")])
+@pytest.mark.parametrize(("command", "device"), [*CASES, pytest.param("inspect", "cpu", marks=pytest.mark.slow)])
 def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedlsg, tmp_path, monkeypatch):
     name, *options = COMMANDS[command]
     out = str(tmp_path / "audit.json" if name == "audit" else tmp_path)

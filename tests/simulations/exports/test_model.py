@@ -109,7 +109,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return runs
 
 
-@pytest.mark.parametrize("kind", ["lora", "pooled"])
+@pytest.mark.parametrize("kind", ["lora", pytest.param("pooled", marks=pytest.mark.slow)])
 def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     run = texts[kind]
     inputs, _ = some_inputs(run, run.path.parent)

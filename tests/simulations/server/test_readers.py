@@ -52,7 +52,9 @@ def from_lines(path: Path, known: int) -> float:
     return epsilon(sample_rate=rate, noise_multiplier=noise, steps=len(lines(path)), delta=DELTA).upper
 
 
-@pytest.mark.parametrize("case", SUMS)
+@pytest.mark.parametrize(
+    "case", [case if turn % 2 == 0 else pytest.param(case, marks=pytest.mark.slow) for turn, case in enumerate(SUMS)]
+)
 def test_a_run_names_the_reader_of_each_epsilon(case, tmp_path):
     run = run_local(tmp_path / "run", **SECRET | {"rounds": ROUNDS} | SUMS[case])
     survivors, readers = EXPECTED[case]
