@@ -43,7 +43,6 @@ def assert_orthonormal(L: Tensor, R: Tensor) -> None:
     assert_close(R @ R.mT, eye, atol=1e-12, rtol=0)
 
 
-@given(m=sizes, n=sizes, r=ranks, true_rank=st.integers(0, 9), steps=st.integers(1, 3), seed=seeds)
 def gram_schmidt(A: Tensor) -> Tensor:
     """The papers' orthogonalisation."""
     A = A.clone()
@@ -53,6 +52,7 @@ def gram_schmidt(A: Tensor) -> Tensor:
     return A
 
 
+@given(m=sizes, n=sizes, r=ranks, true_rank=st.integers(0, 9), steps=st.integers(1, 3), seed=seeds)
 def test_carriers_are_orthonormal_for_any_weight(m, n, r, true_rank, steps, seed):
     """Also where the weight's rank is below r, down to W = 0."""
     W = normal(m, true_rank, seed=seed) @ normal(true_rank, n, seed=seed + 1)
