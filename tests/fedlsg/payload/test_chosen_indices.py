@@ -1,6 +1,7 @@
 """Positions that the sender chose: any ascending set of at most k, in its cheapest form and no other, and bounded."""
 
 import hashlib
+import itertools
 import math
 import struct
 import tracemalloc
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from fedlsg.frame import Block
 from fedlsg.payload import Dither
 from fedlsg.payload.codecs import PayloadError
-from fedlsg.payload.indices import encode_indices, section_bound
+from fedlsg.payload.indices import counts_within, encode_indices, section_bound
 from fedlsg.payload.message import Expected, longest, pack, unpack
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, INDICES, compact, resealed
 
@@ -49,6 +50,21 @@ def test_any_set_of_at_most_k_arrives_at_its_place(shapes, data, codec):
     elsewhere = torch.ones(size, dtype=torch.bool)
     elsewhere[positions] = False
     assert not got[elsewhere].any()
+
+
+@given(shapes=shapes, data=st.data())
+@settings(max_examples=150)
+def test_no_section_is_longer_than_its_bound(shapes, data):
+    size = sum(map(math.prod, shapes))
+    positions = torch.tensor(sorted(data.draw(st.sets(st.integers(0, size - 1)))), dtype=torch.int64)
+    section = encode_indices(positions, shapes)
+    assert len(section) <= section_bound(shapes, len(positions)) <= sum(1 + (math.prod(s) + 7) // 8 for s in shapes)
+    by_hand = [sum(a <= p < b for p in positions.tolist()) for a, b in itertools.pairwise(starts(shapes))]
+    assert counts_within(positions, shapes) == by_hand
+
+
+def starts(shapes) -> list[int]:
+    return list(itertools.accumulate((math.prod(shape) for shape in shapes), initial=0))
 
 
 def test_golden_bytes():
@@ -86,6 +102,15 @@ def test_other_sections_are_refused(section, why):
         unpack(packed, expected)
 
 
+@pytest.mark.parametrize("length", [0, 1, 8, 10, 11, 57, 2**31, 2**32 - 1])
+def test_a_section_of_another_length_than_it_says(length):
+    packed, expected = forged(SECTION, length=length)
+    with pytest.raises(PayloadError):
+        unpack(packed, expected)
+    with pytest.raises(PayloadError, match="payload indices"):
+        unpack(resealed(packed[:28] + packed[28:31], expected), expected)
+
+
 def test_a_length_that_lies_allocates_nothing():
     packed, expected = forged(SECTION, length=2**32 - 1)
     tracemalloc.start()
@@ -117,6 +142,13 @@ def test_values_must_be_as_many_as_positions(codec):
     for body in (packed[28:-17], packed[28:-16] + b"\0"):
         with pytest.raises(PayloadError, match="payload length"):
             unpack(resealed(packed[:28] + body, expected), expected)
+
+
+def test_one_position_more_than_agreed():
+    packed, expected = compact("float32", "chosen")
+    unpack(packed, replace(expected, most=12))
+    with pytest.raises(PayloadError, match="more positions than were agreed on"):
+        unpack(packed, replace(expected, most=11))
 
 
 @pytest.mark.parametrize("mode", ["derived", "explicit"])
