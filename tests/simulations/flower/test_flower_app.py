@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
@@ -150,6 +150,41 @@ def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
 def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
     with pytest.raises(ValueError, match=words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
+
+
+def test_arguments_of_fedavg_that_work():
+    strategy = fedlsg.flower.Strategy(two_sides, clients=5, fraction_train=0.5, fraction_evaluate=0.0, **SETTINGS)
+    assert strategy.settings.clients_per_round == 2
+    assert (
+        fedlsg.flower.Strategy(two_sides, min_available_nodes=4, fraction_train=1.0, **SETTINGS).settings.clients == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"initial_arrays": ArrayRecord({"w": Array(np.zeros(1))})}, "workload's model"),
+        ({"train_config": ConfigRecord({"lr": 0.1})}, "lr as learning_rate"),
+        ({"evaluate_config": ConfigRecord({"x": 1})}, "public test rows"),
+    ],
+)
+def test_start_of_another_strategy(given, words):
+    with pytest.raises(ValueError, match=words):
+        fedlsg.flower.Strategy(two_sides, **SETTINGS).start(Nodes(None, 1), **given)
+
+
+def test_an_evaluate_fn_of_another_form_is_named(tmp_path):
+    strategy = fedlsg.flower.Strategy(two_sides, out=tmp_path / "run", **SETTINGS)
+    with (
+        task_identity(),
+        pytest.raises(ValueError, match="evaluate_fn: expected a MetricRecord, a dict or None, got a tuple"),
+    ):
+        strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 2), num_rounds=1, evaluate_fn=lambda *_: (0.5, {}))
+
+
+def test_a_wrapper_that_does_not_start_it_is_told_so():
+    with pytest.raises(RuntimeError, match="subclass it, or give callbacks="):
+        fedlsg.flower.Strategy(two_sides, **SETTINGS).configure_train(1, ArrayRecord(), ConfigRecord(), Nodes(None, 1))
 
 
 def test_callbacks_of_both_kinds(tmp_path):

@@ -143,6 +143,13 @@ def _linear() -> nn.Module:
     return nn.Linear(3, 3)
 
 
+def test_each_class_is_a_client(tmp_path):
+    texts = FRAME.label.map({0: "x", 1: "y", 2: "z"})
+    for number, frame in enumerate((FRAME, FRAME.assign(label=texts), (FRAME[["a", "b", "c"]], texts))):
+        run = quick(tmp_path / str(number), model=_linear, train=frame, test=frame, partition="label", clients=None)
+        assert run.summary["clients"] == 3
+
+
 # --- classes ---
 
 
