@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fedlsg.lowrank import (
+    add_core,
     average_core,
     decompose,
     lift_core,
@@ -214,3 +215,11 @@ def test_the_core_of_square_orthonormal_carriers_loses_nothing(m, n, seed):
     dW, L, R = (normal(*shape, seed=seed + i) for i, shape in enumerate([(m, n), (m, m), (n, n)]))
     L, R = orthonormal_columns(L), orthonormal_columns(R)
     assert_close(lift_core(project_core(dW, L, R), L, R), dW)
+
+
+@pytest.mark.parametrize(("r", "s"), [(2, 3), (3, 2)])
+def test_a_core_is_added_as_it_is_lifted(r, s):
+    W, S, L, R = normal(7, 5, seed=0), normal(r, s, seed=1), normal(7, r, seed=2), normal(s, 5, seed=3)
+    wanted = W + 0.5 * lift_core(S, L, R)
+    add_core(W, S, L, R, 0.5)
+    assert_close(W, wanted)
