@@ -501,3 +501,11 @@ def test_a_charge_within_a_budget_is_checked_under_the_lock(tmp_path):
     with pytest.raises(BudgetError, match="would pass the privacy budget"):
         first.charge(Entry(round=3, **common), within=budget)
     assert len(second.entries) == 2
+
+
+def test_one_ledger_protects_one_unit(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl", client=3)
+    ledger.charge(entry(round=1))
+    with pytest.raises(LedgerError, match="unit=client is another"):
+        ledger.charge(entry(round=2, unit="client", sample_rate=1.0))
+    assert len(ledger.entries) == 1
