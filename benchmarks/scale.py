@@ -30,7 +30,8 @@ from torch import nn
 from benchmarks.pairs import write
 from simulations import workloads
 from simulations.callbacks.callback import Callback
-from simulations.workloads.base.workload import LoadedWorkload, Request, Split, rescale
+from simulations.workloads.base.split import Split, rescale
+from simulations.workloads.base.workload import LoadedWorkload, Request
 
 ROWS, COLUMNS, COHORT = 5, 16, 100
 WARM = 3
@@ -65,7 +66,7 @@ workloads._REGISTRY = MappingProxyType({**workloads._REGISTRY, "crowd": sys.modu
 def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
     """A run: CPU seconds of its parts, and of each round."""
     from simulations.engines import local
-    from simulations.rundir.rundir import create
+    from simulations.rundir.lock import create
     from simulations.server.ready import ready_plan
     from simulations.settings.settings import from_mapping
 

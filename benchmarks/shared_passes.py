@@ -18,7 +18,7 @@ from benchmarks import bare, jobs, opacus_job
 from benchmarks.pairs import estimate, parser, write
 from simulations.engines import local, passes
 from simulations.plan.plan import make_plan
-from simulations.rundir.rundir import create
+from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 

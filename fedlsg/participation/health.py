@@ -15,7 +15,7 @@ Work is a public number (declared examples); times are those that everybody sees
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any

@@ -9,7 +9,7 @@ from typing import Any
 from fedlsg.accounting import spread
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
-from fedlsg.secure_sum.graph import plan_graph
+from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.estimate.trial import Trial, time_step, try_rounds

@@ -43,11 +43,6 @@ def test_every_command_line_is_taken(reader):
     assert not wrong, "\n".join(f"{name}: {line}" for name, lines in wrong.items() for line in lines)
 
 
-def test_there_are_many():
-    lines = [line for path in DOCUMENTS for line in [*commands(path.read_text(), "fedlsg"), *inline(path.read_text())]]
-    assert len(lines) > 150
-
-
 @pytest.mark.parametrize("planted_line", [
     "fedlsg rnu",
     "fedlsg run --epsilom 3",
@@ -81,15 +76,3 @@ def test_there_are_many():
 ])  # fmt: skip
 def test_a_wrong_command_line_is_found(reader, planted_line):
     assert len(problems(f"Text.\n\n```bash\n{planted_line}\n```\n")) == 1
-
-
-@pytest.mark.parametrize("text", ["Run `fedlsg run --epsilom 3` now.", "Text:\n\n    fedlsg run --epsilom 3\n\nText."])
-def test_lines_in_sentences_and_indented_ones_are_read(reader, text):
-    assert len(problems(text)) == 1
-
-
-def test_variables_and_loops_are_filled_in():
-    text = '```bash\ncommon="--method lsg --rank 4"\nfedlsg run $common --out a\n```\n'
-    assert commands(text, "fedlsg") == ["fedlsg run --method lsg --rank 4 --out a"]
-    loop = "```bash\nfor name in lsg rgp; do\n    timeout 9 fedlsg run --preset $name-x\ndone\n```\n"
-    assert commands(loop, "fedlsg") == ["fedlsg run --preset lsg-x"]

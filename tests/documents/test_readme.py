@@ -1,17 +1,13 @@
 """The README is short and keeps the test command; its figure shows measured numbers; papers.md has no gaps."""
 
 import re
-from pathlib import Path
 
-from benchmarks.accuracy_bytes import LABELS, SHADES, SOURCE, numbers, read
-from simulations.settings.published.resolve import matching
 from tests.places import REPOSITORY
 
 README = REPOSITORY / "README.md"
 PAPERS = REPOSITORY / "docs" / "papers.md"
 ROW = re.compile(r"^\| (?!in the paper)([^|-][^|]*) \| ([^|]*) \|", re.MULTILINE)
 SAID = ("missing", "theory", "drawing", "fedlsg ", "python ", "preset", "](results/")
-PLACE = re.compile(r'fedlsg list presets "([^"]+)"')
 
 
 def test_the_readme_is_short_and_keeps_the_test_command():
@@ -20,24 +16,6 @@ def test_the_readme_is_short_and_keeps_the_test_command():
     command = 'python -m pytest -m "not slow and not gpu" -n 2'
     assert command in text
     assert command in (REPOSITORY / ".ci" / "run").read_text()
-
-
-def test_the_figure_shows_the_numbers_of_its_table():
-    points = read(SOURCE.read_text())
-    assert {point.method for point in points} == LABELS.keys()
-    for ending in SHADES:
-        assert drawn(REPOSITORY / "docs" / f"accuracy-bytes{ending}.svg") == numbers(points)
-
-
-def drawn(figure: Path) -> str:
-    """The numbers that a figure says it shows."""
-    return re.findall(r"<dc:description>(.*?)</dc:description>", figure.read_text(), re.DOTALL)[0]
-
-
-def test_a_row_takes_the_epsilon_above_it():
-    table = "| epsilon | method | rho |\n|---|---|---|\n| 8 | `a` | - | 50.0 ± 0.5 | | 3 | 1,000 |\n"
-    table += "| 1 | `b`, *q* | - | 40.0 ± 0.2 | | 3 | 20 |\n| | `c`* | - | 39.0 | | 1 | 30 |\n\n| other |\n"
-    assert [tuple(point) for point in read(table)] == [("b, q", 40.0, 0.2, 20), ("c", 39.0, 0.0, 30)]
 
 
 def uncovered(text: str) -> list[str]:
@@ -50,11 +28,3 @@ def test_every_row_of_the_papers_has_a_command_or_says_missing():
     assert uncovered(text) == []
     assert len(ROW.findall(text)) > 75
     assert uncovered(text + "\n| Eq. 9 | soon | |\n") == ["Eq. 9"]
-
-
-def test_a_table_of_a_paper_lists_its_rows_alone():
-    places = PLACE.findall(PAPERS.read_text())
-    assert len(places) > 12
-    for place in places:
-        assert {preset.source for preset in matching(place)} == {place}
-    assert len(matching("lsg table 2")) > len(matching("lsg (ito et al. 2023), table 2")) == 16

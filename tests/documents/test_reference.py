@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 
 import fedlsg
-from docs._sphinx.reference.api import GROUPS, annotation, signature
+from docs._sphinx.reference.api import GROUPS
 from docs._sphinx.reference.commands import STATUS
-from docs._sphinx.reference.markdown import docstring
 from docs._sphinx.reference.pages import PAGES
 from simulations import workloads
 from tests.documents.check_commands import command_line
@@ -44,27 +42,7 @@ def test_every_command_and_every_workload_is_described():
     assert all(f"| `{name}` |" in sets for name in workloads.names())
 
 
-def test_signatures_are_what_one_writes():
-    def function(a: int, *rest: str, b: "float | None" = None, **more: object) -> Path: ...
-
-    expected = "f(a: int, *rest: str, b: float | None = None, **more: object) -> Path"
-    assert signature("f", function) == expected
-    assert annotation(fedlsg.decompose.__annotations__["W"]) == "Float[Tensor, 'm *rest']"
-
-
-def test_docstrings_become_lists():
-    def function():
-        """Sum.
-
-        a, b: the first
-            and more
-        c: the second
-        Guarantee: none.
-        """
-
-    assert docstring(function) == "Sum.\n\n- **a, b**: the first\n  and more\n- **c**: the second\n\nGuarantee: none."
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "status"), [
     (["--version"], "0"),
     (["run", "-c", "gone=1"], "1"),

@@ -3,17 +3,12 @@
 The site itself is built by .ci/run, with every warning an error; here only its own parts are tested.
 """
 
-import json
-
 import pytest
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
 from docs._sphinx.links import problems
-from docs._sphinx.navigation import CHAPTERS, OPEN, toctree
-from docs._sphinx.notebooks import as_markdown
-from docs._sphinx.pictures import labelled
-from docs._sphinx.sources import children, marked
+from docs._sphinx.navigation import CHAPTERS, OPEN
 from tests.places import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -41,54 +36,12 @@ def test_the_index_of_the_results_names_each_page():
     assert missing == []
 
 
-@pytest.mark.parametrize(("link", "expected"), [
-    ("../fedlsg/lowrank.py", "repository:fedlsg/lowrank.py"),
-    ("../examples", "repository:examples"),
-    ("../CHANGELOG.md", "repository:CHANGELOG.md"),
-    ("../docs/own.md#from-python", "../docs/own.md#from-python"),
-    ("../fedlsg/gone.py", "../fedlsg/gone.py"),
-])  # fmt: skip
-def test_links_that_leave_the_documents_are_marked(link, expected):
-    """What is missing is left as it is, so that Sphinx finds it."""
-    assert marked(link, DOCS) == expected
-
-
-def test_a_folder_lists_its_code():
-    names = [path.name for path in children(REPOSITORY / "fedlsg" / "carriers")]
-    assert "__init__.py" in names
-    assert "__pycache__" not in names
-
-
-def test_a_notebook_is_its_text_code_and_outputs():
-    figure = {"output_type": "display_data", "data": {"image/png": "aGk=", "text/plain": "<Figure>"}}
-    cells = [
-        {"cell_type": "markdown", "source": ["# Title\n", "Text."]},
-        {"cell_type": "code", "source": "print(1)", "outputs": [{"output_type": "stream", "text": ["1\n"]}, figure]},
-        {"cell_type": "code", "source": "", "outputs": []},
-    ]
-    text = as_markdown(json.loads(json.dumps({"cells": cells})))
-    assert text.startswith("# Title\nText.\n\n``````python\nprint(1)\n``````\n\n``````text\n1\n``````")
-    assert "data:image/png;base64,aGk=" in text
-    assert "<Figure>" not in text
-
-
-def test_a_picture_has_a_label_and_its_colours():
-    for path in sorted((DOCS / "pictures").glob("*.svg")):
-        svg = labelled(path.read_text(), 'a "b" <c>')
-        assert svg.startswith('<svg role="img" aria-label="a &quot;b&quot; &lt;c>"'), path
-        assert "prefers-color-scheme: dark" in svg
-
-
 def test_every_picture_is_described():
     used = "".join(path.read_text() for path in DOCS.glob("**/*.md"))
     for path in (DOCS / "pictures").glob("*.svg"):
         (before,) = used.split(f"pictures/{path.name})")[:-1]
         description = before.rpartition("![")[2].partition("]")[0]
         assert len(description) > 40, path
-
-
-def test_toctree():
-    assert toctree(["a", "b"], caption="Start") == "\n```{toctree}\n:caption: Start\n\na\nb\n```\n"
 
 
 @pytest.mark.parametrize(("body", "count"), [

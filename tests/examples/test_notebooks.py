@@ -9,9 +9,8 @@ pytest.importorskip("nbclient", reason="nbclient and ipykernel (requirements-dev
 import nbformat
 from nbclient.exceptions import CellExecutionError
 
-from tests.examples.notebooks import FOLDER, NOTEBOOKS, code_cells, digest, execute, kinds, read, strip
+from tests.examples.notebooks import NOTEBOOKS, code_cells, digest, execute, kinds, read, strip
 from tests.places import REPOSITORY
-from tests.test_documents import problems
 
 MOST_BYTES = 300_000
 LONG = ("sparsity", "own-model-and-method")
@@ -21,6 +20,7 @@ BY_NAME = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 RUN = [pytest.param(path, marks=pytest.mark.slow if path.stem in LONG else ()) for path in NOTEBOOKS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUN, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_runs_and_its_stored_outputs_are_of_the_same_kinds(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
@@ -48,16 +48,6 @@ def test_the_stored_outputs_are_those_of_this_code(path):
     assert notebook.metadata["fedlsg"]["sha256_of_code"] != digest(notebook)
     assert path.stat().st_size < MOST_BYTES
     assert "/tmp/" not in path.read_text()
-
-
-@BY_NAME
-def test_links_of_a_notebook_lead_somewhere(path):
-    text = "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
-    assert problems(text, FOLDER) == []
-
-
-def test_there_are_three_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["first-federation", "own-model-and-method", "sparsity"]
 
 
 CELLS = (

@@ -21,6 +21,7 @@ def run(code: str, folder) -> str:
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_the_example_trains_within_its_budget(tmp_path):
     assert len(EXAMPLE.read_text().splitlines()) < 60
     found = OUTPUT.fullmatch(run(EXAMPLE.read_text(), tmp_path).strip())

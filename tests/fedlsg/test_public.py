@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedlsg.method import Method, Schedule
-from fedlsg.public import Public, call, name_of
+from fedlsg.public import Public, call
 from fedlsg.randomness import public_generator
 from fedlsg.state.public_state import PublicState
 from tests.fedlsg.support.own_methods import CORE, scaled
@@ -118,27 +118,3 @@ def test_a_function_that_fails_is_named_with_its_own_line():
     with pytest.raises(ValueError, match=r"careless failed in line \d+: RuntimeError: .*size") as caught:
         call(partial(careless, 2), public=Public(weights={}))
     assert caught.value.__cause__ is not None
-
-
-def test_w_0_changed_in_place_is_refused():
-    with pytest.raises(ValueError, match="changed w in place"):
-        call(
-            lambda public: public.initial["w"].zero_(),
-            public=Public(weights={"w": torch.ones(1)}, initial={"w": torch.ones(1)}),
-        )
-
-
-def test_functions_may_use_autograd_wherever_they_are_called():
-    with torch.no_grad():
-        assert call(lambda public: torch.is_grad_enabled(), public=Public(weights={}))
-
-
-def test_a_record_without_a_model_says_so():
-    with pytest.raises(ValueError, match=r"no model: make it by PublicState.frame"):
-        Public(weights={}).model()
-
-
-def test_names_of_functions():
-    assert name_of(scaled) == "tests.fedlsg.support.own_methods.scaled"
-    assert name_of(partial(partial(scaled, 1), 2)) == "tests.fedlsg.support.own_methods.scaled"
-    assert name_of(Remembers()) == "tests.fedlsg.test_public.Remembers"

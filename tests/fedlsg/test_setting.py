@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from fedlsg.choices import REMOVED
-from fedlsg.setting import REQUIRED, Setting, check_declared, declared, same, suggestion, unknown
+from fedlsg.setting import REQUIRED, Setting, check_declared, declared, same
 
 Share = Annotated[float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))]
 
@@ -46,11 +45,6 @@ def test_what_a_callable_declares():
     assert (direction.kind, direction.choices, direction.range) == (str, ("top", "bottom"), "top or bottom")
     assert (path.default, path.range, path.optional) == (REQUIRED, "", False)
     assert [one.range for one in (rank, share, rate)] == ["x >= 1", "0 <= x < 1", "0 < x < inf"]
-
-
-def test_what_a_dataclass_declares_by_the_name_that_a_user_gives():
-    assert list(declared(Part)) == ["kind", "part_rate", "free"]
-    assert declared(Part)["part_rate"].default == 0.5
 
 
 @pytest.mark.parametrize(
@@ -94,11 +88,6 @@ def test_errors_name_setting_value_and_range(name, raw, message):
         FOUND[name].parse(raw)
 
 
-def test_a_boolean_is_no_number():
-    with pytest.raises(ValueError, match=r"expected a number \(float\) for share, got True"):
-        FOUND["share"].check(True)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -111,39 +100,6 @@ def test_an_instance_is_checked_against_its_declarations(wrong, message):
     check_declared(Part(free=-1))
     with pytest.raises(ValueError, match=message):
         check_declared(Part(**wrong))
-
-
-def test_a_type_that_no_setting_has():
-    with pytest.raises(TypeError, match=r"'mechanism' of .*method is declared as <class 'object'>: a"):
-        declared(method)
-
-
-def test_two_bounds_of_one_side():
-    with pytest.raises(TypeError, match="one lower and one upper bound"):
-        Setting("Both.", at_least=0, above=0)
-
-
-@pytest.mark.parametrize(
-    ("word", "name"), [("lr", "rate"), ("LR", "rate"), ("rnak", "rank"), ("di-rection", "direction")]
-)
-def test_suggestions_know_abbreviations(word, name):
-    assert suggestion(word, FOUND) == f"; did you mean {name!r}?"
-    assert str(unknown("setting", word, FOUND)) == f"unknown setting {word!r}; did you mean {name!r}?"
-
-
-def test_a_setting_that_was_removed_names_the_version_that_has_it():
-    message = str(unknown("setting", "filter-a", FOUND))
-    assert message == "setting 'filter-a' belongs to optimizer 'doppler', which " + REMOVED
-
-
-def test_no_suggestion_for_what_is_like_nothing():
-    assert suggestion("xyz", FOUND) == ""
-
-
-def test_without_annotations_the_default_says_the_type():
-    def bare(*, rank=3, rate=0.5, path="x"): ...
-
-    assert [one.kind for one in declared(bare).values()] == [int, float, str]
 
 
 def test_one_name_declared_twice():

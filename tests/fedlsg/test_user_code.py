@@ -3,14 +3,13 @@
 import os
 import py_compile
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from fedlsg import user_code
 from fedlsg.code_digest import source_of
-from fedlsg.user_code import absolute, is_reference, load, name_of, permit, short, shown
+from fedlsg.user_code import is_reference, load, permit
 
 IS_PERMITTED = user_code.is_permitted
 
@@ -64,34 +63,6 @@ def test_what_names_code(name, code):
     assert is_reference(name) is code
 
 
-def test_names_for_settings_folders_and_people(tmp_path):
-    assert absolute("mine.py:w") == f"{tmp_path}/mine.py:w"
-    assert absolute("~/mine.py:w") == f"{Path.home()}/mine.py:w"
-    assert [absolute(name) for name in ("package:w", "digits")] == ["package:w", "digits"]
-    assert [short(name) for name in ("/a/b/mine.py:w", "package.module:w", "digits")] == [
-        "mine-w", "package-w", "digits",
-    ]  # fmt: skip
-    assert shown("/a/b/mine.py:w") == "mine.py:w"
-    assert shown("digits") == "digits"
-
-
-def test_a_file_runs_once_and_again_after_it_has_changed(tmp_path):
-    mine = write("mine.py", "print('ran')\ndef f(): return 1\n")
-    first = load(f"{mine}:f", "workload")
-    assert load("mine.py:f", "workload") is first
-    mine.write_text("def f(): return 2\n")
-    assert load("mine.py:f", "workload")() == 2
-    assert first() == 1
-
-
-def test_neighbours_and_dataclasses_work():
-    """A dataclass with annotations in words looks its module up."""
-    write("helper.py", "VALUE = 7\n")
-    write("mine.py", "from __future__ import annotations\nfrom dataclasses import dataclass\nimport helper\n"
-          "@dataclass\nclass A:\n    a: int = helper.VALUE\ndef f(): return A().a\n")  # fmt: skip
-    assert load("mine.py:f", "workload")() == 7
-
-
 @pytest.mark.parametrize("stem", ["json", "colorsys", "torch", "fedlsg", "my-file", "a.b"])
 def test_a_file_hides_no_module_of_python_or_of_a_package(stem):
     """colorsys: not loaded yet, and somebody imports it later."""
@@ -103,13 +74,6 @@ def test_a_file_hides_no_module_of_python_or_of_a_package(stem):
     import colorsys
 
     assert colorsys.rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
-
-
-def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):
-    for number in (1, 2):
-        (tmp_path / str(number)).mkdir()
-        write(f"{number}/mine.py", f"def f(): return {number}\n")
-    assert [load(f"{number}/mine.py:f", "workload")() for number in (1, 2, 1)] == [1, 2, 1]
 
 
 def test_each_file_imports_the_neighbours_of_its_own_folder(tmp_path):
@@ -174,41 +138,6 @@ def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
     permit("evil.py:f")  # negative control
     load("evil.py:f", "workload")
     assert (tmp_path / "ran").exists()
-
-
-def nested():
-    def inner(): ...
-
-    return inner
-
-
-def test_the_name_of_a_function():
-    assert name_of(nested) == f"{__file__}:nested"
-    assert name_of(nested()) == "inner"
-    assert name_of(lambda: 1) == "lambda"
-    assert name_of(pytest.raises) == "_pytest.raises:raises"
-    assert load(name_of(nested), "workload").__name__ == "nested"
-
-
-def point(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name=name, value=value, group="fedlsg.methods")
-
-
-def test_two_packages_that_offer_one_name_are_refused(monkeypatch):
-    offers = [point("a", "one:f"), point("a", "two:f")]
-    monkeypatch.setattr(user_code, "entry_points", lambda group: offers)
-    with pytest.raises(ValueError, match=r"two packages offer 'a' in fedlsg\.methods: one:f and two:f; uninstall one"):
-        user_code.offered("fedlsg.methods")
-
-
-def test_one_package_found_twice_on_the_path_is_one(monkeypatch):
-    monkeypatch.setattr(user_code, "entry_points", lambda group: [point("a", "one:f"), point("a", "one:f")])
-    assert list(user_code.offered("fedlsg.methods")) == ["a"]
-
-
-def test_an_entry_point_that_cannot_be_imported_is_named():
-    with pytest.raises(ImportError, match=r"fedlsg\.methods: a = nowhere:f cannot be imported: ModuleNotFoundError"):
-        user_code.imported(point("a", "nowhere:f"))
 
 
 def test_a_compiled_copy_is_never_run():

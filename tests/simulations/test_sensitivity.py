@@ -2,8 +2,9 @@
 
 The sum is that of the shipped ``client_step`` with the batches and groups of simulations (benchmarks/neighbours.py).
 The data and the example that leaves are an adversary's (benchmarks/adversaries.py). All pairs of settings run here,
-their full product with ``-m slow``. Dropout masks go by place in the batch: a test with dropout would have to give each
-example its own mask again (simulations/client/train.py says why the release does not). No built-in model has dropout.
+those of ``LATER`` and the full product with ``-m slow``. Dropout masks go by place in the batch: a test with dropout
+would have to give each example its own mask again (simulations/client/train.py says why the release does not). No
+built-in model has dropout.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from fedlsg.state import PublicState
 from fedlsg.synthetic import dead_leaves
 from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
-from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, fill, runs_of, shape_of
+from fedlsg.training.microbatches import ROWS_ON_CPU, shape_of
 from simulations.server.summary import hardware
 from simulations.workloads import LoadedWorkload
 from simulations.workloads.base.workload import cross_entropy
@@ -39,6 +40,8 @@ from tests.simulations.support.made_texts import VOCABULARY, make_bert
 TEXTS = ("bert", "minilm")
 """A small BERT with large random weights, and MiniLM where the package that ships it is installed."""
 MODELS = ("mlp", "conv", "cnn", "dp-cnn", "h-cnn", "resnet-8", "wrn-16-4", "wrn-16-4-ws", *TEXTS)
+LATER = ("conv", "h-cnn", "wrn-16-4", "minilm")
+"""Models whose layers others have."""
 AXES: MappingProxyType[str, Sequence[object]] = MappingProxyType(
     {
         "model": MODELS,
@@ -103,7 +106,11 @@ def check(found: Moved) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "method", "precision", "storage", "microbatch", "case"), all_pairs(list(AXES.values()))
+    ("model", "method", "precision", "storage", "microbatch", "case"),
+    [
+        pytest.param(*pair, marks=pytest.mark.slow) if pair[0] in LATER else pair
+        for pair in all_pairs(list(AXES.values()))
+    ],
 )
 def test_one_example_moves_the_sum_by_c(model, method, precision, storage, microbatch, case):
     """ResNets with images of 16 x 16 pixels here, a quarter of the work; of 32 x 32 in the full product."""
@@ -350,18 +357,6 @@ def test_padding_to_the_longest_of_a_microbatch_is_refused_in_fewer_bits(model):
                 move(ungrouped, rows, 7)
 
 
-def test_off_the_processor_the_shape_is_public():
-    weights = [torch.zeros(2, device="meta")]
-    local = LocalTraining(microbatch_size=64, expected_batch=25.0, multiplicity=2)
-    assert shape_of(local, weights) == Shape(size=32, multiple=32)
-    local = LocalTraining(microbatch_size=256, expected_batch=25.0)
-    shape = shape_of(local, weights)
-    assert shape == Shape(size=55, multiple=55)
-    assert shape_of(replace(local, one_shape=True), [torch.zeros(2)]) == Shape(size=56, multiple=56)
-    assert shape_of(replace(local, one_shape=True, microbatch_size=1), [torch.zeros(2)]) == Shape(size=1, multiple=1)
-    assert [shape.rows(count) for count in (0, 1, 54, 55)] == [0, 55, 55, 55]
-
-
 def test_a_single_example_is_never_a_single_row():
     """Its kernel is another one, which in a deep ReLU network rounds beyond the bound (ResNet-34: 8e-3 of it)."""
     exact = shape_of(LocalTraining(microbatch_size=32), [torch.zeros(2)])
@@ -388,18 +383,3 @@ def test_weights_that_an_adversary_chose_move_the_sum_by_c_where_all_rows_have_o
         for some in rows.values():
             assert move(one_shape, some, 0).moved <= 1 + BOUND
         assert max(move(made, some, 0).moved for some in rows.values()) > 2  # negative control
-
-
-def test_filled_rows_are_copies_and_groups_lose_nothing():
-    batch = {"a": torch.arange(3.0), "b": torch.arange(6).view(3, 2)}
-    more = fill(batch, 5)
-    assert isinstance(more, dict)
-    assert more["a"].tolist() == [0, 1, 2, 0, 0]
-    assert more["b"].tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]
-    shape = Shape(size=2)
-    runs = runs_of(torch.arange(5), lambda p: [p[p % 2 == 0], p[p % 2 == 1], p[:0]], shape)
-    assert [(group, run.tolist()) for group, run in runs] == [(0, [0, 2]), (0, [4]), (1, [1, 3])]
-    assert [(group, run.tolist()) for group, run in runs_of(torch.arange(0), lambda p: [p], shape)] == [(0, [])]
-    for wrong in (lambda p: [p[1:]], lambda p: [p, p[:1]]):
-        with pytest.raises(ValueError, match="every position of the batch once"):
-            runs_of(torch.arange(5), wrong, shape)

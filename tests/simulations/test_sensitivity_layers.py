@@ -32,11 +32,16 @@ def build(case: str, precision: str, storage: str, microbatch: int) -> Subject:
     return of_tensors(model, frame, steep, x, y, microbatch_size=microbatch, precision=stored)
 
 
-@pytest.mark.parametrize(
-    ("precision", "storage", "microbatch"),
-    [("float32", "float32", 7), ("bfloat16", "float32", 7), ("float32", "bfloat16", 32)],
-)
-@pytest.mark.parametrize("case", ZOO)
+STORED = [("float32", "float32", 7), ("bfloat16", "float32", 7), ("float32", "bfloat16", 32)]
+TURNS = [
+    pytest.param(case, *stored, marks=() if turn == place % 3 else pytest.mark.slow)
+    for place, case in enumerate(ZOO)
+    for turn, stored in enumerate(STORED)
+]
+"""Every layer in one precision, and all precisions in turn; the other pairs are slow."""
+
+
+@pytest.mark.parametrize(("case", "precision", "storage", "microbatch"), TURNS)
 def test_one_example_moves_the_sum_by_c(case, precision, storage, microbatch):
     made = build(case, precision, storage, microbatch)
     for leaves in (0, EXAMPLES - 2):

@@ -3,11 +3,9 @@
 from collections import Counter
 from itertools import pairwise
 
-import pytest
-
 from fedlsg.participation import Participation, select_clients
 from strategies.federation.exchange import Exchange
-from strategies.federation.wire import FAILED, TOO_SLOW, failure
+from strategies.federation.wire import TOO_SLOW, failure
 from tests.strategies.small_federation import Federation, server_state
 
 CLIENTS, PER_ROUND, ROUNDS = 6, 2, 12
@@ -57,27 +55,8 @@ def test_without_the_plan_the_healthy_ones_would_be_asked_more_often(monkeypatch
     assert max(counts.values()) > planned
 
 
-@pytest.mark.parametrize("lost", [(), (0,)])
-def test_who_replies_with_an_error_of_its_own_changes_nobodys_turn(lost):
-    """A client that fails, or refuses, costs the others no time."""
-    reports = federation(*lost, code=FAILED).run(ROUNDS)
-    assert [report.asked for report in reports] == [drawn(round) for round in range(1, ROUNDS + 1)]
-
-
 def test_a_sum_gets_no_replacement_within_a_round_and_all_of_its_clients():
     """Of a sum of at least two, the noise is shared by those who began it."""
     reports = federation(0, min_survivors=2).run(ROUNDS)
     assert all(len(report.asked) == PER_ROUND for report in reports)
     assert reports[-1].asked != drawn(ROUNDS) or 0 not in drawn(ROUNDS)
-
-
-def test_a_client_that_comes_back_is_asked_at_once():
-    one = federation(0, 1)
-    one.run(4)
-    health = one.strategy.exchange.clock.health
-    assert health.failures
-    for client in list(health.failures):
-        one.strategy.exchange.roster.returned(one.strategy.exchange.roster.node(client))
-    one.answer = None
-    one.run(1)
-    assert health.failures == {}

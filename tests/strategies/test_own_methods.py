@@ -10,8 +10,6 @@ import torch
 
 import fedlsg.training.client
 from fedlsg.carriers import Carrier, OwnCarriers
-from fedlsg.carriers.statistics import residual
-from fedlsg.forms import FORMS
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule
 from fedlsg.payload import PayloadError
@@ -24,13 +22,11 @@ from tests.strategies.contract import (
     NOISE,
     Case,
     data_set,
-    lift_defects,
     noise_defects,
     random_values,
     received,
     sensitivity_defects,
     subject,
-    weighted_loss,
 )
 from tests.strategies.federation.test_wire import sent_frame
 from tests.strategies.small_federation import model as small_model
@@ -84,14 +80,6 @@ def test_server_and_client_derive_one_frame(name):
 @pytest.mark.parametrize("name", ["core, own mask", "own carriers, own mask"])
 def test_noise_has_its_variance_in_every_block(name):
     assert noise_defects(of(name), LEAST_DRAWS // 4) == []
-
-
-@cases
-def test_the_server_gets_the_values_that_were_sent_and_lifts_them(name):
-    s = of(name, "cnn")
-    assert lift_defects(s) == []
-    values = s.step(data_set(1)).nan_to_num()
-    assert torch.equal(received(s, values), values.float())
 
 
 @cases
@@ -166,13 +154,6 @@ def test_values_of_another_mask_are_rejected():
 # A probe of the public weights with synthetic inputs
 
 
-def test_a_probe_has_the_contract_with_ranks_that_differ_and_scaled_carriers():
-    s = of("probe")
-    assert {c.L.shape[1]: c.R.shape[0] for c in s.frame.coordinates if c.carried} == {6: 4}
-    assert s.frame.digest == s.derived.digest
-    assert sensitivity_defects(s, range(2)) == []
-
-
 def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
     """The next frame is the same whatever the data are; negative control: it is another one for other weights."""
     s = of("probe")
@@ -184,19 +165,6 @@ def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
     weight += 1
     assert s.state.frame(1, updates=0).digest != first
     weight -= 1
-
-
-def test_a_probe_keeps_more_of_other_examples_gradients_than_random_carriers():
-    s = of("probe")
-    inputs, targets = data_set(3).batch(torch.arange(5))
-    loss = weighted_loss(s.model(inputs), torch.stack([targets[:, 0], torch.ones(5)], 1)).sum()
-    dW = dict(zip(s.state.parameters, torch.autograd.grad(loss, list(s.model.parameters())), strict=True))
-    lost = {}
-    for name, carrier in {"probe": PROBE, "random": replace(PROBE, make=orthonormal)}.items():
-        state = replace(s.state, method=Method(name="own", carrier=carrier))
-        c = next(c for c in state.frame(1, updates=0).coordinates if c.name == "0.weight")
-        lost[name] = residual(dW[c.name], c.L, c.R, FORMS["core"])
-    assert lost["probe"] < lost["random"]
 
 
 # Functions that draw from elsewhere
@@ -239,19 +207,6 @@ def test_a_function_that_draws_from_elsewhere_is_refused_and_has_another_digest_
         server.check_repeatable()
 
 
-@pytest.mark.parametrize("parts", [{"carrier": CORE}, {"carrier": TANGENT, "mask": OWN_MASK}, {}])
-def test_public_draws_are_repeatable(parts):
-    own_state(**parts).check_repeatable()
-
-
-def by_size(factor):
-    def choose(block, public):
-        kept = public.weights[block.parameter].abs() if block.part == "dense" else torch.ones(block.shape)
-        return kept >= factor * kept.mean()
-
-    return choose
-
-
 def test_the_frame_that_is_sent_where_a_client_derives_another_comes_back_to_the_bit():
     """Another processor rounds differently: the server's L, R and positions arrive, in the form of the method."""
     mine, theirs = own_state(carrier=CORE, mask=OWN_MASK), own_state(carrier=core_of(orthonormal))
@@ -264,8 +219,3 @@ def test_the_frame_that_is_sent_where_a_client_derives_another_comes_back_to_the
     values = torch.arange(float(frame.kept))
     for name, gradient in frame.gradients(values).items():
         assert torch.equal(back.gradients(values)[name], gradient)
-
-
-def test_a_function_with_values_of_its_own_makes_a_method_with_parameters():
-    few, many = (own_state(mask=Mask(kind="own", choose=by_size(f))).frame(1, updates=0).kept for f in (1.5, 0.1))
-    assert 0 < few < many

@@ -37,17 +37,6 @@ def test_a_recipe_that_was_given_is_one_of_them_last():
     assert strategies.takers_of("width") == ()
 
 
-def test_a_mechanism_in_the_signature_is_the_default():
-    def silent(*, mechanism=Mechanism(kind="none"), server):  # noqa: B008
-        """Without noise."""
-        return Method(name="silent", mechanism=mechanism, server=server)
-
-    strategies.give("silent", silent)
-    assert strategies.default_mechanism("silent") == "none"
-    assert strategies.recipe("silent").mechanism.kind == "none"
-    assert strategies.recipe("silent", mechanism="dp").mechanism.kind == "dp"
-
-
 def without_docstring(*, mechanism, server): ...
 
 
@@ -110,23 +99,6 @@ def test_what_is_no_recipe_is_refused_and_leaves_nothing(name):
             strategies.give("mine", globals()[name])
         assert dict(strategies.given()) == before
         strategies.recipe_settings()
-
-
-@pytest.mark.parametrize("thing", [3, None, "dpsgd", Method])
-def test_what_is_no_function_of_mechanism_and_server_is_refused(thing):
-    with pytest.raises(ValueError, match="'mine'"):
-        strategies.give("mine", thing)
-
-
-@pytest.mark.parametrize("name", ["lsg", "dpsgd"])
-def test_names_of_fedlsg_are_taken(name):
-    with pytest.raises(ValueError, match=f"'{name}' is a method of fedlsg or of an installed package"):
-        strategies.give(name, plain)
-
-
-def test_names_of_other_frameworks_point_here():
-    with pytest.raises(ValueError, match="fedavg is called 'sgd' here"):
-        strategies.check_name("fedavg")
 
 
 # --- what a recipe returns ---

@@ -3,7 +3,6 @@
 import copy
 import gc
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,15 +15,13 @@ import fedlsg.own_loop.release
 import fedlsg.training.client
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
-from fedlsg.method import LocalTraining, Method, Schedule, client_step
+from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.privacy import Ledger
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import Phase, PublicState, ServerState
 from simulations.workloads import build_model
 from strategies import recipe
 from strategies.private_step import PrivateStep
-from tests.fedlsg.support.own_methods import CORE
-from tests.fedlsg.support.problems import Encoder
 from tests.simulations.support.runs import run_local
 from tests.strategies import own_loop
 from tests.strategies.own_loop import (
@@ -110,27 +107,6 @@ def test_weights_and_ledger_are_those_of_a_run_with_one_client(method, tmp_path)
         assert torch.equal(step.model.get_parameter(name), W)
     ours = [vars(entry) | {"run": ""} for entry in Ledger(tmp_path / "ledger.jsonl", client=0).entries]
     assert ours == [vars(entry) for entry in run.entries(0)]
-
-
-def test_an_own_recipe_and_core_carriers_run():
-    def small(*, rank: int = 2, mechanism, server):
-        """Core blocks."""
-        return Method(name="small", carrier=replace(CORE, rank=rank), mechanism=mechanism, server=server)
-
-    step = private_step(method=small, rank=2, clip="per-block", epsilon=3.0, noise_multiplier=None, steps=2)
-    for _ in range(2):
-        step.step(batch)
-    assert 2.9 < step.epsilon() <= 3.0
-    assert " at 0x" not in step.state_dict()["terms"]["method"]  # the same in another process
-
-
-def test_inputs_may_be_dicts_of_tokens():
-    torch.manual_seed(0)
-    tokens = {"tokens": torch.randint(11, (EXAMPLES, 6)), "mask": torch.ones(EXAMPLES, 6, dtype=torch.bool)}
-    step = private_step(Encoder(), method="lsg", rank=1, classifier="head", example=None)
-    batches = step.batches((tokens, TARGETS))
-    step.step(batches)
-    assert step.steps_taken == 1
 
 
 # --- what the privacy claim rests on, each with mistakes planted
@@ -276,7 +252,7 @@ class Centred(torch.utils.data.Dataset):
     lambda ps: torch.optim.Adam(ps, lr=0.01), lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
     lambda ps: torch.optim.RMSprop(ps, lr=0.01),
 ])  # fmt: skip
-@pytest.mark.parametrize("method", ["lsg", "lora"])
+@pytest.mark.parametrize("method", [pytest.param("lsg", marks=pytest.mark.slow), "lora"])
 def test_any_optimizer_steps_by_the_reconstructed_gradient(make, method):
     """The oracle: torch's optimizer on a copy, fed by hand with Eq. 3 of the sums of a federation."""
     step = private_step(method=method, rank=2, learning_rate=None, optimizer=make, reproducible=True)
@@ -295,29 +271,6 @@ def test_any_optimizer_steps_by_the_reconstructed_gradient(make, method):
         optimizer.step()
         for p, q in zip(step.model.parameters(), twin.parameters(), strict=True):
             assert torch.equal(p, q)
-
-
-def test_the_gradient_of_plain_sgd_is_that_of_the_default():
-    own = private_step(method="lsg", rank=2, learning_rate=None, reproducible=True,
-                       optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5))  # fmt: skip
-    default = private_step(method="lsg", rank=2, reproducible=True)
-    for _ in range(4):
-        own.step(batch)
-        default.step(batch)
-    torch.testing.assert_close(weights(own), weights(default), rtol=1e-4, atol=1e-6)
-
-
-def test_a_scheduler_of_torch_schedules_an_own_optimizer():
-    net = model()
-    step = private_step(net, learning_rate=None, optimizer=torch.optim.SGD(net.parameters(), lr=1.0), method="dpsgd")
-    scheduler = torch.optim.lr_scheduler.StepLR(step.optimizer, 1, gamma=0.0)
-    step.step(batch)
-    scheduler.step()
-    before = weights(step)
-    step.step(batch)
-    assert torch.equal(weights(step), before)
-    with pytest.raises(AttributeError, match="no own optimizer"):
-        _ = private_step(method="dpsgd").optimizer
 
 
 def test_a_gradient_of_the_users_own_never_moves_the_model():

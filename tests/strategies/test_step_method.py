@@ -24,12 +24,6 @@ def test_steps_and_rate(given, planned):
     assert planned_steps(*given) == planned
 
 
-@pytest.mark.parametrize("given", [(0.1, 10, 5), (None, None, 0), (None, None, -1), (None, None, float("nan"))])
-def test_epochs_that_do_not_fit_are_refused(given):
-    with pytest.raises(ValueError, match="epochs="):
-        planned_steps(*given)
-
-
 def named(method="auto", learning_rate=None, optimizer=None, **settings):
     return method_of(method, settings, learning_rate, optimizer, model=MODEL, steps=100)
 

@@ -4,12 +4,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prv_accountant import PoissonSubsampledGaussianMechanism
-from prv_accountant.privacy_random_variables import PrivacyRandomVariableTruncated
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
@@ -51,15 +49,6 @@ def test_full_batches_cover_the_analytic_gaussian(sigma, steps, delta):
 def test_one_subsampled_step_covers_the_closed_form(q, sigma, delta):
     bound = epsilon(sample_rate=q, noise_multiplier=sigma, steps=1, delta=delta)
     assert_covers(bound, exact_one_step(q, sigma, delta))
-
-
-@pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-10])
-@pytest.mark.parametrize(("accountant", "tight"), [(accountant_pld, 1.0005), (accountant_prv, 1.006)])
-def test_each_accountant_composes_like_the_analytic_gaussian(accountant, tight, delta):
-    """Not merged into one step beforehand, so that the composition itself is what is tested."""
-    interval = accountant.interval((Event(sample_rate=1.0, noise_multiplier=12.0, steps=200),), delta)
-    truth = exact_full_batch(12.0, 200, delta)
-    assert interval.lower <= truth <= interval.upper <= truth * tight
 
 
 @few
@@ -123,13 +112,6 @@ def test_calibration_of_the_published_table(target, delta, q, steps, published):
     assert epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta).upper <= target
 
 
-def test_a_published_noise_multiplier_is_on_both_sides_of_its_target():
-    """SST-2: 0.5 % less noise than published exceeds epsilon 3.3, 0.5 % more does not."""
-    setting = {"sample_rate": 2000 / 67349, "steps": 673, "delta": 1e-5}
-    less, more = (epsilon(noise_multiplier=1.2475 * (1 + change), **setting).upper for change in (-5e-3, 5e-3))
-    assert more < 3.3 < less
-
-
 @pytest.mark.parametrize(
     ("target", "q", "steps"),
     [
@@ -144,12 +126,6 @@ def test_calibration_and_max_steps_are_sharp_and_inverse(target, q, steps):
     smaller = sigma * (1 - 1.5e-4)
     assert epsilon(sample_rate=q, noise_multiplier=smaller, steps=steps, delta=1e-5).upper > target
     assert max_steps(epsilon=target, delta=1e-5, sample_rate=q, noise_multiplier=sigma) == steps
-
-
-def test_max_steps_ends():
-    assert max_steps(epsilon=0.1, delta=1e-5, sample_rate=0.5, noise_multiplier=0.5) == 0
-    loose = max_steps(epsilon=5.0, delta=1e-5, sample_rate=1.0, noise_multiplier=1e5)
-    assert exact_full_batch(1e5, loose, 1e-5) <= 5.0 or loose == 10**8
 
 
 def test_targets_out_of_reach_are_named():
@@ -190,35 +166,11 @@ def test_events_out_of_range_are_refused_by_name(setting, values):
             epsilon(**{**good, setting: value}, delta=1e-5)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
-def test_delta_out_of_range_is_refused(delta):
-    with pytest.raises(ValueError, match="delta"):
-        epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=10, delta=delta)
-
-
-@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
-def test_target_out_of_range_is_refused(target):
-    with pytest.raises(ValueError, match="epsilon"):
-        calibrate_noise_multiplier(epsilon=target, delta=1e-5, sample_rate=0.1, steps=10)
-    with pytest.raises(ValueError, match="epsilon"):
-        max_steps(epsilon=target, delta=1e-5, sample_rate=0.1, noise_multiplier=1.0)
-
-
 def test_delta_must_be_below_one_over_the_number_of_examples():
     check_delta(0.99e-3, 1000)
     for delta, examples in ((1e-3, 1000), (0.5, 2), (1e-5, 0)):
         with pytest.raises(ValueError, match="num_examples"):
             check_delta(delta, examples)
-
-
-def test_numpy_settings_are_taken_and_no_events_cost_nothing():
-    bound = epsilon(
-        sample_rate=np.float64(0.1), noise_multiplier=np.float32(2.0), steps=np.int64(10), delta=np.float64(1e-5)
-    )
-    assert bound == epsilon(sample_rate=0.1, noise_multiplier=2.0, steps=10, delta=1e-5)
-    assert compose([], delta=1e-5).upper == 0.0
-    with pytest.raises(ValueError, match="accountants"):
-        compose([], delta=1e-5, accountants=("rdp",))
 
 
 def test_what_no_accountant_can_certify_is_refused_quickly():
@@ -232,19 +184,6 @@ def test_a_grid_that_would_not_fit_is_refused_before_it_is_made():
     assert bound.witness == "unwitnessed"
     assert "cells" in bound.failures["prv"]
     assert 605.4019 <= bound.upper <= 605.4019 * 1.001  # by inversion, see exact_epsilon.py
-
-
-def test_nothing_reaches_the_terminal(capfd):
-    accountant_prv.interval.cache_clear()
-    epsilon(sample_rate=0.3, noise_multiplier=0.9, steps=17, delta=1e-5)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_callers_edit_does_not_reach_the_cache():
-    first = epsilon(sample_rate=0.3, noise_multiplier=2.0, steps=7, delta=1e-5)
-    first.intervals.clear()
-    first.failures["prv"] = "edited"
-    assert epsilon(sample_rate=0.3, noise_multiplier=2.0, steps=7, delta=1e-5).failures == {}
 
 
 SETTING = {"sample_rate": 0.1, "noise_multiplier": 1.1, "steps": 77, "delta": 1e-5}
@@ -295,28 +234,6 @@ def test_a_failing_witness_is_named_and_what_does_not_fit_a_grid_falls_to_renyi(
     assert (bound.accountant, bound.witness) == ("renyi", "unwitnessed")
     assert "Discrete mean" in bound.failures["pld"]
     assert truth.upper < bound.upper < 1.3 * truth.upper
-
-
-@pytest.mark.parametrize("values", [(2.0, 1.0, 3.0), (0.0, 1.0, math.inf), (math.nan, 1.0, 2.0), (-1.0, 0.0, 1.0)])
-def test_an_inconsistent_interval_cannot_be_made(values):
-    with pytest.raises(AccountingError, match="lower <= estimate <= upper"):
-        Interval(lower=values[0], estimate=values[1], upper=values[2])
-
-
-def test_the_librarys_mean_is_off_where_ours_is_not():
-    """Pins the deviation: its error of 6e-6 a step moves epsilon by .03 in 6,096 steps, past its own bounds."""
-    q, sigma = 0.15427, 3.314
-    mechanism = PoissonSubsampledGaussianMechanism(q, sigma)
-    x = np.linspace(
-        -45 * sigma, 1 + 45 * sigma, 2_000_001
-    )  # the trapezoidal rule is exact to roundoff on this integrand
-    density = ((1 - q) * np.exp(-0.5 * (x / sigma) ** 2) + q * np.exp(-0.5 * ((x - 1) / sigma) ** 2)) / sigma
-    loss = np.log1p(q * np.expm1((2 * x - 1) / (2 * sigma**2)))
-    truth = np.trapezoid(density * loss, x) / math.sqrt(2 * math.pi)
-    assert accountant_prv._TruncatedLoss(mechanism, -33.0, 33.0).mean() == pytest.approx(truth, abs=1e-12)
-    with np.errstate(all="ignore"):
-        theirs = PrivacyRandomVariableTruncated(mechanism, -33.0, 33.0).mean()
-    assert abs(float(theirs) - truth) > 1e-6
 
 
 def violations(accountant: Callable[[float, int], float]) -> int:

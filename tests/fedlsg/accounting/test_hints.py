@@ -116,13 +116,6 @@ def test_a_damaged_entry_is_refused(damage, entries, searches):
     assert len(searches) == 2
 
 
-def test_an_entry_of_another_version_is_not_read(entries, searches, monkeypatch):
-    right = again()
-    monkeypatch.setattr(hints, "_code", lambda: ["another"])
-    assert again() == right
-    assert len(searches) == 2
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_key_that_misses_its_inputs_is_caught(name, searches, monkeypatch):
     """All questions then have one entry: it has the answer to another one, and the accountant refuses it."""
@@ -141,13 +134,6 @@ def test_what_others_could_write_is_not_read(entries, searches):
     assert again() == right
     assert len(searches) == 3
     assert entries.stat().st_mode & 0o777 == 0o700  # closed again by the write
-
-
-def test_a_folder_that_cannot_be_used_is_none(tmp_path, monkeypatch, searches):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "file"))
-    assert again() == again()
-    assert len(searches) == 2
 
 
 def test_entries_are_bounded_and_writers_do_not_disturb_each_other(entries, monkeypatch):

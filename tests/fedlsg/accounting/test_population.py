@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedlsg.accounting import population
 from fedlsg.accounting.bounds import compose, upper_or_inf
 from fedlsg.accounting.events import Event, canonical
-from fedlsg.accounting.population import displayed, front, grid_down, grid_up, move_to_grid, shared_rates, spread
+from fedlsg.accounting.population import displayed, front, grid_down, grid_up, move_to_grid, spread
 from fedlsg.privacy.ledger import Entry, Ledger
 
 DELTA = 1e-5
@@ -124,29 +124,6 @@ def test_few_questions_are_asked_of_a_thousand_clients(monkeypatch):
     spread(unequal(40) * 25 + [client(0.3 / i, 1.5, 5 + i % 30) for i in range(4, 500)], delta=DELTA)
     assert len(asked) < 2 * population.QUESTIONS
     assert sum(accountants == ("prv", "pld") for accountants in asked) == 2
-
-
-@pytest.mark.usefixtures("few_are_exact")
-def test_the_display_is_an_upper_bound_too():
-    clients = unequal(12)
-    found, exact = displayed(clients, delta=DELTA), spread(clients, delta=DELTA, accountants=("pld",))
-    assert exact.largest <= found.largest <= 1.25 * exact.largest
-    assert displayed(clients[:5], delta=DELTA) == spread(clients[:5], delta=DELTA, accountants=("pld",))
-
-
-@pytest.mark.usefixtures("few_are_exact")
-def test_what_nobody_certifies_is_infinite():
-    clients = [*unequal(12), client(0.5, 0.01, 10**6)]
-    assert spread(clients, delta=DELTA).largest == math.inf
-
-
-@given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=60), st.integers(1, 20))
-def test_shared_rates_are_few_and_none_is_lower(rates, limit):
-    raised = shared_rates(rates, limit=limit)
-    assert all(q <= up <= min(1, q * math.sqrt(2) * (1 + 1e-12)) for q, up in zip(rates, raised, strict=True))
-    if len(set(rates)) <= limit:
-        assert raised == rates
-    assert len(set(raised)) <= max(limit, 21)  # ten octaves, two points each
 
 
 def test_a_budget_holds_to_the_step_whether_settings_are_few_or_many(tmp_path, monkeypatch):

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.inversion.linear import input_of_linear
-from fedlsg.attacks.inversion.prior import Prior, count
-from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
-from fedlsg.attacks.replay import dense_gradients, in_frame, lifted, replay
-from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.masks.mask import Mask
+from fedlsg.attacks.replay import replay
 from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.client import LocalTraining
@@ -50,15 +45,6 @@ def test_it_sends_what_a_client_sends(name, local):
     assert_close(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["lsg", "rs", "dpsgd"])
-def test_its_per_example_gradients_are_the_clients(name):
-    seen = observe(method(name), mlp(), IMAGES, LABELS)
-    mine = in_frame(dense_gradients(seen, IMAGES, LABELS), seen.frame)
-    theirs = per_example_gradients(seen.model, seen.loss_fn, IMAGES, LABELS, seen.frame)
-    for one, other in zip(mine, theirs, strict=True):
-        assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"])
 def test_its_gradient_is_that_of_finite_differences(local):
     seen = observe(method("lsg"), mlp(), IMAGES, LABELS, local=local)
@@ -82,23 +68,3 @@ def test_another_batch_or_no_clip_sends_something_else(monkeypatch):
     assert not torch.allclose(replay(doubled, IMAGES, LABELS), seen.values, rtol=1e-3)
     monkeypatch.setattr("fedlsg.forms.project", lambda G, L, R: (G @ R.mT * 0.5, L.mT @ G))
     assert not torch.allclose(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-3)
-
-
-def test_the_model_stays_as_it_was():
-    seen = observe(method("rgp"), mlp(), IMAGES, LABELS, local=SEVERAL)
-    before = {name: W.clone() for name, W in seen.weights.items()}
-    replay(seen, IMAGES.clone().requires_grad_(), LABELS)
-    assert all(torch.equal(W, before[name]) for name, W in seen.weights.items())
-    assert {name: G.shape for name, G in lifted(seen).items()} == {name: W.shape for name, W in before.items()}
-
-
-def test_a_core_is_observed_and_closed_forms_say_that_it_does_not_apply():
-    """In float64 and on a device it stays a core, and what is sent once is not counted as sent twice."""
-    seen = observe(replace(OWN, mask=Mask()), mlp(), IMAGES, LABELS)
-    for same in (seen.in_float64(), seen.to("cpu")):
-        assert [c.form.name for c in same.frame.coordinates if c.carried] == ["core"]
-        assert same.blocks["hidden.weight", "core"].shape == (2, 3)
-    known = Knowledge(labels=LABELS, examples=3)
-    assert count(seen, Prior(shape=(1, 8, 8)), ThreatModel(), known).twice == 0
-    with pytest.raises(DoesNotApply, match=r"hidden.weight was sent as a core, L\^T G \(R X\)\^T"):
-        input_of_linear(seen, Prior(shape=(1, 8, 8)))

@@ -7,14 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import strategies
-from fedlsg.carriers import LowRank, carried_parameters, find_output_layer, layer_table, prepare_model
-from fedlsg.frame import group_of
-from fedlsg.gradients import trainable
+from fedlsg.carriers import find_output_layer, prepare_model
 from fedlsg.method import Schedule
-from fedlsg.state import PublicState, ServerState, mean_frame
+from fedlsg.state import PublicState, ServerState
 
 HEAD = "classifier"
-ALL_OF_IT = {f"{HEAD}.{layer}.{own}" for layer in ("dense", "out_proj") for own in ("weight", "bias")}
 
 
 class Head(nn.Module):
@@ -50,36 +47,6 @@ def test_the_output_layer_is_the_last_linear_of_the_head():
     assert find_output_layer(nn.Linear(3, 2)) == find_output_layer(nn.Tanh()) == ""
     with pytest.raises(ValueError, match="classifier='head' is no module"):
         find_output_layer(model, "head")
-
-
-@pytest.mark.parametrize("method", ["lsg", "rgp", "rgp-random", "dp-powersgd"])
-def test_carriers_carry_all_but_the_output_layer(method):
-    public = state_of(method, rank=2).public
-    assert public.carried == ("body.weight", "classifier.dense.weight")
-    sent = {row.name: row.values for row in layer_table(public.model, public.method.carrier, HEAD)}
-    assert sent["classifier.dense.weight"] == 2 * (30 + 30)
-    assert sent["classifier.out_proj.weight"] == 20 * 30
-
-
-@pytest.mark.parametrize("method", ["linear-probe", "bitfit", "lora", "lsg-lora", "ffa-lora"])
-def test_methods_that_train_the_head_train_all_of_it(method):
-    own = {"rank": 2} if "rank" in strategies.own_settings(method) else {}
-    state = state_of(method, **own)
-    assert set(trainable(state.model)) >= ALL_OF_IT
-    assert {row.travel for row in layer_table(state.model, state.method.carrier, HEAD) if row.name in ALL_OF_IT} == {
-        "dense"
-    }
-    control = LowRank(rank=2)  # the rule of carriers would have adapted, so frozen, a layer of it
-    assert ALL_OF_IT & set(carried_parameters(make_model(), control, classifier=HEAD))
-
-
-def test_the_group_classifier_is_the_whole_head():
-    public = state_of("lsg", rank=2, classifier_clip_weight=2.0, classifier_learning_rate=0.25).public
-    assert public.classifier == HEAD
-    assert {name for name, W in public.parameters.items() if group_of(name, W.shape, HEAD) == "classifier"} == ALL_OF_IT
-    weights = {(b.parameter, b.part): b.weight for b in mean_frame(public).blocks}
-    assert weights["classifier.dense.weight", "L"] == weights["classifier.out_proj.weight", "dense"] == 2.0
-    assert weights["body.weight", "L"] == 1.0
 
 
 def test_a_checkpoint_of_a_version_that_left_the_head_dense_is_refused():

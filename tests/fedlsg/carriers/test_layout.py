@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.carriers import Dense, Lora, LowRank, carried_parameters, prepare_model, step_carrier
+from fedlsg.carriers import Lora, LowRank, carried_parameters, prepare_model, step_carrier
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import frozen_bases
 from fedlsg.gradients.supported import trainable
@@ -64,39 +63,3 @@ def test_the_values_are_those_of_the_frame(rank, kind):
     assert sum(row.sent for row in group_layers(after)) == kept.kept
     assert sum(entries for _, entries, _ in totals(rows).values()) == sum(p.numel() for p in make_model().parameters())
     assert [row.name for row in rows] == [name for name, _ in make_model().named_parameters()]
-
-
-def test_loras_factors_are_the_values_of_the_weight_that_they_adapt():
-    carrier = Lora(rank=2)
-    rows = layer_table(prepare_model(make_model(), carrier, classifier="classifier", seed=0), carrier, "classifier")
-    low_rank = layer_table(make_model(), LowRank(rank=2), "classifier")
-    assert rows == low_rank  # a 3x3 kernel's factors are as large as its carriers
-
-
-def test_the_probe_sends_its_classifier_alone():
-    carrier = Dense(train="classifier")
-    model = prepare_model(make_model(), carrier, classifier="classifier", seed=0)
-    assert totals(layer_table(model, carrier, "classifier"))["dense"] == (2, 500, 500)
-
-
-def test_repeated_layers_are_one_row():
-    rows = layer_table(make_model(), LowRank(rank=2), "classifier")
-    groups = group_layers(rows)
-    assert totals(groups) == totals(rows)
-    assert [g.count for g in groups if g.name.startswith("layers.*.*.weight")] == [3, 3]  # kernels, and norms
-    other = [*rows, LayerRow(name="layers.3.0.weight", shape=(8, 8, 3, 3), travel="frozen", values=0)]
-    assert [g.count for g in group_layers(other) if g.shape == (8, 8, 3, 3)] == [3, 1]  # negative control: not alike
-    named = LayerRow(name="conv1.weight", shape=(1,), travel="dense", values=1)
-    assert group_layers([named]) == [named]  # a number inside a word is no layer's number
-
-
-def test_it_works_without_weights():
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(10_000, 10_000), nn.Linear(10_000, 2))
-    rows = layer_table(model, LowRank(rank=8))
-    assert totals(rows)["carried"] == (1, 10**8, 8 * 20_000)
-
-
-def test_a_classifier_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="is no module of Sequential"):
-        layer_table(make_model(), LowRank(rank=2), "head")

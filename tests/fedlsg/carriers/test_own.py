@@ -1,22 +1,19 @@
 """Carriers by a user's function: what it must return, and where they may be used."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlsg import forms
-from fedlsg.carriers import Carrier, OwnCarriers, carried_parameters
-from fedlsg.carriers.layout import layer_table, totals
+from fedlsg.carriers import Carrier, OwnCarriers
 from fedlsg.frame import make_blocks
 from fedlsg.masks.mask import Mask
-from fedlsg.method import Method, Schedule
+from fedlsg.method import Method
 from fedlsg.public import Public, Sizes
-from fedlsg.state.public_state import PublicState
-from fedlsg.training import Compression, ServerOptimizer
+from fedlsg.training import ServerOptimizer
 from tests.fedlsg.support.own_methods import CORE, TANGENT, orthonormal, scaled
 
 SIZES = {"w": Sizes(6, 2, 3, 8)}
@@ -137,68 +134,4 @@ def test_a_core_refuses_what_needs_dl_and_dr(choices, message):
         Method(name="own", carrier=TANGENT, **choices)
 
 
-def test_error_feedback_is_refused():
-    mechanism = Method(name="x").mechanism
-    with pytest.raises(ValueError, match="carrier 'own'"):
-        Method(
-            name="own", carrier=CORE, mechanism=replace(mechanism, kind="none"),
-            compression=Compression(error_feedback=True, topk_rate=0.5),
-        )  # fmt: skip
-
-
 # Which are carried, and how many values they send
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    layers = {"a": nn.Conv2d(2, 6, 3), "flat": nn.Flatten(), "b": nn.Linear(24, 10), "classifier": nn.Linear(10, 10)}
-    model = nn.Sequential()
-    for name, layer in layers.items():
-        model.add_module(name, layer)
-    return model
-
-
-def test_the_rule_of_a_core_by_hand():
-    """6 x 18: 5 x 17 = 85 < 86.4 pays, 6 x 15 = 90 does not; ranks are cut to the sides of the weight."""
-    rule = OwnCarriers(make=scaled, form="core", rank=17, out_rank=5)
-    assert carried_parameters(net(), rule) == ("a.weight", "b.weight")
-    assert rule.sizes(net().a.weight) == (6, 5, 17, 18)
-    assert replace(rule, rank=99, out_rank=1).sizes(net().a.weight) == (6, 1, 18, 18)
-    assert carried_parameters(net(), replace(rule, rank=15, out_rank=6)) == ("b.weight",)
-    with pytest.raises(
-        ValueError, match=r"rank=99, out_rank=98 carries no layer of Sequential: r s < 0.8 m n.*out_rank"
-    ):
-        carried_parameters(net(), replace(rule, rank=99, out_rank=98))
-
-
-@pytest.mark.parametrize("carrier", [CORE, TANGENT])
-def test_the_table_of_layers_is_that_of_the_frame(carrier):
-    method = Method(name="own", carrier=carrier)
-    frame = PublicState.start(net(), method, Schedule(rounds=2), seed=0, classifier="classifier").frame(1, updates=0)
-    rows = totals(layer_table(net(), carrier, "classifier"))
-    assert rows["carried"][2] + rows["dense"][2] == frame.size == frame.kept
-    assert rows["carried"][0] == sum(c.carried for c in frame.coordinates) == 2
-    parts = {c.name: c.parts for c in frame.coordinates}
-    assert {parts[name] for name in ("a.weight", "b.weight")} == {carrier.parts}
-
-
-def test_the_two_forms_of_the_same_carriers_are_different_frames():
-    form = {
-        form: PublicState.start(
-            net(), Method(name="own", carrier=OwnCarriers(make=orthonormal, rank=2, form=form)),
-            Schedule(rounds=2), seed=0, classifier="classifier",
-        ).frame(1, updates=0)
-        for form in ("tangent", "core")
-    }  # fmt: skip
-    assert all(torch.equal(*pair) for pair in zip(form["core"].carriers, form["tangent"].carriers, strict=True))
-    assert form["core"].digest != form["tangent"].digest
-    assert form["core"].dense_size == form["tangent"].dense_size
-
-
-def test_a_core_that_is_lifted_by_hand():
-    """Values -> S -> L S R, a kernel in its own shape."""
-    method = Method(name="own", carrier=CORE)
-    frame = PublicState.start(net(), method, Schedule(rounds=2), seed=0, classifier=None).frame(1, updates=0)
-    values, where = torch.randn(frame.kept), frame.coordinates[0]
-    lifted = (where.L @ values[:6].reshape(2, 3) @ where.R).reshape(6, 2, 3, 3)
-    torch.testing.assert_close(frame.gradients(values)["a.weight"], lifted)

@@ -8,14 +8,11 @@ from torch import Tensor
 
 from fedlsg.carriers.personal import (
     personal_gradient,
-    personal_names,
     personal_size,
-    personal_weights,
     shared_values,
     with_zeros,
 )
 from fedlsg.carriers.powersgd import decode, encode
-from fedlsg.frame import Frame
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
@@ -98,37 +95,6 @@ def test_a_head_without_noise_is_caught():
     assert not has_noise(heads(with_head(), CLIP_ONLY, 40), NOISY)
 
 
-def shared_gradient(p: Problem, head_of: Tensor, row: int) -> Tensor:
-    """The shared gradient of one example under a head that moved by these steps."""
-    names = dict(p.model.named_parameters())
-    with torch.no_grad():
-        for name, W in personal_weights(names, HEAD, -head_of).items():
-            names[name].copy_(W)
-    return shared_values(project_and_keep(dense_gradients(p, p.model, row), p.frame), p.frame)
-
-
-def test_why_the_head_needs_noise():
-    """One example more moves a head without noise, and by it the shared gradient of another example, which the noise on
-    its own payload was not planned for: sensitivity 0 would be claimed for it.
-    """
-    everybody, fewer = with_head(), with_head()
-    fewer.inputs, fewer.targets = fewer.inputs[:-1], fewer.targets[:-1]
-    clean = [personal_gradient(p.step(CLIP_ONLY), p.frame) for p in (everybody, fewer)]
-    of_another = [shared_gradient(with_head(), head, 3) for head in clean]
-    assert (of_another[0] - of_another[1]).norm() > 1e-3
-
-
-def test_which_parameters_are_personal():
-    names = ["body.weight", "body.bias", "out.weight", "out.bias"]
-    assert personal_names(names, "classifier", "out") == ("out.weight", "out.bias")
-    assert personal_names(names, "body.b", "out") == ("body.bias",)
-    for nothing in ("tail", ""):
-        with pytest.raises(ValueError, match=r"no trained parameters.*body\.weight"):
-            personal_names(names, nothing, "out")
-    with pytest.raises(ValueError, match="all trained parameters"):
-        personal_names(names[:2], "body", "body")
-
-
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
@@ -140,8 +106,3 @@ def test_which_parameters_are_personal():
 def test_methods_without_a_true_personal_part_are_refused(parts, why):
     with pytest.raises(ValueError, match=why):
         Method(name="test", carrier=DENSE, personal="classifier", **parts)
-
-
-def test_a_frame_without_a_head_sends_everything():
-    frame: Frame = problem().frame
-    assert frame.wire is frame

@@ -14,15 +14,10 @@ from fedlsg.carriers.statistics import (
     block_squares,
     clipping,
     kept_energy,
-    principal_carriers,
     random_energy,
     residual,
-    select_kept,
-    stable_rank,
 )
 from fedlsg.forms import FORMS
-from fedlsg.frame import Block, Keep
-from fedlsg.lowrank import decompose, orthonormal_columns
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 
 sizes, seeds = st.integers(1, 9), st.integers(0, 10_000)
@@ -32,62 +27,6 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_stable_ranks_by_hand():
-    assert stable_rank(torch.outer(torch.tensor([1.0, -2.0, 3.0]), torch.tensor([4.0, 5.0]))) == pytest.approx(1)
-    assert stable_rank(7 * orthonormal_columns(normal(5, 5, seed=0))) == pytest.approx(5)
-    assert stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0]))) == pytest.approx(6 / 4)
-    assert math.isnan(stable_rank(torch.zeros(3, 2)))
-
-
-@given(m=sizes, n=sizes, true_rank=st.integers(1, 9), seed=seeds)
-def test_stable_rank_against_the_singular_values(m, n, true_rank, seed):
-    A = normal(m, true_rank, seed=seed) @ normal(true_rank, n, seed=seed + 1)
-    values = torch.linalg.svdvals(A)
-    found = stable_rank(A)
-    assert found == pytest.approx(float(values.square().sum() / values[0] ** 2))
-    assert 1 - 1e-9 <= found <= min(m, n, true_rank) + 1e-9
-    assert stable_rank(-3 * A.mT) == pytest.approx(found)
-
-
-def test_a_kernel_counts_as_a_matrix_of_out_units():
-    kernel = normal(4, 3, 2, 2, seed=1)
-    assert stable_rank(kernel) == pytest.approx(stable_rank(kernel.reshape(4, 12)))
-    assert stable_rank(kernel) != pytest.approx(stable_rank(kernel.reshape(12, 4)))  # another flattening is noticed
-
-
-def test_residuals_by_hand():
-    dW = torch.diag(torch.tensor([3.0, 4.0, 12.0]))  # length 13
-    first = torch.tensor([[1.0], [0.0], [0.0]])
-    assert residual(dW, first, first.mT) == pytest.approx(math.sqrt(160) / 13)
-    assert residual(dW, torch.eye(3)[:, :2], torch.eye(3)[:2]) == pytest.approx(12 / 13)
-    assert residual(dW, *principal_carriers(dW, 1)) == pytest.approx(5 / 13)
-    # L and R need not belong together: each takes another direction away.
-    assert residual(dW, torch.eye(3)[:, 2:], torch.eye(3)[1:2]) == pytest.approx(3 / 13)
-    assert math.isnan(residual(torch.zeros(3, 3), first, first.mT))
-
-
-@given(m=st.integers(2, 9), n=st.integers(2, 9), rank=st.integers(1, 9), seed=seeds)
-def test_residual_is_what_equation_5_says(m, n, rank, seed):
-    """Oracle: (I - L L^T) dW (I - R^T R). The r-SVD leaves the tail of the singular values."""
-    rank, dW = min(m, n, rank), normal(m, n, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    L, R = decompose(normal(m, n, seed=seed + 1), rank, generator=generator)
-    left = (torch.eye(m) - L @ L.mT) @ dW @ (torch.eye(n) - R.mT @ R)
-    assert residual(dW, L, R) == pytest.approx(float(left.norm() / dW.norm()), abs=1e-9)
-    values = torch.linalg.svdvals(dW)
-    tail = float(values[rank:].norm() / values.norm())
-    assert residual(dW, *principal_carriers(dW, rank)) == pytest.approx(tail, abs=1e-7)
-    assert 0 <= residual(dW, L, R) <= 1 + 1e-9
-
-
-def test_carriers_that_are_not_orthonormal_show():
-    """Negative control: Eq. 3 is a projection for orthonormal carriers only (one of the two being so is enough)."""
-    dW = normal(6, 5, seed=2)
-    L, R = principal_carriers(dW, 2)
-    assert residual(dW, 2 * L, R) == pytest.approx(residual(dW, L, R))
-    assert residual(dW, 2 * L, 2 * R) > 2 * residual(dW, L, R)
-
-
 @given(m=st.integers(2, 9), n=st.integers(2, 9), r=st.integers(1, 9), s=st.integers(1, 9), seed=seeds)
 def test_the_residual_of_a_core_is_that_of_both_spans_at_any_scale(m, n, r, s, seed):
     """Oracle: dW - U U^T dW V V^T, with orthonormal U and V of the same spans."""
@@ -95,28 +34,6 @@ def test_the_residual_of_a_core_is_that_of_both_spans_at_any_scale(m, n, r, s, s
     U, V = torch.linalg.qr(L).Q, torch.linalg.qr(R.mT).Q
     left = float((dW - U @ U.mT @ dW @ V @ V.mT).norm() / dW.norm())
     assert residual(dW, L * torch.logspace(-1, 1, L.shape[1]), 3 * R, FORMS["core"]) == pytest.approx(left, abs=1e-7)
-
-
-def test_ranks_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="rank=4 <= 3"):
-        principal_carriers(normal(3, 5, seed=0), 4)
-
-
-def test_energies_by_hand():
-    dW = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 4.0]])  # squares 1 4 / 9 0 / 0 16, together 30
-    found = kept_energy(dW, torch.tensor([1]), torch.tensor([0]))
-    assert (found.rows, found.columns, found.either) == pytest.approx((9 / 30, 10 / 30, 10 / 30))
-    found = kept_energy(dW, torch.tensor([0, 2]), torch.tensor([1]))
-    assert (found.rows, found.columns, found.either) == pytest.approx((21 / 30, 20 / 30, 21 / 30))
-    assert math.isnan(kept_energy(torch.zeros(2, 2), torch.tensor([0]), torch.tensor([0])).either)
-
-
-def test_a_channel_counts_with_all_its_taps():
-    kernel = torch.zeros(2, 3, 2, 2)
-    kernel[0, 1] = 1  # four taps
-    kernel[1, 2, 0, 0] = 2
-    found = kept_energy(kernel, torch.tensor([0]), torch.tensor([2]))
-    assert (found.rows, found.columns, found.either) == pytest.approx((0.5, 0.5, 1.0))
 
 
 def test_the_mean_over_random_units_against_every_choice():
@@ -138,21 +55,6 @@ def blocks_of(*rows: list[list[float]]) -> list[Tensor]:
 def measured(gradients: list[Tensor], mechanism: Mechanism):
     coordinates = sum(block.shape[1] for block in gradients)
     return clipping(block_squares(gradients), mechanism, dtype=gradients[0].dtype, coordinates=coordinates)
-
-
-def test_clips_by_hand():
-    """Joint norms 5, 0.5 and 13 under C = 2.5."""
-    gradients = blocks_of([[3.0], [0.3], [5.0]], [[4.0, 0], [0.4, 0], [0, 12.0]])
-    found = measured(gradients, Mechanism(clip_norm=2.5))
-    assert found.clipped == pytest.approx(2 / 3)
-    assert found.factors == pytest.approx((0.5, 1.0, 2.5 / 13))
-    assert found.mean_factor == pytest.approx((0.5 + 1 + 2.5 / 13) / 3)
-    assert (found.norms[0.0], found.norms[0.5], found.norms[1.0]) == pytest.approx((0.5, 5, 13))
-    assert found.lengths == pytest.approx((0.5, 5, 13))
-    each = measured(gradients, Mechanism(clip_norm=2.5, clip="per-block"))
-    assert each.clipped == pytest.approx(4 / 6)
-    assert each.factors == pytest.approx((2.5 / 4, 1.0, 2.5 / 12))
-    assert measured(gradients, Mechanism(kind="none")).clipped == 0
 
 
 @given(batch=st.integers(1, 6), clip_norm=st.floats(0.1, 10), seed=seeds)
@@ -177,12 +79,3 @@ def test_an_example_without_a_finite_gradient_is_counted_apart():
     assert math.isnan(lost.norms[0.5])
     with pytest.raises(ValueError, match="one example"):
         measured([torch.zeros(0, 2)], Mechanism())
-
-
-def test_kept_coordinates_are_selected_in_their_order():
-    gradients = [torch.arange(12.0).reshape(2, 6), torch.arange(4.0).reshape(2, 2)]
-    rows = Block(parameter="W", part="L", shape=(3, 2), keep=Keep(axis=0, index=torch.tensor([0, 2])))
-    whole = Block(parameter="b", part="dense", shape=(2,))
-    first, second = select_kept(gradients, [rows, whole])
-    assert first.tolist() == [[0, 1, 4, 5], [6, 7, 10, 11]]
-    assert torch.equal(second, gradients[1])

@@ -1,6 +1,5 @@
 """The total-variation term and the charge against brute force in one dimension."""
 
-import itertools
 import math
 from fractions import Fraction
 from functools import cache
@@ -9,11 +8,10 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedlsg.discrete.bound import log_ratio, ripple, rounding_deviation, rounding_ripple, sum_ripple, total_variation
+from fedlsg.discrete.bound import log_ratio, rounding_deviation, rounding_ripple, sum_ripple, total_variation
 from tests.fedlsg.support.discrete_laws import (
     BITS,
     Law,
-    common,
     gaussian_delta,
     gaussian_law,
     hockey_stick,
@@ -60,45 +58,6 @@ def test_the_sum_is_within_the_bound_and_nearly_reaches_it(share, clients):
     assert bound <= 2 * max(found)
 
 
-def test_unequal_shares_are_within_the_bound_and_nearly_reach_it():
-    shares = [0.75, 1.5, 1.0, 0.75]
-    bound = of_ripple(sum_ripple(shares))
-    found = [distance(list(c), shares) for c in itertools.product([0.0, 0.3], [0.0], [0.0, 0.5], [0.0])]
-    assert max(found) <= bound <= 3 * max(found)
-
-
-def test_the_published_size_for_two_clients():
-    """About 1e-27 at 2.5 steps: exp(-pi^2 s^2) is the first term."""
-    assert of_ripple(sum_ripple([2.5, 2.5])) == pytest.approx(math.exp(-((2.5 * math.pi) ** 2)), rel=0.05)
-
-
-@pytest.mark.parametrize("shares", [[0.5] * 2, [0.8] * 10, [1.0] * 3, [0.6, 0.9, 1.7], [2.5] * 10])
-def test_the_ripple_of_a_sum_bounds_the_exact_series_closely(shares):
-    """1 + e = s sqrt(2 pi) int_0^1 prod theta, by the trapezoidal rule, exact to the working precision here."""
-    nodes = 300
-    with mpmath.workdps(70):
-        total = mpmath.mpf(0)
-        for i in range(nodes):
-            term = mpmath.mpf(1)
-            for s, count in {s: shares.count(s) for s in shares}.items():
-                a = 2 * (mpmath.pi * mpmath.mpf(s)) ** 2
-                term *= mpmath.fsum(mpmath.exp(-a * (n - mpmath.mpf(i) / nodes) ** 2) for n in range(-8, 9)) ** count
-            total += term
-        square = mpmath.fsum(mpmath.mpf(s) ** 2 for s in shares)
-        exact = float(mpmath.sqrt(2 * mpmath.pi * square) * total / nodes - 1)
-    assert exact <= sum_ripple(shares) <= 1.2 * exact
-
-
-@pytest.mark.parametrize("deviation", [0.3, 0.5, 0.8, 1.3, 3.0])
-def test_the_ripple_of_one_sum_is_that_of_the_series(deviation):
-    with mpmath.workdps(120):
-        s, worst = mpmath.mpf(deviation), mpmath.mpf(0)
-        for c in (0, 0.25, 0.5):
-            total = mpmath.fsum(mpmath.exp(-((x - mpmath.mpf(c)) ** 2) / (2 * s * s)) for x in range(-80, 81))
-            worst = max(worst, abs(total / (s * mpmath.sqrt(2 * mpmath.pi)) - 1))
-        assert worst <= ripple(deviation) <= worst * (1 + mpmath.mpf("1e-4"))
-
-
 @cache
 def rounded_gaussian(centre: float, total: float, rounding: float) -> np.ndarray:
     """N(c, s^2 - r^2) rounded by a discrete Gaussian of deviation r around it: the trapezoidal rule in float64."""
@@ -123,25 +82,6 @@ def test_the_rounded_gaussian_is_within_the_bound(rounding, centre):
     assert np.abs(np.log(found[kept] / discrete[kept])).max() <= math.log((1 + e) / (1 - e)) + 1e-12
 
 
-def test_golden_ripple_of_a_rounding():
-    """r = 0.5 and s = 1: y = exp(-pi^2 / 2), and r^2 (2 - r^2 / s^2) = 0.4375."""
-    own = 2 * math.exp(-(math.pi**2) / 2) + 2 * math.exp(-2 * math.pi**2)
-    averaged = 2 * math.exp(-2 * math.pi**2 * 0.4375)
-    assert rounding_ripple(0.5, 1.0) == pytest.approx(averaged + own**2 / (1 - own), rel=1e-4)
-    assert math.isinf(rounding_ripple(0.1, 1.0))
-    assert total_variation([0.6, 0.6], 0.5) == pytest.approx(
-        of_ripple(sum_ripple([0.6, 0.6])) + of_ripple(rounding_ripple(0.5, math.sqrt(0.72))), rel=1e-5
-    )
-
-
-def test_the_ratio_of_a_sum_is_within_its_bound():
-    shares, centres = [0.8] * 3, [0.0, 0.1, -0.3]
-    e = sum_ripple(shares)
-    pairs = [(p, q) for p, q in common(sum_law(centres, shares), gaussian_sum(centres, shares)) if q >> (BITS - 100)]
-    worst = max(abs(math.log(p / q)) for p, q in pairs)
-    assert 0.2 * math.log((1 + e) / (1 - e)) < worst <= math.log((1 + e) / (1 - e))
-
-
 # --- privacy: the charge against the exact hockey-stick divergence of two sums
 
 
@@ -164,12 +104,6 @@ def test_the_charge_is_never_below_the_exact_divergence(shares, rounding, moved)
         for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
             exact = hockey_stick(*neighbours(shares, moved, start), epsilon)
             assert exact <= claimed(epsilon, list(shares), rounding, moved)
-
-
-def test_the_charge_is_close_where_shares_are_wide():
-    shares, moved = (4.0, 4.0), 3.0
-    exact = hockey_stick(*neighbours(shares, moved, 0.25), 1.0)
-    assert exact <= claimed(1.0, list(shares), 1.5, moved) <= 1.35 * exact
 
 
 def test_the_ratio_form_of_the_charge_is_never_below_the_exact_divergence():
@@ -208,14 +142,6 @@ def test_shares_that_are_too_small_are_refused():
             sum_ripple(shares)
     with pytest.raises(ValueError, match="nothing is left"):
         total_variation([1.0], 1.0)
-
-
-def test_wide_shares_do_not_underflow_to_an_exact_sum():
-    for shares in ([200.0] * 3, [4096.0] * 2, [30.0] * 1000):
-        assert 0 < sum_ripple(shares) < 1e-290
-    assert sum_ripple([4.0]) == 0
-    assert sum_ripple([0.25] * 50) > 1
-    assert total_variation([0.25] * 50, 0.1) == 1
 
 
 # --- planted mistakes

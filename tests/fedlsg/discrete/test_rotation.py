@@ -1,22 +1,16 @@
 """The public rotation: orthogonal, inverted exactly, and as even as the bound says."""
 
-import math
-from fractions import Fraction
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.discrete.grid import largest_plain, plan_grid
 from fedlsg.discrete.rotation import (
-    hadamard,
     largest_rotated,
     random_signs,
     rotate,
     rounding_error,
     unrotate,
-    window,
 )
 from fedlsg.randomness import public_generator
 
@@ -50,17 +44,6 @@ def test_it_is_an_orthogonal_matrix(values):
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(values, dtype=torch.float64))
 
 
-def test_golden_transform():
-    assert hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)).tolist() == [5.0, -1.0, -2.0, 0.0]
-
-
-def test_the_transform_is_the_matrix_of_hadamard():
-    p = 16
-    matrix = torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(p)] for i in range(p)], dtype=torch.float64)
-    x = vector(p, 3)
-    torch.testing.assert_close(hadamard(x), matrix @ x / math.sqrt(p))
-
-
 @pytest.mark.parametrize("values", [64, 100, 1000])
 def test_no_coordinate_exceeds_the_bound_more_often_than_stated(values):
     """A vector in one coordinate is the worst one: in the first window, in the last one, and in both."""
@@ -72,45 +55,6 @@ def test_no_coordinate_exceeds_the_bound_more_often_than_stated(values):
         x[place] = 1.0
         beyond = [float(rotate(x, signs_for(values, seed)).abs().max()) > bound for seed in range(100)]
         assert sum(beyond) <= 12  # 5 expected at most
-
-
-def test_the_bound_is_not_above_the_plain_one():
-    assert largest_rotated(2.0, 7, 3, 1e-9) == largest_plain(2.0, 7)
-    assert largest_rotated(1.0, 1, 4096, 2 * 4096 / math.e**18) == pytest.approx(6 / 64)
-
-    assert largest_rotated(1.0, 1, 8191, 2 * 8191 / math.e**18) == pytest.approx(6 / 64)  # the window is 4096
-
-
-@pytest.mark.parametrize(("clients", "batch", "plain", "rotated"), [(10, 1213, 14, 11), (50, 5469, 18, 15)])
-def test_it_saves_three_bits_of_5000_values(clients, batch, plain, rotated):
-    found = [
-        plan_grid(noise_std=2.0, contributors=clients * 9 // 10, clients=clients, largest_sum=bound, values=5000).bits
-        for bound in (largest_plain(1.0, batch), largest_rotated(1.0, batch, 5000, 5e-10))
-    ]
-    assert found == [plain, rotated]
-
-
-def exact_rotation(x: list[Fraction], signs: list[int]) -> list[Fraction]:
-    """Two windows of 16 values, in rational numbers; 1 / sqrt(16) is one."""
-    for first in (0, len(x) - 16):
-        part = [x[first + i] * signs[(first > 0) * 16 + i] for i in range(16)]
-        x[first : first + 16] = [sum((-1) ** (i & j).bit_count() * part[j] for j in range(16)) / 4 for i in range(16)]
-    return x
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_float64_errors_are_within_their_bound(seed):
-    x, signs = vector(20, seed) * 10.0 ** vector(20, seed + 9), signs_for(20, seed)
-    exact = exact_rotation([Fraction(float(v)) for v in x], [int(s) for s in signs])
-    error = math.sqrt(sum((Fraction(float(y)) - e) ** 2 for y, e in zip(rotate(x, signs), exact, strict=True)))
-    assert 0 < error <= rounding_error(20) * float(x.norm())
-
-
-def test_wrong_signs_are_refused():
-    with pytest.raises(ValueError, match="signs for 5 values"):
-        rotate(torch.zeros(5), signs_for(4))
-    with pytest.raises(ValueError, match="values=0"):
-        window(0)
 
 
 def test_planted_other_signs_do_not_invert():

@@ -21,7 +21,6 @@ from fedlsg.gradients.per_example import block_gradients, per_example_gradients,
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.tensors import keeps_digits
-from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.gradient_oracle import make_frame, naive
 from tests.fedlsg.support.problems import Problem, cnn, make, mlp, standardised, transformer, wide
 from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
@@ -163,26 +162,6 @@ def test_noise_has_its_deviation_and_all_its_bits(precision, monkeypatch):
     assert deviation_and_rounding(precision)[1] == 1
 
 
-@fewer_bits
-@pytest.mark.parametrize("kind", ["dp", "none"])
-def test_a_step_of_fewer_bits_is_near_the_exact_one(kind, precision):
-    p, mechanism = problem(dtype=torch.float32), replace(NOISY, kind=kind)
-    local = LocalTraining(steps=3, momentum=0.5, learning_rate=0.01)
-    exact = p.step(mechanism, local)
-    got = p.step(mechanism, replace(local, precision=precision))
-    assert 0 < (got - exact).norm() < 4 * ROUNDED * exact.norm()
-
-
-def test_factors_are_of_the_parameters_type():
-    model, loss_fn, inputs, targets = make(wide, torch.float32)
-    frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    blocks = block_gradients(model, loss_fn, inputs, targets, frame, precision=BOTH)
-    assert {block.dtype for block in blocks} == {torch.float32}
-    kept = [t.dtype for block in blocks if isinstance(block, GhostGradients) for t in (block.x, block.g)]
-    assert kept == [torch.bfloat16] * 4
-    assert clip_factors(torch.ones(1), 0.5, blocks[0].dtype, 9).dtype == torch.float32
-
-
 @pytest.mark.parametrize("name", ["precision", "activation_storage"])
 def test_other_numbers_are_refused_by_name(name):
     with pytest.raises(ValueError, match=rf"expected {name} in \('float32', 'bfloat16'\), got 'float16'"):
@@ -247,16 +226,6 @@ def test_tf32_by_any_interface_does_not_reach_the_clip(relaxed):
     rows = torch.full((2, 64), 1.00390625 * 3)
     total = clipped_sum([rows[:1], rows[1:]], CLIP)
     assert total.double().norm() <= CLIP.clip_norm
-
-
-@pytest.mark.skipif(not hasattr(BACKENDS, "fp32_precision"), reason="torch has the older interface only")
-def test_without_tf32_ghost_clipping_may_be_used_on_cuda():
-    BACKENDS.cudnn.conv.fp32_precision = "ieee"
-    try:
-        assert keeps_float32_digits("cuda")
-    finally:
-        BACKENDS.cudnn.conv.fp32_precision = "tf32"
-    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_negative_control_rows_in_tf32_pass_the_clip():

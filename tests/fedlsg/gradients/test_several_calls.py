@@ -11,7 +11,7 @@ from fedlsg.gradients import block_gradients
 from fedlsg.gradients.formulas.layers import TransposedLinear
 from fedlsg.gradients.hooks import Pass
 from fedlsg.privacy import Mechanism, clipped_sum
-from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_core_frame, make_frame, naive_error, squared_error
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 BATCH = 5
 
@@ -41,11 +41,6 @@ def test_gradients_of_the_calls_are_added(sparsity, flat, carry):
     model, x, y = problem()
     frame = make_frame(model, rank=2, sparsity=sparsity, carry=carry, flat=flat)
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
-
-
-def test_as_a_core():
-    model, x, y = problem()
-    assert naive_error(model, squared_error, x, y, make_core_frame(model, out_rank=3, rank=2)) < TOLERANCE
 
 
 def moved(model: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -201,13 +201,6 @@ def test_a_loss_of_more_arguments_names_them(name):
         per_example_loss(made)
 
 
-def test_a_function_of_more_arguments_names_them():
-    with pytest.raises(ValueError, match=r"gaussian_nll_loss needs 3 arguments \(input, target, var\)"):
-        per_example_loss(F.gaussian_nll_loss)
-    with pytest.raises(ValueError, match=r"needs 1 arguments \(outputs\)"):
-        per_example_loss(lambda outputs: outputs)
-
-
 @pytest.mark.parametrize("name", [name for name in TRAINED if hasattr(nn, name)])
 def test_a_loss_with_weights_to_train_names_them(name):
     made = getattr(nn, name)(*TRAINED[name])
@@ -236,16 +229,6 @@ WRAPPED = {
 def test_the_fix_for_a_loss_of_more_arguments_works(name):
     torch.manual_seed(0)
     check_independent(nn.Linear(5, 4), per_example_loss(WRAPPED[name]), numbers((B, 5)), numbers((B,)))
-
-
-@pytest.mark.parametrize("loss", [
-    lambda: nn.MSELoss(size_average=False), lambda: nn.MSELoss(reduce=True, size_average=False),
-    lambda: partial(F.mse_loss, size_average=False), lambda: partial(F.mse_loss, reduce=True, size_average=False),
-])  # fmt: skip
-@pytest.mark.filterwarnings("ignore:size_average and reduce args")
-def test_the_old_names_of_a_sum_are_honoured(loss):
-    outputs, targets = numbers((B, K)), shares((B, K))
-    torch.testing.assert_close(per_example_loss(loss())(outputs, targets), (outputs - targets).square().sum(1))
 
 
 def default_sum(outputs: Tensor, targets: Tensor, reduction: str = "sum") -> Tensor:

@@ -36,17 +36,6 @@ def test_entries_of_the_largest_product_of_energies_are_kept(sparsity):
         assert energy[core].sum() == pytest.approx(float(energy.sort(descending=True).values[: 12 - frozen].sum()))
 
 
-def test_of_equal_entries_the_first_are_frozen():
-    """The three entries of the column without energy, in their order, as for every other mask of entries."""
-    core, _ = kept(Mask(kind="energy", sparsity=2 / 12), CORE)
-    assert sorted(set(range(12)) - set(core.tolist())) == [3, 7]
-
-
-def test_one_entry_is_kept_at_least():
-    core, _ = kept(Mask(kind="energy", sparsity=0.999), CORE)
-    assert core.tolist() == [0]
-
-
 def test_units_by_predicted_energy():
     """Rows of dL by the out units' energy, channels of dR with all of their taps by the in units'."""
     left, right, bias = kept(Mask(kind="units", sparsity=0.5, importance="energy"), KERNEL)

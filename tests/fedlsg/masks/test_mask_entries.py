@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.carriers import Lora, LowRank, RandomCarriers
-from fedlsg.frame import Block, Frame
-from fedlsg.masks.kinds import not_pruned
-from fedlsg.masks.mask import Mask, apply_mask, split_kept
+from fedlsg.frame import Frame
+from fedlsg.masks.mask import Mask, apply_mask
 from fedlsg.masks.pruning import Prune
 from fedlsg.masks.rules import smallest
-from fedlsg.method import Method, initial_needed
+from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.public import Public, RoundTime
 from tests.fedlsg.support.mask_oracle import blocks_of, kept_by, naive, weights
@@ -74,21 +73,6 @@ def test_a_mask_of_the_start_needs_the_start():
             apply_mask(blocks_of(weights()), mask, Public(weights=weights(), pruned=name == "pruned"))
 
 
-@pytest.mark.parametrize(
-    ("mask", "prune", "needed"),
-    [
-        (Mask(), Prune(), {"0.bias"}),
-        (Mask(kind="magnitude", sparsity=0.5), Prune(), {"0.weight", "1.weight", "2.weight", "0.bias"}),
-        (Mask(kind="magnitude", sparsity=0.5, refresh=True), Prune(), {"0.bias"}),
-        (Mask(kind="drop", drop="random"), Prune(), {"0.bias"}),
-        (Mask(), Prune(kind="random", rate=0.5), {"0.weight", "1.weight", "2.weight", "0.bias"}),
-    ],
-)
-def test_which_start_is_needed(mask, prune, needed):
-    method = Method(name="test", mask=mask, prune=prune)
-    assert set(initial_needed(method, weights(), ("0.bias",))) == needed
-
-
 @given(sparsity=rates, seed=seeds, drop=st.sampled_from(["random", "magnitude"]), round=st.integers(1, 5))
 def test_drop_takes_its_share_of_what_pruning_left(sparsity, seed, drop, round):
     start, now = weights(seed), weights(seed + 1)
@@ -117,16 +101,6 @@ def test_random_dropping_is_redrawn_in_every_round_and_fair():
         seen.add(tuple(kept))
     assert len(seen) == rounds
     assert float((counts / rounds - 0.25).abs().max()) < 5 * math.sqrt(0.25 * 0.75 / rounds)
-
-
-def test_pruned_golden():
-    """A weight that is 0 now and was not at the start is pruned; one that started at 0 is trained, all alone too."""
-    start = {"w": torch.tensor([[1.0, 0.0, 3.0, 4.0]]), "z": torch.zeros(2, 2), "b": torch.ones(2)}
-    now = {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]]), "z": torch.tensor([[0.0, 5], [0, 0]]), "b": torch.zeros(2)}
-    kept = kept_by(Mask(), now, initial=start, pruned=True)
-    assert kept == {"w": [1, 3], "z": [0, 1, 2, 3], "b": [0, 1]}
-    assert not_pruned(now["w"], start["w"]).tolist() == [[False, True, False, True]]
-    assert kept_by(Mask(), now, initial=start)["w"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("drop", ["random", "magnitude"])
@@ -201,14 +175,6 @@ def test_a_mask_sees_public_values_only():
         "make_model",
     }  # fmt: skip
     assert set(apply_mask.__annotations__) == {"blocks", "mask", "public", "return"}
-
-
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data())
-def test_split_positions_come_back_as_they_were(sizes, data):
-    blocks = [Block(parameter=str(i), part="dense", shape=(size,)) for i, size in enumerate(sizes)]
-    kept = sorted(data.draw(st.sets(st.integers(0, sum(sizes) - 1))))
-    out = split_kept(blocks, torch.tensor(kept, dtype=torch.int64))
-    assert Frame(coordinates=(), blocks=out).indices.tolist() == kept
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
+from fedlsg.frame import Block, Coordinates, Frame, make_blocks
 from fedlsg.lowrank import decompose
-from fedlsg.masks.kinds import carrier_importance
 from fedlsg.masks.mask import Mask, apply_mask
 from fedlsg.public import Public, RoundTime
-from tests.fedlsg.support.mask_oracle import kept_by, naive, weights
+from tests.fedlsg.support.mask_oracle import kept_by, weights
 
-seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)
 
 
@@ -57,38 +54,12 @@ def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
         assert (f.kept < f.size) == frozen
 
 
-def test_a_ramp_is_cut_off_and_not_shifted():
-    mask = Mask(kind="uniform", sparsity=0.8, cooling=True, sparsity_from=0.5)
-    rate = [mask.rate(RoundTime(round=e + 1, rounds=5, epoch=e, epochs=5)) for e in range(5)]
-    assert rate == pytest.approx([0, 0, 0, 0.6, 0.8])
-
-
 def carried(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
     out = []
     for name in ("0.weight", "1.weight"):
         L, R = decompose(now[name], rank, generator=torch.Generator().manual_seed(1))
         out.append(Coordinates(name=name, shape=tuple(now[name].shape), L=L, R=R))
     return out
-
-
-@given(seed=seeds, sparsity=rates)
-def test_importance_of_the_carriers_sums_their_own_magnitudes(seed, sparsity):
-    now = weights(seed)
-    where = carried(now)
-    mask = Mask(kind="units", sparsity=sparsity, importance="carriers")
-    blocks = apply_mask(make_blocks(where), mask, Public(weights=now, coordinates=where))
-    for c, left, right in zip(where, blocks[::2], blocks[1::2], strict=True):
-        by_out = [sum(abs(x) for x in row) for row in c.L.tolist()]
-        taps = c.R.shape[1] // c.shape[1]
-        R = c.R.tolist()
-        by_in = [sum(abs(row[j * taps + t]) for row in R for t in range(taps)) for j in range(c.shape[1])]
-        assert carrier_importance(c)[0].tolist() == pytest.approx(by_out, rel=1e-5)
-        assert carrier_importance(c)[1].tolist() == pytest.approx(by_in, rel=1e-5)
-        for block, axis, importance in ((left, 0, carrier_importance(c)[0]), (right, 1, carrier_importance(c)[1])):
-            everything = list(range(len(importance)))
-            assert block.keep.axis == axis or block.keep is EVERYTHING
-            kept = everything if block.keep.index is None else block.keep.index.tolist()
-            assert kept == naive(importance.tolist(), everything, sparsity)
 
 
 def test_random_units_are_as_many_redrawn_every_epoch_and_blind():

@@ -9,8 +9,6 @@ import torch
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
 from fedlsg.masks.kinds import keep_chosen
 from fedlsg.masks.mask import Mask, apply_mask
-from fedlsg.masks.pruning import Prune
-from fedlsg.method import Method
 from fedlsg.public import Public
 
 BLOCK = Block(parameter="w", part="core", shape=(2, 3))
@@ -73,8 +71,3 @@ def test_a_function_sees_the_block_the_carriers_and_the_weights():
 def test_choices_that_do_not_fit_are_refused(choices, message):
     with pytest.raises(ValueError, match=message):
         Mask(**choices)
-
-
-def test_it_does_not_combine_with_pruning():
-    with pytest.raises(ValueError, match="pruning does not combine with a mask of kind 'own'"):
-        Method(name="x", mask=Mask(kind="own", choose=own_choice), prune=Prune(kind="synflow", rate=0.3))

@@ -33,17 +33,6 @@ def test_the_ranking_is_that_of_the_last_epoch_with_updates(updates, rate, seed)
         assert kept.tolist() == sorted(mean.argsort(stable=True)[frozen:].tolist())
 
 
-def test_ranking_golden():
-    """Two updates of epoch 0 sum to (4, -1, 0, 3): at half, what is at 0 and 3 stays, in epoch 1 and not before."""
-    memory = Memory().add(torch.tensor([1.0, 1, -2, 3]), 0).add(torch.tensor([3.0, -2, 2, 0]), 0)
-    assert memory.kept(0.5, 0) is None
-    assert memory.kept(0.5, 1).tolist() == [0, 3]
-    assert memory.kept(0.0, 1).tolist() == [0, 1, 2, 3]
-    later = memory.add(torch.tensor([0.0, 9, 9, 0]), 1)
-    assert later.kept(0.5, 1).tolist() == [0, 3]
-    assert later.kept(0.5, 2).tolist() == [1, 2]
-
-
 def test_a_checkpoint_holds_the_memory():
     memory = Memory().add(torch.arange(4.0), 0).add(torch.ones(4), 1)
     again = Memory(**memory.state_dict())
@@ -90,8 +79,3 @@ def test_the_deviation_is_that_of_a_real_step(steps, momentum):
     local = replace(EMPTY, steps=steps, momentum=momentum)
     noise = torch.cat([p.step(NOISY, local, seed) for seed in range(200)])
     assert float(noise.std()) == pytest.approx(accumulated_noise(NOISY.noise_std, steps, momentum), rel=0.03)
-
-
-def test_the_deviation_by_hand():
-    """K = 2, mu = .5: the first step counts 1.5 times, the second once."""
-    assert accumulated_noise(2.0, 2, 0.5) == pytest.approx(2 * math.sqrt(1.5**2 + 1))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from fedlsg.own_loop import batches_of, guarded, synthetic
+from fedlsg.own_loop import batches_of, synthetic
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 ROWS = torch.tensor([1, 4])
@@ -35,14 +35,6 @@ def test_rows_of_the_positions_in_their_order(data):
     assert torch.equal(targets, Y[ROWS])
 
 
-@pytest.mark.parametrize("data", [({"x": X, "m": Y}, Y), Items(lambda i: ({"x": X[i], "m": Y[i]}, Y[i]))])
-def test_inputs_may_be_dicts(data):
-    inputs, targets = batches_of(data, num_examples=6, device=CPU)(ROWS)
-    assert torch.equal(inputs["x"], X[ROWS])
-    assert torch.equal(inputs["m"], Y[ROWS])
-    assert torch.equal(targets, Y[ROWS])
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(zip(X, Y, strict=True))
@@ -57,22 +49,12 @@ def test_a_data_set_that_does_not_fit_is_refused(data, message):
         batches_of(data, num_examples=6, device=CPU)
 
 
-def test_items_that_are_no_pairs_are_refused():
-    with pytest.raises(ValueError, match=r"expected items \(inputs, targets\) from Items, got Tensor"):
-        batches_of(Items(lambda i: X[i]), num_examples=6, device=CPU)(ROWS)
-
-
 def test_items_of_several_shapes_are_refused_with_cause_and_fix():
     with pytest.raises(
         ValueError, match=r"items of Items cannot be put together.*give every example one\s+shape"
     ) as found:
         batches_of(Items(lambda i: (torch.ones(i), Y[i])), num_examples=6, device=CPU)(ROWS)
     assert isinstance(found.value.__cause__, RuntimeError)
-
-
-def test_an_empty_batch_calls_nothing():
-    inputs, targets = guarded(lambda rows: pytest.fail("called"))(ROWS[:0])
-    assert len(inputs) == len(targets) == 0
 
 
 def test_made_up_rows_have_the_shape_and_nothing_of_the_values():

@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from fedlsg.own_loop.optimizer import make_own
 
@@ -62,15 +62,6 @@ def test_a_state_that_was_loaded_is_refused():
         make_own(optimizer, model)
 
 
-def test_sums_that_a_new_adagrad_begins_with_are_none():
-    model = net()
-    assert make_own(Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5), model)
-    used = Adagrad(model.parameters(), lr=0.1)
-    used.state[model.weight]["sum"] += 1
-    with pytest.raises(ValueError, match="sum of weight"):
-        make_own(used, model)
-
-
 class Wrapper(Optimizer):
     """An optimizer around another one, as Lookahead is."""
 
@@ -93,20 +84,6 @@ def test_a_memory_that_is_no_state_is_refused_as_well():
     step(model, inner)
     with pytest.raises(ValueError, match="momentum_buffer"):
         make_own(Wrapper(model.parameters(), inner), model)
-
-
-class Asks(SGD):
-    """Needs a closure, as LBFGS does."""
-
-    def step(self, closure):
-        closure()
-
-
-def test_one_that_calls_the_loss_itself_is_refused():
-    model = net()
-    for optimizer in (Asks(model.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters())):
-        with pytest.raises(ValueError, match="evaluates the loss several times"):
-            make_own(optimizer, model)
 
 
 def test_schedulers_and_settings_of_groups_are_free():

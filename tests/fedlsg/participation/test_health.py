@@ -36,15 +36,6 @@ def test_healthy_clients_take_the_place_of_one_that_failed_once():
     assert health.choose([1, 0], 2, round=2) == [0, 1], "there is no other"
 
 
-def test_one_reply_makes_a_client_as_healthy_as_any_other():
-    health = Health()
-    for round in (1, 2, 3):
-        health.count(round, [1], [1])
-    assert health.choose([1, 0], 1, round=4) == [0]
-    health.count(4, [1], [])
-    assert (health.choose([1, 0], 1, round=5), health.failures, health.due) == ([1], {}, {})
-
-
 def test_a_round_that_needs_all_of_its_clients_and_one_without_others_ask_who_waits():
     health = Health()
     for round in (1, 2):
@@ -84,12 +75,3 @@ def test_rounds_are_counted_from_the_first_failure_on():
     health.count(10, [10, 20], [10])
     health.count(11, [11, 20], [])
     assert (health.asked, health.since) == ({10: 1, 11: 1, 20: 2}, 10)
-
-
-def test_a_state_continues_where_it_was():
-    health, _ = history(4, 2, {1, 2})
-    other = Health()
-    other.load_state_dict(health.state_dict())
-    assert other == health
-    other.load_state_dict({})
-    assert other == Health()

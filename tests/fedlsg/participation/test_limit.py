@@ -1,12 +1,10 @@
 """How long a client may take: worked by hand, and independent of its own hanging."""
 
-import math
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.participation import ClientLimit
-from fedlsg.participation.health import FACTOR, LEAST_SECONDS
+from fedlsg.participation.health import FACTOR
 
 
 def learnt(*times: float) -> ClientLimit:
@@ -21,30 +19,6 @@ def test_the_limit_is_ten_times_the_median_of_the_others():
     assert learnt(20.0, 30.0, 100.0).seconds(3) == 300.0
     assert learnt(20.0, 30.0, 100.0).seconds(1) == 600.0, "of 20 and 100; its own 30 is less"
     assert learnt(20.0, 30.0, 100.0).seconds(2) == 1000.0, "its own time: it has shown that it needs it"
-
-
-def test_fast_clients_leave_a_minute():
-    assert learnt(0.01, 0.02).seconds(2) == LEAST_SECONDS == 60.0
-
-
-def test_work_and_kind_of_message_count():
-    limit = ClientLimit()
-    limit.took(0, 20.0, work=100)
-    limit.took(0, 500.0, kind="keys")
-    assert limit.seconds(1, work=1000) == FACTOR * 200.0
-    assert limit.seconds(1, kind="keys") == 5000.0
-    assert limit.seconds(1, kind="shares") == math.inf
-
-
-def test_nothing_is_known_without_another_client():
-    assert ClientLimit().seconds(0) == learnt(5.0).seconds(0) == math.inf
-
-
-def test_a_given_limit_is_that_for_all_and_without_learning_there_is_no_other():
-    assert ClientLimit(7.0).seconds(0, work=1000) == 7.0
-    untaught = ClientLimit(learns=False)
-    untaught.took(0, 1.0)
-    assert untaught.seconds(1) == math.inf
 
 
 @given(st.lists(st.floats(7, 1e4), min_size=1, max_size=40), st.floats(7, 1e4))

@@ -1,6 +1,5 @@
 """Who is selected, who leaves, and when a round ends: worked by hand, and against brute force."""
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -39,17 +38,6 @@ def test_who_is_away_is_never_selected_and_the_others_are_drawn_as_without_them(
     )
 
 
-def test_shares_of_draws_are_those_that_were_asked_for():
-    """4,000 draws each: within four standard deviations. Purposes are independent: one does not follow another."""
-    one = Participation(clients=400, per_round=40, seed=3, availability=0.8, dropout=0.3)
-    rounds = [(one.available(r, 0.0), one.leaving(r)) for r in range(1, 11)]
-    there, leaving = (sum(map(len, kind)) / 4000 for kind in zip(*rounds, strict=True))
-    both = sum(len(a & b) for a, b in rounds) / 4000
-    assert abs(there - 0.8) < 4 * math.sqrt(0.16 / 4000)
-    assert abs(leaving - 0.3) < 4 * math.sqrt(0.21 / 4000)
-    assert abs(both - 0.24) < 4 * math.sqrt(0.24 * 0.76 / 4000)
-
-
 @pytest.mark.parametrize(
     ("more", "seconds", "in_time"),
     [
@@ -63,28 +51,6 @@ def test_shares_of_draws_are_those_that_were_asked_for():
 def test_a_round_ends_with_its_last_reply_or_at_the_deadline(more, seconds, in_time):
     found = conditions(**more).finish(1, [0, 1, 2, 4], {})
     assert (found.seconds, found.in_time) == (seconds, in_time)
-
-
-def test_sending_takes_time_and_who_leaves_does_so_when_the_announcement_is_there(monkeypatch):
-    links = conditions(per_round=4, downlink=8e6, uplink=4e6)
-    traffic = {0: (10**6, 2 * 10**6), 1: (10**6, 0), 4: (7 * 10**6, 0)}
-    assert links.arrival(0, traffic) == 1 + 1 + 4
-    monkeypatch.setattr(Participation, "leaving", lambda self, round: frozenset({4}))
-    found = links.finish(1, [0, 1, 4], traffic)
-    assert (found.seconds, found.in_time) == (7.0, {0, 1}), "client 4 leaves after 7 seconds, and 5 of computing never"
-
-
-def test_everybody_dropped_out_leaves_nobody_to_wait_for(monkeypatch):
-    monkeypatch.setattr(Participation, "leaving", lambda self, round: frozenset(range(6)))
-    assert conditions(deadline=9.0).finish(1, [2, 3], {}).seconds == 0.0
-    assert conditions().finish(1, [], {}).seconds == 0.0
-
-
-def test_over_selection_adds_clients_to_those_that_would_have_been_selected():
-    for share, number in ((0.0, 10), (0.3, 13), (0.31, 14), (10, 100)):
-        more = Participation(clients=100, per_round=10, seed=1, over_selection=share, compute_seconds=[1.0] * 100)
-        assert more.selected == number
-        assert set(select_clients(100, 10, round=4, seed=1)) <= set(more.begin(4, 0.0)[1])
 
 
 def test_a_trace_says_who_is_there_and_a_round_waits_for_enough(tmp_path):

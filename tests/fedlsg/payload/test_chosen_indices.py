@@ -16,7 +16,6 @@ from fedlsg.frame import Block
 from fedlsg.payload import Dither
 from fedlsg.payload.codecs import PayloadError
 from fedlsg.payload.indices import counts_within, encode_indices, section_bound
-from fedlsg.payload.layout import value_bytes
 from fedlsg.payload.message import Expected, longest, pack, unpack
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, INDICES, compact, resealed
 
@@ -77,17 +76,6 @@ def test_golden_bytes():
     seal = hashlib.sha256(struct.pack("<QQ32s", 340, 340, bytes(32)) + b"(0, 1)" + body).digest()[:16]
     assert packed == body + seal
     assert unpack(packed, expected).nonzero().flatten().tolist() == [2, 38, 41]
-
-
-def test_positions_are_no_values():
-    """By hand: 12 float32, a bit each and three scales; not the indices before them."""
-    assert value_bytes(compact("float32", "chosen")[0]) == 48
-    assert value_bytes(compact("sign", "chosen")[0]) == 2 + 3 * 4
-
-
-def test_an_empty_choice():
-    packed, expected = message([], [(40,)], most=4)
-    assert not unpack(packed, expected).any()
 
 
 def forged(section: bytes, codec="float32", values=bytes(48), length=None) -> tuple[bytes, Expected]:
@@ -161,12 +149,6 @@ def test_one_position_more_than_agreed():
     unpack(packed, replace(expected, most=12))
     with pytest.raises(PayloadError, match="more positions than were agreed on"):
         unpack(packed, replace(expected, most=11))
-
-
-def test_the_norm_is_bounded():
-    packed, expected = compact("float32", "chosen")
-    with pytest.raises(PayloadError, match="exceeds the bound"):
-        unpack(packed, replace(expected, max_norm=1.0))
 
 
 @pytest.mark.parametrize("mode", ["derived", "explicit"])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.frame import Keep
-from fedlsg.payload.indices import decode_indices, digest_of, encode_indices
+from fedlsg.payload.indices import decode_indices, encode_indices
 
 shapes = st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), max_size=4)
 
@@ -61,15 +61,6 @@ def test_the_cheapest_form_by_hand(shape, keep, by_hand):
     assert torch.equal(decode_indices(bytes.fromhex(by_hand), [shape]), positions)
 
 
-def test_blocks_lie_one_after_the_other():
-    assert encode_indices(torch.tensor([0, 1, 2, 3, 9]), [(4,), (2, 3)]).hex() == "000104"
-
-
-def test_units_cost_a_bit_each():
-    positions = Keep(axis=0, index=torch.arange(0, 512, 2)).positions((512, 512))
-    assert len(encode_indices(positions, [(512, 512)])) == 1 + 64
-
-
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
@@ -95,11 +86,6 @@ def test_bytes_that_no_encoder_makes(bad, why):
         decode_indices(bytes.fromhex(bad), [(2, 3)])
 
 
-def test_units_need_an_axis():
-    with pytest.raises(ValueError, match="unknown form 3"):
-        decode_indices(bytes.fromhex("0300"), [(6,)])
-
-
 @given(stream=st.binary(max_size=30), shapes=shapes)
 @settings(max_examples=100)
 def test_any_bytes_are_indices_or_a_value_error(stream, shapes):
@@ -110,10 +96,6 @@ def test_any_bytes_are_indices_or_a_value_error(stream, shapes):
     assert len(indices) <= sum(map(math.prod, shapes))
     assert bool((indices[1:] > indices[:-1]).all())
     assert torch.equal(decode_indices(encode_indices(indices, shapes), shapes), indices)
-
-
-def test_digest():
-    assert digest_of(b"") == bytes.fromhex("e3b0c44298fc1c14")
 
 
 def forgets_where_blocks_begin(indices, shapes) -> bytes:

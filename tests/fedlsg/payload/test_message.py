@@ -1,18 +1,15 @@
 """One message: round trips, a layout written out by hand, and what the packer refuses."""
 
 import hashlib
-import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from fedlsg.payload import Dither, PayloadError, find_codec
 from fedlsg.payload.layout import payload_bytes
-from fedlsg.payload.message import check_positions, norm_of, pack, unpack
-from tests.fedlsg.support.payload_oracle import DIGEST, DTYPES, MODES, codecs, decode_by_hand, finite, message, modes
+from fedlsg.payload.message import pack, unpack
+from tests.fedlsg.support.payload_oracle import DIGEST, DTYPES, codecs, decode_by_hand, finite, message, modes
 
 
 @given(values=finite, codec=codecs, mode=modes)
@@ -25,16 +22,6 @@ def test_round_trip(values, codec, mode):
     assert torch.equal(got, wanted)
     assert got.tolist() == decode_by_hand(packed, codec, mode)
     assert len(packed) == payload_bytes(len(values), codec)
-
-
-@given(seed=st.integers(0, 2**32))
-def test_float32_keeps_every_bit(seed):
-    """Signed zeros and subnormals included."""
-    bits = np.random.default_rng(seed).integers(0, 2**32, 50, dtype=np.uint32)
-    values = torch.tensor(np.concatenate([bits.view(np.float32), np.float32([0.0, -0.0, 1e-45, -1e-40])]))
-    values = values[values.isfinite()]
-    packed, expected = message(values)
-    assert torch.equal(unpack(packed, expected).view(torch.int32), values.view(torch.int32))
 
 
 @pytest.mark.parametrize(
@@ -71,13 +58,6 @@ def test_golden_bytes():
     assert packed == by_hand + hashlib.sha256(by_hand).digest()[:16]
 
 
-def test_the_payload_of_nothing():
-    """An all-frozen mask does not occur, but an empty one is no special case."""
-    for mode in MODES:
-        packed, expected = message([], mode=mode)
-        assert unpack(packed, expected).shape == (0,)
-
-
 @pytest.mark.parametrize(
     ("indices", "size", "message_part"),
     [
@@ -104,33 +84,6 @@ def test_unknown_codecs_and_modes_are_refused():
         pack(torch.zeros(1), torch.zeros(1).long(), **about, index_mode="runs")
 
 
-@pytest.mark.parametrize("count", [0, 1, 2**18 - 1, 2**18 + 5, 10**6])
-def test_the_norm_of_many_values_is_that_of_float64(count):
-    values = torch.randn(count, generator=torch.Generator().manual_seed(0))
-    assert norm_of(values) == pytest.approx(float(values.double().norm()), rel=1e-5)
-
-
-def test_a_norm_that_is_no_number_is_not_passed():
-    values = torch.ones(10**6)
-    for bad in (float("nan"), float("inf")):
-        values[-1] = bad
-        assert not math.isfinite(norm_of(values))
-
-
-def test_positions_that_were_found_to_ascend_are_looked_at_again_once_they_changed():
-    """Negative control: were the tensor's version not compared, the second call would pass."""
-    values, indices = torch.ones(3), torch.tensor([0, 4, 9])
-    for _ in range(2):
-        check_positions(values, indices, 10)
-    indices[1] = 0
-    with pytest.raises(PayloadError, match="ascend"):
-        check_positions(values, indices, 10)
-    with pytest.raises(PayloadError, match="ascend"):
-        check_positions(values, torch.tensor([0, 9, 9]), 10)
-    with pytest.raises(PayloadError, match="fit"):
-        check_positions(values, torch.tensor([0, 4, 9]), 9)
-
-
 @pytest.mark.parametrize("codec", ["float32", "float16", "bfloat16", "int8"])
 def test_a_payload_does_not_change_when_the_values_do(codec):
     """The packer copies: what it took shares no memory with what it made."""
@@ -139,11 +92,4 @@ def test_a_payload_does_not_change_when_the_values_do(codec):
     packed = pack(values, torch.arange(8), size=8, round=1, digest=bytes(32), codec=codec, dither=dither)
     before = bytes(bytearray(packed))
     values.zero_()
-    assert packed == before
-
-
-def test_unpacked_values_may_be_changed_without_changing_the_message():
-    packed, expected = message([1.0, 2.0, 3.0])
-    before = bytes(bytearray(packed))
-    unpack(packed, expected).zero_()
     assert packed == before

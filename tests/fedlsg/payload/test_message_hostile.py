@@ -73,14 +73,6 @@ def test_every_other_expectation_is_named(change, field):
         unpack(packed, replace(expected, **change))
 
 
-def test_a_codec_of_equal_width_is_not_misread():
-    """float16 and bfloat16 payloads have the same length: only the field tells them apart."""
-    packed, expected = message([1.0, 2.0], "float16")
-    expected = replace(expected, codec="bfloat16")
-    with pytest.raises(PayloadError, match="payload codec: expected 3, got 2"):
-        unpack(packed, expected)
-
-
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_values_are_refused_on_both_sides(codec, bad):
@@ -130,14 +122,6 @@ def test_damage_at_any_byte_is_a_payload_error(data, codec, mode):
         damaged = packed[:place] + bytes([flipped]) + packed[place + 1 :]
     with pytest.raises(PayloadError):
         unpack(damaged, expected)
-
-
-@given(noise=st.binary(max_size=300), codec=codecs, mode=modes, count=st.integers(0, 30))
-def test_arbitrary_bytes_are_a_payload_error(noise, codec, mode, count):
-    _, expected = message(torch.zeros(count), codec, mode)
-    for hostile in (noise, noise.ljust(payload_bytes(count, codec), b"\0")):
-        with pytest.raises(PayloadError):
-            unpack(hostile, expected)
 
 
 @given(body=st.binary(max_size=200), codec=codecs, mode=modes)

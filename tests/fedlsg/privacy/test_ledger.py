@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.calibrate import max_steps
-from fedlsg.accounting.events import Event
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
 from fedlsg.privacy.ledger_entry import BudgetError, encode_line
@@ -145,16 +143,6 @@ def test_a_charge_refuses_a_known_key_and_another_client(path):
     assert path.read_bytes() == before
     ledger.charge(entry(2, attempt=ledger.next_attempt(2)))
     assert ledger.next_attempt(2) == 2
-
-
-def test_settings_may_change_and_rounds_may_go_back(path):
-    ledger = filled(path)
-    ledger.charge(entry(1, 1, num_examples=299, sample_rate=0.3, noise_multiplier=2.0, clip_norm=1.0))
-    assert len(Ledger(path, client=3).entries) == 5
-    assert ledger.events() == (
-        Event(sample_rate=0.2, noise_multiplier=1.5, steps=8),
-        Event(sample_rate=0.3, noise_multiplier=2.0, steps=2),
-    )
 
 
 @pytest.mark.parametrize(
@@ -439,21 +427,6 @@ def test_two_processes_never_charge_one_key_twice(path):
     )
 
 
-@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root writes anywhere")
-def test_an_unwritable_directory_is_one_clear_error(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(LedgerError, match=r"cannot write the privacy ledger .*nothing may be released"):
-        Ledger(ledger_path(tmp_path, 3), client=3).charge(entry())
-
-
-def test_a_path_that_cannot_be_written_is_one_clear_error(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(LedgerError, match=r"the privacy ledger .*"):
-        Ledger(tmp_path / "file" / "client.jsonl", client=3).charge(entry())
-    with pytest.raises(LedgerError, match="cannot read the privacy ledger"):
-        Ledger(tmp_path, client=3)
-
-
 def test_a_failed_write_leaves_the_ledger_usable(path, monkeypatch):
     ledger = filled(path, rounds=2)
     real = os.write
@@ -517,17 +490,6 @@ def test_a_resumed_ledger_may_be_ahead_and_never_behind_or_different_or_missing(
     verify_extends({}, tmp_path)
 
 
-@pytest.mark.slow
-def test_a_thousand_lines_open_in_milliseconds(path):
-    filled(path, rounds=1000)
-    seconds = []
-    for _ in range(7):
-        start = time.perf_counter()
-        Ledger(path, client=3)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.03
-
-
 def test_a_charge_within_a_budget_is_checked_under_the_lock(tmp_path):
     """Two writers: the second one sees the entries of the first, and charges nothing beyond the budget."""
     first, second = Ledger(tmp_path / "l.jsonl", client=0), Ledger(tmp_path / "l.jsonl", client=0)
@@ -539,3 +501,11 @@ def test_a_charge_within_a_budget_is_checked_under_the_lock(tmp_path):
     with pytest.raises(BudgetError, match="would pass the privacy budget"):
         first.charge(Entry(round=3, **common), within=budget)
     assert len(second.entries) == 2
+
+
+def test_one_ledger_protects_one_unit(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl", client=3)
+    ledger.charge(entry(round=1))
+    with pytest.raises(LedgerError, match="unit=client is another"):
+        ledger.charge(entry(round=2, unit="client", sample_rate=1.0))
+    assert len(ledger.entries) == 1

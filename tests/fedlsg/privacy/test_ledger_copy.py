@@ -47,19 +47,6 @@ def test_a_copy_is_the_ledger_byte_for_byte(ledger, copy):
     send(ledger, copy)
 
 
-def test_the_whole_ledger_is_taken_by_a_copy_that_has_a_part_of_it(ledger, copy):
-    send(ledger, copy)
-    ledger.charge(entry(3))
-    extend(copy, 3, lines_since(ledger.path, 3), head_of(ledger.path, 3))
-    assert copy.read_bytes() == ledger.path.read_bytes()
-
-
-def test_a_ledger_that_was_never_charged_has_nothing_to_send(tmp_path, copy):
-    assert lines_since(tmp_path / "none.jsonl", 3) == b""
-    extend(copy, 3, b"", GENESIS)
-    assert not copy.exists()
-
-
 def test_a_torn_line_stays_on_its_own_side(ledger, copy):
     send(ledger, copy)
     for path in (ledger.path, copy):
@@ -118,23 +105,6 @@ def test_another_clients_ledger_is_refused(tmp_path, copy):
     assert not copy.exists()
 
 
-def test_runs_have_rounds_of_their_own(ledger):
-    ledger.charge(entry(1, run="b"))
-    assert ledger.next_attempt(1, "a") == 1
-    assert ledger.next_attempt(1, "b") == 1
-    assert ledger.next_attempt(1, "c") == 0
-    with pytest.raises(LedgerError, match="charged already"):
-        ledger.charge(entry(1, run="b"))
-
-
-def test_a_simulations_entry_has_no_run(tmp_path):
-    made = Ledger(tmp_path / "ledger.jsonl", client=3)
-    made.charge(entry(1, run=""))
-    assert b"run" not in made.path.read_bytes()
-    with pytest.raises(ValueError, match="64 characters at most"):
-        entry(1, run="a" * 65)
-
-
 ODD = {
     "almost without noise": ({"noise_multiplier": 1e-300}, "noise multipliers"),
     "full batches almost without noise": ({"sample_rate": 1.0, "noise_multiplier": 1e-300}, "so little noise"),
@@ -161,12 +131,6 @@ def test_an_entry_that_no_accountant_takes_is_refused_by_name_and_not_copied(odd
     with pytest.raises(LedgerError, match=f"the ledger of client 3.*{why}"):
         verify(3, ledger.path.read_bytes(), head_of(ledger.path, 3))
     assert copy.read_bytes() == before
-
-
-def test_an_honest_ledger_is_verified(ledger):
-    verify(3, ledger.path.read_bytes(), head_of(ledger.path, 3))
-    with pytest.raises(LedgerError, match="does not end where it says"):
-        verify(3, ledger.path.read_bytes(), GENESIS)
 
 
 @pytest.mark.parametrize(

@@ -148,11 +148,6 @@ def test_non_finite_examples_contribute_exactly_zero(widths, clip, dtype, seed, 
     torch.testing.assert_close(clipped_sum(spoilt, clip_only(1.0, clip)), clipped_sum(without, clip_only(1.0, clip)))
 
 
-def test_a_norm_that_overflows_counts_as_non_finite():
-    huge = torch.full((1, 2), 1e200, dtype=torch.float64)
-    assert clipped_sum([huge], clip_only(1.0)).tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize("kind", ["dp", "clip-only", "noise-only", "none"])
 @pytest.mark.parametrize("clip", ["joint", "per-block"])
 def test_an_empty_batch_gives_zeros(kind, clip):
@@ -174,11 +169,6 @@ def test_factors_round_down_and_never_exceed_one(norm, C, dtype):
     assert Fraction(float(factor)) <= exact
     margin = 8 * torch.finfo(dtype).eps
     assert Fraction(float(factor)) >= exact * Fraction(1 - margin) or exact < 2 * torch.finfo(dtype).tiny
-
-
-def test_small_gradients_pass_untouched():
-    x = torch.tensor([[0.1, -0.2, 0.05]])
-    assert torch.equal(clipped_sum([x], clip_only(1.0)), x[0])
 
 
 @given(blocks=st.integers(1, 60), sigma=st.floats(0.1, 50), C=st.floats(0.01, 100))

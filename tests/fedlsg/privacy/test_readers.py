@@ -42,10 +42,6 @@ def test_the_noise_is_that_of_the_shares_a_reader_does_not_know(m, t, sigma):
         assert found >= multiplier_against(STRONGEST, sigma, min_survivors=m, colluders=t) * (1 - 1e-15)
 
 
-def test_noise_that_is_not_shared_protects_alike_against_all():
-    assert {multiplier_against(reader, 1.3, min_survivors=0, colluders=0) for reader in READERS} == {1.3}
-
-
 def test_a_line_says_what_each_reader_sees(tmp_path):
     """The two numbers are in the line, and older lines are written as they were."""
     assert {"min_survivors": 9, "colluders": 2}.items() <= encode_entry(SUM).items()
@@ -67,15 +63,6 @@ def test_sums_and_single_payloads_in_one_ledger_are_read_each_on_its_own(tmp_pat
     ledger.charge(replace(ENTRY, round=2))
     assert [event.steps for event in ledger.events()] == [2], "against the strongest reader they have one noise"
     assert sorted(event.noise_multiplier for event in ledger.events("outside")) == pytest.approx([2, 2.26779], abs=1e-5)
-
-
-def test_shuffled_epochs_of_a_sum_are_read_alike(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl", client=0)
-    epoch = replace(SUM, log_ratio=0.0, sample_rate=1.0, batches=2)
-    ledger.charge(epoch)
-    ledger.charge(replace(epoch, round=2, first_batch=1))
-    assert [(e.steps, e.noise_multiplier) for e in ledger.events()] == [(1, 2.0)]
-    assert ledger.events("participant")[0].noise_multiplier == pytest.approx(2 * math.sqrt(8 / 7))
 
 
 def test_an_old_secure_sum_of_a_deployed_client_counts_as_if_two_had_shared_its_noise(tmp_path):

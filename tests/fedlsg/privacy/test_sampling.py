@@ -70,19 +70,6 @@ def test_secret_rate():
     assert abs(size - n * q) < 7 * math.sqrt(n * q * (1 - q))
 
 
-def test_golden_by_hand():
-    """The coins of a stream, read off one by one."""
-    coins = reproducible_stream(5).bernoulli(10, 0.4).tolist()
-    assert poisson_batch(10, 0.4, reproducible_stream(5)).tolist() == [i for i, coin in enumerate(coins) if coin]
-
-
-@given(n=st.integers(0, 60), q=st.floats(0.001, 1), seed=st.integers(0, 10**6))
-def test_positions_are_valid_and_ascend(n, q, seed):
-    batch = poisson_batch(n, q, reproducible_stream(seed))
-    assert batch.dtype == torch.int64
-    assert batch.tolist() == sorted(set(batch.tolist()) & set(range(n)))
-
-
 @given(n=st.integers(0, 60), seed=st.integers(0, 10**6))
 def test_rate_one_takes_everybody(n, seed):
     assert poisson_batch(n, 1.0, reproducible_stream(seed)).tolist() == list(range(n))

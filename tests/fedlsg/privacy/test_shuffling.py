@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fedlsg.accounting import compose
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
 from fedlsg.privacy import Entry, Ledger, Mechanism, ShuffledBatches
-from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
 from fedlsg.privacy.totals import Totals
 from fedlsg.randomness import SecretStream, reproducible_stream
@@ -105,15 +104,6 @@ def test_epsilon_is_that_of_one_gaussian_release_an_epoch(sigma, count, epochs):
     assert closed_form(sigma, epochs, amplified.upper) > DELTA
 
 
-def test_an_epoch_costs_its_least_noise_and_others_add_up():
-    quiet, loud = entry(noise_multiplier=1.0), entry(round=2, first_batch=2, noise_multiplier=8.0)
-    assert [(e.noise_multiplier, e.steps) for e in Totals().extended([quiet, loud]).events()] == [(1.0, 1)]
-    poisson = entry(round=3, batches=0, sample_rate=0.1)
-    of_other_run = entry(run="other", round=3)
-    both = Totals().extended([quiet, loud, poisson, of_other_run]).events()
-    assert {(e.sample_rate, e.noise_multiplier, e.steps) for e in both} == {(1.0, 1.0, 1), (0.1, 4.0, 2), (1.0, 4.0, 1)}
-
-
 def test_batches_that_are_taken_twice_are_counted_twice():
     once, again = entry(), entry(attempt=1)
     assert Totals().extended([once, again]).events()[0].steps == 2
@@ -157,14 +147,6 @@ def test_a_budget_allows_the_epochs_that_it_pays_for(tmp_path):
 def test_an_entry_that_claims_more_is_refused(wrong):
     with pytest.raises(ValueError, match="batch"):
         entry(**wrong)
-
-
-def test_lines_of_poisson_batches_stay_as_they_were():
-    assert "batches" not in encode_entry(entry(batches=0))
-    assert "first_batch" not in encode_entry(entry(batches=0))
-    made = entry(first_batch=4)
-    assert decode_entry(encode_entry(made)) == made
-    assert (made.adjacency, entry(batches=0).adjacency) == ("zero-out", "add/remove")
 
 
 def step(local: LocalTraining, sampler: object, n: int, seen: list[Tensor] | None = None) -> Tensor:

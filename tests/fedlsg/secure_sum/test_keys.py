@@ -1,16 +1,10 @@
 """Secrets and keys: published vectors, and what every key depends on."""
 
-import hashlib
-import hmac
-
 import pytest
 
-from fedlsg.secure_sum import SecureSumError, reproducible_root, secret_root
+from fedlsg.secure_sum import SecureSumError
 from fedlsg.secure_sum.keys import (
-    PRIME,
     TAG_BYTES,
-    AttemptSecrets,
-    _derive,
     agreement_tags,
     check_public,
     commitment_to,
@@ -71,64 +65,12 @@ def test_tags_fit_at_both_ends_and_depend_on_all_that_they_say():
     assert {len(mine), len(due)} == {TAG_BYTES}
 
 
-def test_a_tag_by_hand():
-    """Oracle: HMAC of the standard library. Sender, its key, receiver, its key and the sets are in it."""
-    extracted = hmac.new(bytes(32), A.exchange(B.public_key()), hashlib.sha256).digest()
-    ends = b"\7\0\0\0" + public_bytes(A) + b"\3\0\0\0" + public_bytes(B)
-    said = b"fedlsg secure sum, agreement\0" + TERMS + ends + bytes(32) + b"\x01"
-    wanted = hmac.new(extracted, said, "sha256").digest()[:16]
-    assert agreement_tags(A, 7, public_bytes(B), 3, TERMS, bytes(32))[0] == wanted
-
-
-def test_the_two_directions_of_a_pair_have_different_keys():
-    """The nonce is constant: one key may encrypt one text."""
-    there = seal_shares(A, 7, public_bytes(B), 3, TERMS, bytes(64))
-    back = seal_shares(B, 3, public_bytes(A), 7, TERMS, bytes(64))
-    assert there[:64] != back[:64]
-
-
 @pytest.mark.parametrize("key", [bytes(32), b"\1" + bytes(31), bytes(31), b""])
 def test_keys_of_small_order_are_refused(key):
     with pytest.raises(SecureSumError, match="public key"):
         check_public(key)
     with pytest.raises(SecureSumError, match="public key"):
         pair_seed(A, 1, key, 2, TERMS)
-
-
-def all_secrets(root: bytes, terms: bytes, client: int) -> list[bytes]:
-    made = AttemptSecrets(root, terms, client)
-    coefficients = [*made.coefficients(b"mask key", 3), *made.coefficients(b"self-mask seed", 3)]
-    assert all(0 <= number < PRIME for number in coefficients)
-    return [
-        made.share_key.private_bytes_raw(), made.mask_secret, made.self_seed,
-        *(number.to_bytes(32, "big") for number in coefficients),
-    ]  # fmt: skip
-
-
-def test_every_secret_is_another_one_and_depends_on_root_terms_and_client():
-    found = [
-        all_secrets(bytes(32), TERMS, 1), all_secrets(bytes([1]) * 32, TERMS, 1), all_secrets(bytes(32), bytes(32), 1),
-        all_secrets(bytes(32), TERMS, 2),
-    ]  # fmt: skip
-    flat = [secret for secrets in found for secret in secrets]
-    assert len(set(flat)) == len(flat) == 4 * 9
-    assert all(len(secret) == 32 for secret in flat)
-    assert found[0] == all_secrets(bytes(32), TERMS, 1)
-
-
-def test_hkdf_binds_label_and_context():
-    """Golden: HKDF-SHA-256 without salt; info is 'fedlsg secure sum, x', a zero byte, the context."""
-    extracted = hmac.new(bytes(32), bytes(32), hashlib.sha256).digest()
-    wanted = hmac.new(extracted, b"fedlsg secure sum, x\0ab\x01", hashlib.sha256).digest()
-    assert _derive(bytes(32), b"x", b"a", b"b") == wanted
-
-
-def test_roots():
-    assert secret_root() != secret_root()
-    assert len(secret_root()) == 32
-    assert reproducible_root(1, "a", 2) == reproducible_root(1, "a", 2) != reproducible_root(1, "a", 3)
-    with pytest.raises(ValueError, match="32 bytes"):
-        AttemptSecrets(bytes(4), TERMS, 1)
 
 
 def test_a_commitment_binds_seed_terms_and_client():

@@ -14,7 +14,7 @@ from scipy import stats
 from fedlsg.secure_sum import Terms, Total, reproducible_root
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
-from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
+from fedlsg.secure_sum.masks import add_masks, clear, sign
 from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import make_clients, make_terms, run_attempt
 
@@ -190,14 +190,3 @@ def test_on_a_graph_in_two_parts_they_have_not():
     edges = [(0, 1), (2, 3)]
     assert ideal_views((1, 0, 0, 0), edges) != ideal_views((0, 0, 1, 0), edges)
     assert ideal_views((1, 0, 0), [(0, 1), (1, 2)]) != ideal_views((0, 0, 0), [(0, 1), (1, 2)])
-
-
-def test_reduced_inputs_do_not_show_in_the_number_of_bytes():
-    terms = make_terms(4, survivors=4, colluders=1, length=5, bits=13)
-    sizes = {
-        len(message)
-        for value in (0, -1, 2**40)
-        for message in run_attempt(terms, {who: np.full(5, value) for who in terms.clients}).masked.values()
-    }
-    assert len(sizes) == 1
-    assert reduced(np.array([-1]), 13).tolist() == [2**13 - 1]

@@ -4,15 +4,12 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 
 from fedlsg.carriers.probe import flatten
-from fedlsg.method import Schedule
 from fedlsg.payload import find_codec
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState, load_weights
 from fedlsg.state.server_update import extra_vectors, read_steps, replay, restart
-from strategies import recipe
 from strategies.federation.sparse_downlink import SparseDownlink
 from tests.strategies.small_federation import StepsInMemory, model, server_state, values_for
 
@@ -79,14 +76,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(name, at):
     assert unbroken.weights.equal(second.weights)
 
 
-def test_a_checkpoint_of_an_older_version_has_no_carriers():
-    state, fresh = server_state("lsg"), server_state("lsg")
-    saved = state.state_dict()
-    assert saved.pop("basis") is None
-    fresh.load_state_dict(saved)
-    assert fresh.basis is None
-
-
 @pytest.mark.parametrize("silent", [(4,), (3, 4), (4, 5, 6)])
 def test_a_replica_needs_no_step_of_a_refresh_without_an_update(silent):
     """Weights stay as they are without an update, so the next round's step finds what the refresh probed."""
@@ -115,22 +104,3 @@ def test_a_replica_goes_on_from_a_whole_model(name):
         for _ in range(4):
             assert a_round(server) == a_round(replica)
         assert server.weights.equal(replica.weights)
-
-
-def test_a_method_that_probes_needs_a_source():
-    with pytest.raises(ValueError, match=r"'rgp-probe' probes the model: it needs a source"):
-        PublicState.start(model(), recipe("rgp-probe", rank=2), Schedule(rounds=2), seed=0, classifier=None)
-    state = server_state("lsg")
-    assert state.public.source is None
-    with pytest.raises(ValueError, match="'lsg' probes nothing"):
-        state.public.probe(1, updates=0)
-
-
-def test_the_probed_model_is_a_copy():
-    state = state_of("probe")
-    before, mode = state.weights, state.model.training
-    state.frame()
-    assert state.weights.equal(before)
-    assert state.model.training is mode
-    assert all(p.grad is None for p in state.model.parameters())
-    assert torch.is_grad_enabled()

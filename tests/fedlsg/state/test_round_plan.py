@@ -9,7 +9,7 @@ import torch
 from fedlsg.method import LocalTraining, Schedule
 from fedlsg.privacy import Entry, Mechanism
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase, finished_before, phase_of, plan_round
+from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase, plan_round
 from fedlsg.state.server_state import load_weights
 from strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
@@ -23,11 +23,6 @@ def client_of(name: str, **choices: object) -> PublicState:
     return PublicState.start(
         model(), recipe(name, **choices), Schedule(rounds=10), seed=0, classifier="classifier"
     )  # fmt: skip
-
-
-def test_the_pruning_round_comes_before_training_rounds():
-    assert [phase_of(round) for round in (PRUNING_ROUND, 1, 2)] == [Phase.PRUNING, Phase.TRAINING, Phase.TRAINING]
-    assert [finished_before(round) for round in (PRUNING_ROUND, 1, 2, 7)] == [0, 0, 1, 6]
 
 
 def test_the_plan_of_the_pruning_round():
@@ -107,19 +102,6 @@ def test_a_client_with_another_seed_or_w_0_derives_another_frame():
     assert replace(client, seed=1).frame(2, updates=1).digest != wanted
     moved = {parameter: W + 1e-3 * torch.ones_like(W).tril() for parameter, W in client.initial.items()}
     assert replace(client, initial=moved).frame(2, updates=1).digest != wanted
-
-
-def test_w_0_is_a_copy_of_the_start():
-    client = client_of("rgp", rank=2)
-    before = client.initial["0.weight"].clone()
-    load_weights(client.model, torch.zeros(163))
-    assert torch.equal(client.initial["0.weight"], before)
-
-
-def test_the_frame_of_another_round_leaves_the_counters_alone():
-    state = server_state("rs", sparsity=0.5, redraw="step")
-    assert state.frame(3).digest != state.frame().digest
-    assert (state.round, state.next_round) == (0, 1)
 
 
 @pytest.mark.parametrize("choices", [{}, {"prune": "random"}])

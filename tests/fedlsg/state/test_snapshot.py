@@ -1,12 +1,9 @@
 """Replicas that start from a whole model: in the memory that is there, before or after the pruning round."""
 
 import pytest
-import torch
 
-from fedlsg.gradients.supported import trainable
 from fedlsg.payload import find_codec
 from fedlsg.state.round_plan import PRUNING_ROUND
-from fedlsg.state.server_state import load_weights
 from fedlsg.state.server_update import extra_vectors, read_steps, replay, restart
 from fedlsg.training.optimizers import names
 from strategies.federation.sparse_downlink import SparseDownlink
@@ -14,14 +11,6 @@ from tests.strategies.small_federation import StepsInMemory, server_state, value
 
 OTHERS = ("sgd", "Muon")
 """Optimizers with a case of their own, and Muon, which takes matrices alone."""
-
-
-def test_weights_are_loaded_into_the_memory_that_is_there():
-    """Products round by the alignment of their matrices: a replica must have its weights where the server has them."""
-    state = server_state()
-    places = [p.data_ptr() for p in trainable(state.model).values()]
-    load_weights(state.model, state.weights + 1)
-    assert [p.data_ptr() for p in trainable(state.model).values()] == places
 
 
 @pytest.mark.parametrize(
@@ -55,11 +44,3 @@ def test_a_whole_model_in_the_pruning_round_leaves_the_pruning_to_come(round):
     restart(state, state.weights, extra_vectors(state), round=round, updates=0)
     assert state.awaits_pruning is (round == PRUNING_ROUND)
     assert (state.round, state.next_round) == (0, round)
-
-
-def test_values_that_only_the_codec_makes_infinite_end_no_run():
-    state = server_state("sgd", divisor=1.0, learning_rate=0.1)
-    downlink = SparseDownlink(state, find_codec("int8"), clients=1, clients_per_round=1, store=StepsInMemory())
-    frame = state.frame()
-    downlink.finish_round(frame, [torch.full((frame.kept,), 3.4e38)], 0.0)
-    assert state.round == 1

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedlsg.masks.mask import Mask
-from fedlsg.method import LocalTraining, Method, Schedule, make_frame
+from fedlsg.method import LocalTraining
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.training.microbatches import Shape, runs_of, together
 from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
-    DENSE,
     EMPTY,
     EXACT,
     EXAMPLES,
@@ -72,20 +70,6 @@ def test_a_noiseless_step_equals_the_naive_dense_loop(make, name, mechanism):
     torch.testing.assert_close(p.step(mechanism, local), wanted, **EXACT)
 
 
-def test_the_step_of_one_linear_layer_by_hand():
-    """Loss y. f(x) with gradient x: two examples (3, 4) and (0, .5), C = 1: (.6, .8) + (0, .5)."""
-    p = problem(Mask(), DENSE)
-    p.model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
-    weights = dict(p.model.named_parameters())
-    p.frame = make_frame(
-        Method(name="dpsgd"), weights, weights, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
-    )
-    p.inputs, p.targets = torch.tensor([[3.0, 4.0], [0.0, 0.5]]).double(), torch.ones(2)
-    p.loss_fn = lambda outputs, targets: outputs.squeeze(1) * targets
-    torch.testing.assert_close(p.step(Mechanism(kind="clip-only")), torch.tensor([0.6, 1.3]).double())
-    assert p.step(NONE).tolist() == [3.0, 4.5]
-
-
 @pytest.mark.parametrize("mechanism", [CLIP_ONLY, NONE, NOISY], ids=["clip-only", "none", "dp"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "own mask on core"])
@@ -119,29 +103,6 @@ def test_the_result_is_the_local_change_that_really_happened(momentum):
     for name, gradient in p.frame.gradients(got).items():
         torch.testing.assert_close(seen[3][name], before[name][0] - 0.7 / 5.5 * gradient, **EXACT)
         assert not torch.equal(seen[1][name], seen[2][name])
-
-
-@given(size=st.integers(1, 12), rate=st.floats(0.1, 1), seed=st.integers(0, 99))
-@settings(max_examples=25)
-def test_micro_batches_do_not_change_the_result(size, rate, seed):
-    p = problem()
-    whole = p.step(CLIP_ONLY, LocalTraining(sample_rate=rate), seed)
-    cut = p.step(CLIP_ONLY, LocalTraining(sample_rate=rate, microbatch_size=size), seed)
-    torch.testing.assert_close(cut, whole, **EXACT)
-
-
-def test_float32_agrees_with_float64():
-    wanted = problem().step(NOISY)
-    p = problem()
-    p.model, p.inputs = p.model.float(), p.inputs.float()
-    carriers = [
-        replace(c, L=None if c.L is None else c.L.float(), R=None if c.R is None else c.R.float())
-        for c in p.frame.coordinates
-    ]
-    p.frame = replace(p.frame, coordinates=tuple(carriers))
-    got = p.step(NOISY)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -273,14 +234,6 @@ def test_noise_is_independent_across_steps_layers_and_clients():
     assert float(correlations.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws)
     same = torch.einsum("dak,dbk->ab", *[z.view(draws, 4, p.frame.kept)] * 2) / (draws * p.frame.kept)
     assert float(same.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws * p.frame.kept)
-
-
-def test_two_runs_never_share_their_noise():
-    p = problem()
-    assert not set(p.step(NOISY, EMPTY, noise=secret_stream()).tolist()) & set(
-        p.step(NOISY, EMPTY, noise=secret_stream()).tolist()
-    )
-    assert torch.equal(p.step(NOISY, EMPTY, seed=1), p.step(NOISY, EMPTY, seed=1))
 
 
 @given(n=st.integers(0, 50), size=st.integers(1, 60))

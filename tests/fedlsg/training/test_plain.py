@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.privacy.sampling import BernoulliDraws, poisson_batch
-from fedlsg.randomness import reproducible_stream, secret_stream
+from fedlsg.randomness import reproducible_stream
 from fedlsg.training import client
 from fedlsg.training.client import LocalTraining
 
@@ -113,19 +113,3 @@ def test_draws_made_ahead_are_those_made_one_batch_at_a_time(seed, count, rate, 
         assert torch.equal(poisson_batch(count, rate, ahead), poisson_batch(count, rate, stream))
     with pytest.raises(ValueError, match="expected 0 more batches"):
         ahead.bernoulli(count, rate)
-
-
-def test_many_draws_are_made_in_parts_and_other_batches_are_refused(monkeypatch):
-    monkeypatch.setattr("fedlsg.privacy.sampling.AT_ONCE", 25)
-    ahead, stream = BernoulliDraws(reproducible_stream(0), batches=7), reproducible_stream(0)
-    for _ in range(6):
-        assert torch.equal(ahead.bernoulli(10, 0.5), stream.bernoulli(10, 0.5))
-    with pytest.raises(ValueError, match="expected 1 more"):
-        ahead.bernoulli(11, 0.5)
-    with pytest.raises(ValueError, match="expected 1 more"):
-        ahead.bernoulli(10, 0.4)
-
-
-def test_no_coin_is_used_twice():
-    ahead = BernoulliDraws(secret_stream(), batches=2)
-    assert not torch.equal(ahead.bernoulli(256, 0.5), ahead.bernoulli(256, 0.5))

@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining
 from fedlsg.training import accumulated_noise, norm_bound
-from fedlsg.training.local import gains
 from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
     DENSE,
@@ -77,14 +75,6 @@ def test_the_deviation_is_that_of_a_real_step(momentum):
     claimed = accumulated_noise(NOISY.noise_std, 5, momentum, local.pull)
     assert float(noise.std()) == pytest.approx(claimed, rel=0.03)
     assert claimed < 0.8 * accumulated_noise(NOISY.noise_std, 5, momentum)  # so the test would see the term left out
-
-
-def test_gains_by_hand():
-    """pull = .5: a_1 = 1, v_2 = -.5, a_2 = .5, a_3 = .25; with momentum .5: v_2 = 0, a_2 = 1, v_3 = -.5, a_3 = .5."""
-    assert gains(3, 0.0, 0.5) == [1, 0.5, 0.25]
-    assert gains(3, 0.5, 0.5) == [1, 1, 0.5]
-    assert gains(40, 0.7, 1e-12) == pytest.approx(gains(40, 0.7))
-    assert step_weights(replace(LOCAL, steps=3, momentum=0.5, learning_rate=0.5, proximal=1.0)) == [0.5, 1, 1]
 
 
 def test_an_honest_payload_is_within_its_bound():

@@ -1,6 +1,5 @@
 """What follows the sum: schedules, and optimizers that are torch's own."""
 
-import itertools
 import math
 
 import pytest
@@ -10,8 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
-
-KINDS = ["constant", "linear", "cosine", "exponential", "step"]
 
 
 def server(schedule: str, first: float = 1.0, last: float | None = 0.1, **settings) -> ServerOptimizer:
@@ -48,25 +45,6 @@ def rates(a: ServerOptimizer, updates: int) -> list[float]:
 def test_rates_by_hand(schedule, last, wanted):
     """Four updates from 2."""
     assert rates(server(schedule, 2.0, last), 4) == pytest.approx(wanted)
-
-
-def test_the_step_schedule_is_that_of_rgps_code():
-    """Learning rate 0.5, divided by 5 at 30, 60 and 80 % of 200 epochs."""
-    used = rates(server("step", 0.5, 4e-3), 200)
-    changes = [(epoch, rate) for epoch, rate in enumerate(used) if epoch == 0 or rate != used[epoch - 1]]
-    assert [epoch for epoch, _ in changes] == [0, 60, 120, 160]
-    assert [rate for _, rate in changes] == pytest.approx([0.5, 0.1, 0.02, 0.004])
-
-
-@given(schedule=st.sampled_from(KINDS), first=st.floats(1e-4, 10), last=st.floats(1e-6, 10), updates=st.integers(1, 50))
-def test_a_schedule_goes_from_first_to_last_without_turning(schedule, first, last, updates):
-    a = server(schedule, first, last)
-    factors = [a.factor(update, updates) for update in range(updates + 1)]
-    assert factors[0] == pytest.approx(1)
-    assert factors[-1] == pytest.approx(1 if schedule == "constant" else last / first, rel=1e-6, abs=1e-9)
-    steps = [later - earlier for earlier, later in itertools.pairwise(factors)]
-    assert all(step >= -1e-12 for step in steps) or all(step <= 1e-12 for step in steps)
-    assert a.factor(updates + 7, updates) == pytest.approx(factors[-1])  # a resumed, longer run stays at the end
 
 
 def by_hand_sgd(gradients: list[float], lr: float, momentum: float, decay: float) -> float:
@@ -107,16 +85,6 @@ def test_optimizers_equal_their_formulas(gradients, lr, momentum, decay):
     assert trained(sgd, gradients) == pytest.approx(by_hand_sgd(gradients, lr, momentum, decay), rel=1e-9, abs=1e-12)
     adam = ServerOptimizer(optimizer="adam", learning_rate=lr)
     assert trained(adam, gradients) == pytest.approx(by_hand_adam(gradients, lr), rel=1e-6, abs=1e-9)
-
-
-def test_nesterovs_momentum_is_distinguished():
-    """Negative control of the oracle: another convention of momentum does not pass for torch's."""
-    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True)
-    for g in (1.0, 2.0):
-        weight.grad = torch.tensor([g], dtype=torch.float64)
-        optimizer.step()
-    assert weight.item() != pytest.approx(by_hand_sgd([1.0, 2.0], 0.1, 0.9, 0.0))
 
 
 @pytest.mark.parametrize(

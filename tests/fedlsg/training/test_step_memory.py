@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -94,31 +93,6 @@ def test_held_inputs_are_seen_in_the_peak(subject, monkeypatch):
 
 
 STORED = Precision(activation_storage="bfloat16")
-
-
-def deep_wrn() -> Subject:
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return wide_resnet(28, 1, channels=3, num_classes=10, form="standard")
-
-    return replace(small_wrn(), build=build)
-
-
-@cache
-def without_rounding() -> float:
-    return over_plain(deep_wrn, 0.0)
-
-
-def test_what_is_made_again_is_made_of_rounded_activations():
-    """Both savings at once."""
-    assert over_plain(deep_wrn, 0.0, STORED) < 0.8 * without_rounding()
-
-
-def test_to_ask_a_node_for_what_it_let_go_of_is_seen(monkeypatch):
-    """Negative control: who rounds what is made again has made it, and it stays."""
-    limit = 0.8 * without_rounding()
-    monkeypatch.setattr(fedlsg.gradients.activation_storage, "rematerialized_names", lambda node: set())
-    assert over_plain(deep_wrn, 0.0, STORED) > limit
 
 
 def left_after_a_step(precision: Precision = FLOAT32) -> int:

@@ -1,12 +1,10 @@
 """``fedlsg.Run`` and ``fedlsg.load_run``: what can be read of a run, also where its code or data are gone."""
 
 import ast
-import json
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from IPython.core.formatters import DisplayFormatter
@@ -19,7 +17,6 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.report.progress import Meter
-from simulations.rundir.tables import FIELDS, TIMES
 from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
 
 
@@ -52,51 +49,13 @@ def new_process() -> None:
     user_code._FILES.clear()
 
 
-def test_tables_are_read_by_pandas(finished):
-    rounds, sent = pd.DataFrame(finished.rounds), pd.DataFrame(finished.bytes)
-    assert tuple(rounds.columns) == (*FIELDS, *TIMES)
-    assert rounds["round"].tolist() == [1, 2]
-    assert rounds["loss"].dtype == float
-    assert sent["payload_bytes" if "payload_bytes" in sent else "payload"].sum() > 0
-    assert len(sent) == rounds["uplink_messages"].sum() + rounds["downlink_messages"].sum()
-
-
 def test_the_model_has_the_accuracy_of_the_summary(finished):
     assert accuracy(finished.model) == pytest.approx(finished.summary["accuracy"])
     assert accuracy(fedlsg.load_run(finished.directory).model) == pytest.approx(finished.summary["accuracy"])
 
 
-@pytest.mark.parametrize("settings", [{"method": "lora", "rank": 1}, {"ema": 0.9}])
-def test_so_has_one_with_adapters_or_averaged_weights(settings, tmp_path):
-    found = quick(
-        tmp_path / "run", model=lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), **settings
-    )
-    assert accuracy(found.model) == pytest.approx(found.summary["accuracy"])
-    assert all(type(module) in (nn.Sequential, nn.Linear, nn.Tanh) for module in found.model.modules())
-
-
-def test_a_run_shows_itself_without_folders_of_this_machine(finished):
-    for text in (repr(finished), finished._repr_html_()):
-        for word in ("mine.py:workload", "mine.py:recipe", "NOT PRIVATE", "accuracy", str(finished.directory)):
-            assert word in text
-        assert str(Path(user_code.absolute("x.py:f")).parent) + "/mine.py" not in text
-    assert "data:image/png;base64," in finished._repr_html_()
-    assert finished._repr_html_().startswith("<table><tr><th>workload</th><td>mine.py:workload</td></tr>")
-
-
-def test_a_plot_has_the_rounds(finished):
-    lines = [line for axes in finished.plot().axes for line in axes.lines]
-    assert any(len(line.get_xdata()) == 2 for line in lines)
-
-
 def test_epsilon_is_that_of_the_ledgers(finished):
     assert finished.epsilon == finished.summary["epsilon_max"]
-
-
-def test_a_run_that_is_loaded_equals_the_one_that_was_made(finished):
-    again = fedlsg.load_run(str(finished.directory))
-    assert (again.summary, again.rounds, again.bytes) == (finished.summary, finished.rounds, finished.bytes)
-    assert repr(again) == repr(finished)
 
 
 def test_an_unfinished_run_has_rounds_and_no_summary(tmp_path):
@@ -149,30 +108,6 @@ def test_a_run_of_code_that_has_changed_has_no_model(tmp_path):
     new_process()
     with refused("the code of the run's own workload differs from that which this run began with: restore the file"):
         fedlsg.load_run(tmp_path / "run").model  # noqa: B018
-
-
-def test_another_workload_under_the_same_name_gives_no_model(tmp_path):
-    """A notebook's cells: both are called own."""
-    first = quick(tmp_path / "first")
-    quick(tmp_path / "second", loss=lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"))
-    assert accuracy(first.model) == pytest.approx(first.summary["accuracy"])  # the run itself still has its own
-    with refused("the code of the run's own workload differs"):
-        fedlsg.load_run(tmp_path / "first").model  # noqa: B018
-
-
-def test_a_workload_of_a_notebook_is_unknown_to_another_process(tmp_path):
-    quick(tmp_path / "run")
-    new_process()
-    found = fedlsg.load_run(tmp_path / "run")
-    assert len(found.rounds) == 1
-    with refused("unknown workload 'own'"):
-        found.model  # noqa: B018
-
-
-def test_the_digests_are_in_the_summary(finished):
-    code = json.loads((finished.directory / "summary.json").read_text())["own_code"]
-    assert code.keys() == {"workload", "method"}
-    assert all(len(digest) == 64 for digest in code.values())
 
 
 @pytest.fixture

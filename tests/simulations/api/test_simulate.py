@@ -13,9 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from simulations.rundir.tables import FIELDS, SIMULATED, TIMES
-from simulations.workloads.own import RESERVED
-from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
+from tests.simulations.support.own import CLASSES, TEST, TRAIN, build, quick, refused
 
 
 def weights(found: fedlsg.Run) -> torch.Tensor:
@@ -97,21 +95,6 @@ def test_inputs_by_name_and_outputs_with_logits(tmp_path):
     plain = quick(tmp_path / "plain", model=lambda: nn.Sequential(nn.Linear(8, CLASSES)))
     named = quick(tmp_path / "named", model=Named, train=train, test=test)
     assert torch.equal(weights(named), weights(plain))
-
-
-def test_a_model_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-        max_position_embeddings=8, num_labels=3, attn_implementation="eager",
-    )  # fmt: skip
-    ids = np.abs(TRAIN[0] * 5).astype(np.int64) % 20
-    data = ({"input_ids": ids[:, :6], "attention_mask": np.ones((len(ids), 6), dtype=np.int64)}, TRAIN[1])
-    found = quick(
-        tmp_path / "run", model=lambda: transformers.BertForSequenceClassification(config), train=data, test=data,
-        method="dpsgd",
-    )  # fmt: skip
-    assert 0 <= found.summary["accuracy"] <= 1
 
 
 def by_first(outputs, targets):
@@ -224,18 +207,6 @@ def test_wrong_use_is_refused_in_one_line_and_leaves_nothing(case, tmp_path, mon
     assert nothing_in(tmp_path)
 
 
-def test_a_workload_and_its_parts_are_given_once(tmp_path):
-    with refused("give either a workload or model, metrics, num_classes"):
-        quick(tmp_path / "a", workload=workload(), model=build, metrics={}, num_classes=3)
-    with refused("lists of rows belong to a workload"):
-        quick(tmp_path / "b", workload=workload(), partition=[[0], [1]])
-    assert nothing_in(tmp_path)
-
-
-def test_reserved_names_are_the_columns_of_rounds_csv():
-    assert set(RESERVED) == {*FIELDS, *SIMULATED, *TIMES}
-
-
 # --- methods ---
 
 
@@ -271,43 +242,7 @@ def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
     assert torch.equal(weights(found[1]), weights(found[2]))
 
 
-def test_functions_that_were_defined_anew_are_the_ones_that_run(tmp_path):
-    found = []
-    for width in (6, 8):
-        space = {"__name__": "__main__", "nn": nn, "fedlsg": fedlsg}
-        exec(f"def model(): return nn.Sequential(nn.Linear(8, {width}), nn.Linear({width}, 3))", space)
-        exec(
-            "def method(*, mechanism, server):\n 'M.'\n"
-            f" return fedlsg.Method(name='m', carrier=fedlsg.recipe('rgp-random', rank={width // 2 - 2}).carrier,"
-            " mechanism=mechanism, server=server)",
-            space,
-        )
-        found.append(quick(tmp_path / str(width), model=space["model"], method=space["method"], rounds=2))
-    assert [len(run.model) for run in found] == [2, 2]
-    assert [run.model[0].out_features for run in found] == [6, 8]
-    assert found[0].summary["uplink_bytes"] != found[1].summary["uplink_bytes"]
-
-
-def test_a_changed_file_is_what_the_next_run_takes(tmp_path):
-    mine = write(tmp_path / "mine.py")
-    first = quick(tmp_path / "1", workload=f"{mine}:workload")
-    write(mine, MINE.replace("nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)", "nn.Linear(8, 3)"))
-    second = quick(tmp_path / "2", workload=f"{mine}:workload")
-    assert (len(first.model), len(second.model)) == (3, 1)
-
-
 # --- callbacks ---
-
-
-def test_callbacks_get_each_row_in_their_order(tmp_path):
-    seen = []
-    found = quick(
-        tmp_path / "run", rounds=2, metrics={"half": lambda o, t: 0.5},
-        callbacks=[lambda row: seen.append(("first", row)), lambda row: seen.append(("second", row))],
-    )  # fmt: skip
-    assert [name for name, _ in seen] == ["first", "second"] * 2
-    assert [row for name, row in seen if name == "first"] == found.rounds
-    assert found.rounds[1]["half"] == 0.5
 
 
 @pytest.mark.parametrize("part", ["model", "loss", "transform", "metric", "callback", "test rows"])
@@ -369,28 +304,7 @@ def test_nothing_of_a_users_own_changes_the_ledger(tmp_path):
     assert torch.equal(weights(plain), weights(other))
 
 
-def test_metrics_see_the_public_test_split_alone(tmp_path):
-    seen = []
-    quick(tmp_path / "run", rounds=2, metrics={"m": lambda o, t: seen.append((len(o), t.tolist())) or 0.0})
-    assert seen == [(len(TEST[0]), TEST[1].tolist())] * 2
-
-
 # --- folders, resuming ---
-
-
-def test_a_folder_that_holds_something_is_refused(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "thesis.txt").write_text("mine")
-    with pytest.raises((ValueError, OSError), match="run"):
-        quick(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
-
-
-def test_the_default_folder_is_named_after_workload_and_method(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    mine = write(tmp_path / "mine.py")
-    found = [quick(None), quick(None, workload=f"{mine}:workload", method=f"{mine}:recipe")]
-    assert [run.directory.name.split("-", 2)[2] for run in found] == ["own-dpsgd", "mine-workload-mine-recipe"]
 
 
 def interrupted(out: Path, **changes) -> None:
@@ -408,6 +322,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_never_interrupted(tmp_pat
     assert torch.equal(weights(quick(tmp_path / "run", rounds=3, resume=True)), weights(whole))
 
 
+@pytest.mark.slow
 def test_only_the_same_call_continues_a_run(tmp_path):
     interrupted(tmp_path / "run", method=wide)
     again = {"method": wide, "rounds": 3, "resume": True}
@@ -428,30 +343,3 @@ def test_only_the_same_call_continues_a_run(tmp_path):
     with pytest.raises((ValueError, OSError), match="nowhere"):
         quick(tmp_path / "nowhere", **again)
     assert quick(tmp_path / "run", **again).summary["rounds"] == 3
-
-
-def test_another_partition_is_refused_on_resuming(tmp_path):
-    """The clients' ledgers would be about other examples."""
-    n = len(TRAIN[0])
-    interrupted(tmp_path / "run", partition=[range(n // 2), range(n // 2, n)])
-    with refused("the data or its partition differ from those that this run began with"):
-        quick(tmp_path / "run", rounds=3, resume=True, partition=[range(10), range(10, n)])
-
-
-def test_numbers_of_numpy_are_settings(tmp_path):
-    found = quick(tmp_path / "run", clients=np.int64(3), sample_rate=np.float64(0.25))
-    assert found.summary["clients"] == 3
-
-
-def test_quiet_prints_nothing(tmp_path, capsys):
-    quick(tmp_path / "run")
-    assert capsys.readouterr().out == ""
-    quick(tmp_path / "loud", quiet=False)
-    assert "own: 2 clients with 30 to 30 examples, 1 rounds" in capsys.readouterr().out
-
-
-def test_an_epsilon_is_kept(tmp_path):
-    found = quick(tmp_path / "run", noise_multiplier=None, epsilon=5.0, reproducible=False, rounds=2)
-    assert found.epsilon <= 5.0
-    assert found.epsilon == pytest.approx(found.summary["epsilon_max"])
-    assert QUICK["noise_multiplier"] != found.summary.get("noise_multiplier")

@@ -23,7 +23,7 @@ def given_up_first(stage: str, how: str):
     return Seen(drop=drop)
 
 
-@pytest.mark.parametrize("stage", ["masked", "agree", "unmask"])
+@pytest.mark.parametrize("stage", ["unmask", *(pytest.param(s, marks=pytest.mark.slow) for s in ("masked", "agree"))])
 def test_a_round_that_was_given_up_is_not_attacked(stage, tmp_path):
     """Its payloads are recorded, and stay masked."""
     settings = {"rounds": 2, "batch_size": 1, "sample_rate": None, "reproducible": True}

@@ -1,24 +1,19 @@
 """``fedlsg attack`` on recorded runs of a tiny BERT: which tokens it gets, what it refuses, how it counts."""
 
 import json
-import math
-import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
-from simulations.attack.command import is_text
+from fedlsg.attacks.observation import Guess, ThreatModel
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries
 from simulations.attack.recorded.target import Options
-from simulations.attack.texts.attack import TEXT_ATTACKS, TextPublic, attack_texts, embedding_paths, text_public
+from simulations.attack.texts.attack import attack_texts
 from simulations.attack.texts.page import text_findings
 from simulations.attack.texts.score import scored, summarise, verdict
-from tests.simulations.support.made_texts import VOCABULARY, make_bert, write_sst2
+from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
 
@@ -81,21 +76,6 @@ def test_tokens_come_back_without_noise(case, recorded):
     assert {row.batch for row in summaries(found, summarise)} == {1}
 
 
-def test_no_attack_reads_the_truth(recorded, tmp_path):
-    """The truth is deleted: the attacks run; only scoring misses it."""
-    path = shutil.copytree(recorded("rgp"), tmp_path / "run")
-    shutil.rmtree(path / "updates-truth")
-    record = open_record(str(path), CLIENT)
-    public = text_public(record)
-    seen = next(one for one in record.pick(1, CLIENT) if one.values.norm() > 0)
-    for name in ("span", "matching"):
-        draw = torch.Generator().manual_seed(0)
-        guess = TEXT_ATTACKS[name].run(seen, Knowledge(), public.prior(6), draw, 0.5, lambda *a: None)
-        assert guess.inputs.shape[1] == 6
-    with pytest.raises(ValueError, match="is missing: without the batches"):
-        attacked(str(path))
-
-
 def test_noise_leaves_nothing_to_be_read(recorded):
     found = attacked(recorded("noisy"))
     assert found.results == ((),) * len(found.targets)
@@ -105,41 +85,6 @@ def test_noise_leaves_nothing_to_be_read(recorded):
     matched = attacked(recorded("noisy"), "matching", batches=(1,))
     assert summaries(matched, summarise)[0].mean_gain <= 0.35
     assert "bits" in text_findings(matched).facts["at most"]
-
-
-def test_frozen_layers_below_are_said(recorded):
-    found = attacked(recorded("frozen"), "span,matching", batches=(1,))
-    assert "the lowest layers are frozen" in found.refused["span"]
-    assert "only the top 1 layers trained, the others frozen" in text_findings(found).facts["layers"]
-    assert {row.attack for row in summaries(found, summarise)} == {"matching"}
-
-
-def test_what_is_public(recorded):
-    record = open_record(recorded("rgp"), CLIENT)
-    assert is_text(record.base.workload)
-    public = text_public(record)
-    assert (public.words, public.embeddings) == embedding_paths(record.base.build_model())
-    assert public.embeddings.endswith("embeddings")
-    assert (public.pad, public.begin, public.end, public.size) == (0, 2, 3, len(VOCABULARY))
-    assert public.special == (0, 1, 4)  # padding, unknown, mask
-    prior = public.prior(5)
-    assert prior.blind.tolist() == [2, *public.blind(3), 3]
-    assert prior.log_frequency[[0, 2, 3]].tolist() == [-math.inf] * 3
-    assert float(prior.log_frequency.exp().sum()) == pytest.approx(1)
-    with pytest.raises(ValueError, match="no table of word embeddings"):
-        embedding_paths(nn.Linear(2, 2))
-
-
-def test_the_blind_guess_by_hand():
-    """A second copy pays where more texts hold it than hold another token at all."""
-    counts = (Counter({7: 2, 8: 1}), Counter({7: 2}), Counter({7: 1, 9: 1}))
-    public = TextPublic(
-        tokenizer=None, ignored=frozenset((0, 2, 3)), special=(0,), words="", embeddings="", pad=0, begin=2, end=3,
-        size=10, types=1, counts=counts,
-    )  # fmt: skip
-    assert public.blind(2) == [7, 7]
-    assert sorted(public.blind(4)) == [7, 7, 8, 9]
-    assert public.blind(6)[4:] == [7, 7]
 
 
 def test_scores_by_hand():

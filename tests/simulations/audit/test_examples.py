@@ -1,7 +1,5 @@
 """Canary examples: nothing but the canaries changes, and their images are what their kind says."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,9 @@ from simulations.audit.subject import audited_settings
 from simulations.audit.training import (
     DRAWN,
     KINDS,
-    checkerboard,
     choose_canaries,
     replaced,
     settings_of,
-    strongest,
     with_canaries,
 )
 from simulations.plan.plan import Plan, make_plan
@@ -62,19 +58,6 @@ def test_images_are_distinct_in_the_range_of_the_data_and_repeat(kind):
     assert len(first.unique(dim=0)) > 30
 
 
-def test_two_tone_and_checkerboards_hold_two_values_and_noise_many():
-    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    values = {kind: len(draw(images, torch.Generator().manual_seed(1)).unique()) for kind, draw in DRAWN.items()}
-    assert values["two-tone"] == values["checkerboard"] == 2
-    assert values["noise"] > 1000
-
-
-def test_the_fields_of_a_board():
-    """Opposite corners of any rectangle multiply to the same sign: what tells a board from other two-tone images."""
-    board = checkerboard(torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 6, 4), torch.Generator())[0, 0]
-    assert_close(board, torch.outer(board[:, 0], board[0]) * board[0, 0])
-
-
 def numbers() -> Split:
     """Six examples that are their own row."""
     stored = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1)
@@ -86,25 +69,3 @@ def test_replaced_by_hand():
     assert made.batch(torch.tensor([4, 0, 1, 5]))[0].flatten().tolist() == [40, 0, 10, 5]
     assert made.pick(torch.tensor([3, 4])).batch(torch.tensor([1, 0]))[0].flatten().tolist() == [40, 3]
     assert made.batch(torch.zeros(0, dtype=torch.int64))[0].shape == (0, 1, 1, 1)
-
-
-def test_what_was_read_is_the_readers_own():
-    made = replaced(numbers(), torch.tensor([1]), torch.ones(1, 1, 1, 1))
-    made.batch(torch.tensor([1]))[0].zero_()
-    assert made.batch(torch.tensor([1]))[0].item() == 1
-
-
-def test_refuses(plan):
-    inserted = choose_canaries(plan, 100, 0)
-    with pytest.raises(ValueError, match="did you mean 'two-tone'"):
-        with_canaries(plan, inserted, "twotone")
-
-
-def test_texts_take_wrong_labels(plan):
-    """Inputs that are no images: one number an example."""
-    train = replace(plan.workload.train, prepare=lambda stored: torch.zeros(len(stored), 3))
-    texts = replace(plan, workload=replace(plan.workload, train=train))
-    assert strongest(plan.workload.train) == "two-tone"
-    assert strongest(train) == "mislabelled"
-    with pytest.raises(ValueError, match="take mislabelled for digits"):
-        with_canaries(texts, choose_canaries(plan, 100, 0), "noise")

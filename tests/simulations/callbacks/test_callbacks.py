@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedlsg
-from simulations.callbacks.callback import CallbackList, Watched
+from simulations.callbacks.callback import Watched
 from simulations.rundir.model_files import read_model
 from tests.simulations.support.own import quick
 
@@ -35,13 +35,6 @@ class Notes(fedlsg.Callback):
         self.seen.append(("failure", str(error)))
 
 
-def test_a_callback_is_called_at_the_begin_after_each_round_and_at_the_end(tmp_path):
-    notes = Notes()
-    found = quick(tmp_path / "run", rounds=2, callbacks=[notes])
-    assert notes.seen == [("begin", []), ("round", 1), ("round", 2), ("end", 2)]
-    assert (notes.run.path, notes.run.settings["rounds"]) == (found.directory, 2)
-
-
 def test_a_stopped_run_is_whole_says_why_and_spends_no_more(tmp_path):
     whole, notes = quick(tmp_path / "whole", rounds=3), Notes(stop=1)
     found = quick(tmp_path / "run", rounds=3, callbacks=[notes])
@@ -49,10 +42,6 @@ def test_a_stopped_run_is_whole_says_why_and_spends_no_more(tmp_path):
     assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
     assert found.epsilon < whole.epsilon
     assert {"summary.json", "model.safetensors", "ledger.jsonl"} <= {path.name for path in found.directory.iterdir()}
-
-
-def test_a_stop_after_the_last_round_is_no_early_stop(tmp_path):
-    assert quick(tmp_path / "run", rounds=2, callbacks=[Notes(stop=2)]).summary["stopped"] is None
 
 
 def test_a_stopped_run_may_be_continued(tmp_path):
@@ -64,26 +53,6 @@ def test_a_stopped_run_may_be_continued(tmp_path):
     for name, value in whole.model.state_dict().items():
         assert torch.equal(found.model.state_dict()[name], value)
     assert found.summary["stopped"] is None
-
-
-def test_every_callback_is_told_of_a_failure_once_and_its_error_is_the_one_raised(tmp_path):
-    first, second = Notes(), Notes(fail=2)
-    with pytest.raises(KeyError, match="mine"):
-        quick(tmp_path / "run", rounds=3, callbacks=[first, second])
-    assert [kind for kind, _ in first.seen] == ["begin", "round", "round", "failure"]
-    assert second.seen[-1] == ("failure", "'mine'")
-
-
-def test_who_has_not_begun_is_not_told_of_a_failure():
-    class Broken(fedlsg.Callback):
-        def on_begin(self, run):
-            raise OSError("no server")
-
-    late = Notes()
-    calls = CallbackList([Broken(), late])
-    with pytest.raises(OSError, match="no server"), calls.told_of_failure():
-        calls.on_begin(None)
-    assert late.seen == []
 
 
 @pytest.mark.parametrize(
@@ -131,28 +100,6 @@ def test_early_stopping_waits_for_evaluations_without_improvement():
     assert stopped_after(fedlsg.EarlyStopping(patience=1, mode="min"), 0.3, 0.2, 0.25) == 3
 
 
-def test_early_stopping_counts_the_rounds_before_an_interruption():
-    callback = fedlsg.EarlyStopping(patience=2)
-    with pytest.raises(fedlsg.StopRun, match=r"best in round 1 \(0.3\)"):
-        callback.on_begin(watched(*rows(0.3, 0.2, 0.1)))
-    callback.on_begin(watched(*rows(0.3, 0.2)))
-    with pytest.raises(fedlsg.StopRun):
-        callback.on_round({"round": 3, "accuracy": 0.1})
-
-
-@pytest.mark.parametrize("wrong", [{"patience": 0}, {"min_delta": -1.0}])
-def test_a_patience_that_stops_everything_is_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        fedlsg.EarlyStopping(**wrong)
-
-
-def test_an_unknown_column_is_named_with_those_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"monitor='acuracy' is no column of rounds.csv: expected one of round, acc"):
-        quick(tmp_path / "run", callbacks=[fedlsg.EarlyStopping(monitor="acuracy")])
-    with pytest.raises(ValueError, match="monitor='asked' holds '0 1': expected a column of numbers"):
-        quick(tmp_path / "other", callbacks=[fedlsg.BestModel(monitor="asked")])
-
-
 def test_the_best_model_is_that_of_its_round(tmp_path):
     values = {1: 0.2, 2: 0.9, 3: 0.5}
     kept = {}
@@ -178,13 +125,6 @@ def test_the_best_model_is_that_of_its_round(tmp_path):
     assert json.loads((found.directory / "config.json").read_text())["round"] == 3
 
 
-def test_a_stop_in_a_round_reaches_the_callbacks_after_it(tmp_path):
-    """A logger behind the callback that stops the run has the last row as well."""
-    stop, after = Notes(stop=1), Notes()
-    quick(tmp_path / "run", rounds=3, callbacks=[stop, after])
-    assert after.seen == [("begin", []), ("round", 1), ("end", 1)]
-
-
 def test_no_callback_changes_what_a_run_says_of_itself(tmp_path, capsys):
     """The summary that is printed after on_end is the run's; a stop at the end has nothing to stop."""
 
@@ -204,16 +144,3 @@ def test_no_callback_changes_what_a_run_says_of_itself(tmp_path, capsys):
     assert found.summary["stopped"] is None
     assert told[0]["epsilon_max"] == found.rounds[0]["epsilon_max"] == pytest.approx(found.epsilon, rel=1e-3)
     assert told[0]["accountant"]["reported"] != "nobody"
-
-
-def test_the_best_model_of_a_round_that_another_callback_ended(tmp_path):
-    """The round is on disk, and its copy in best/ is not: the resumed run makes it."""
-    path = tmp_path / "run"
-    with pytest.raises(KeyError):
-        quick(path, rounds=2, callbacks=[Notes(fail=1), fedlsg.BestModel(monitor="round", mode="min")])
-    assert not (path / "best").exists()
-    quick(path, rounds=2, resume=True, callbacks=[fedlsg.BestModel(monitor="round", mode="min")])
-    best = read_model(path / "best")[0]
-    last = read_model(path)[0]
-    assert best.keys() == last.keys()
-    assert any(not torch.equal(best[name], last[name]) for name in best)

@@ -1,13 +1,10 @@
 """The setting ``callbacks``: names, parameters, files of a user's own; in Python and in config.toml."""
 
-import shlex
-
 import pytest
 
 import fedlsg
 from fedlsg import user_code
-from simulations.callbacks.loggers import names_of
-from simulations.callbacks.named import absolute_names, named, shown_names
+from simulations.callbacks.named import named
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.own import quick
@@ -63,12 +60,6 @@ def test_what_is_wrong_is_named(text, message):
         named(text)
 
 
-def test_a_wrong_name_leaves_no_run_directory(tmp_path):
-    with pytest.raises(ValueError, match="unknown name 'wnadb'"):
-        fedlsg.simulate(workload="digits", engine="local", out=tmp_path / "run", callbacks="wnadb")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(mine, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = quick(tmp_path / "run", rounds=3, callbacks="'my callbacks.py:Limit' rounds=1 word=enough")
@@ -83,20 +74,3 @@ def test_a_function_of_a_file_is_called_in_each_round(mine, tmp_path, capsys):
     assert "round 1" in capsys.readouterr().out
     with pytest.raises(ValueError, match="a function of a dict without parameters"):
         named(f"'{mine}:watch' every=2")
-
-
-def test_other_names_stay_as_they_are():
-    assert absolute_names("early-stopping patience=3;wandb") == "early-stopping patience=3; wandb"
-
-
-def test_a_name_for_people_and_loggers_has_no_folder_of_this_machine(mine):
-    text = absolute_names(f"{shlex.quote(f'{mine}:Limit')} rounds=1; best-model")
-    assert str(mine.parent) in text
-    assert shown_names(text) == "'my callbacks.py:Limit' rounds=1; best-model"
-    places = {"workload": f"{mine}:data", "pretrained": str(mine.parent / "weights"), "public_rows": f"data:{mine}"}
-    said = names_of({**places, "rounds": 3, "callbacks": text, "model": "org/name"})
-    assert str(mine.parent) not in str(said)
-    assert said == {
-        "workload": "my callbacks.py:data", "pretrained": "weights", "public_rows": "data:my callbacks.py",
-        "rounds": 3, "model": "org/name",
-    }  # fmt: skip

@@ -1,32 +1,22 @@
 """The command line: what it accepts, and that every wrong input is one line, a status that is not 0, and no trace."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
-from simulations.cli.app import LISTS
-from simulations.cli.with_settings import USUAL, _written
 from simulations.engines.cluster import Cluster
-from simulations.report.words import empty_line, epsilon_words
-from simulations.settings.settings import all_settings
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 
 SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
 SMALL = (*SHORT, "--noise-multiplier", "2")
-Command = Callable[..., tuple[int, str, str]]
 
 
 def test_a_run_says_what_it_did(fedlsg, tmp_path):
@@ -140,12 +130,6 @@ def test_the_right_input_leaves_something(fedlsg, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-def test_the_list_of_commands_cuts_no_sentence(fedlsg):
-    commands = fedlsg("--help")[1].split("Commands:")[1]
-    assert "compare" in commands
-    assert "..." not in commands
-
-
 def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -153,26 +137,6 @@ def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     monkeypatch.setattr("simulations.run.ready_plan", interrupt)
     status, out, err = fedlsg("run", *SMALL)
     assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_sigterm_says_the_same(number, fedlsg, monkeypatch):
-    monkeypatch.setattr("simulations.run.ready_plan", lambda *_, **__: os.kill(os.getpid(), number))
-    before = signal.signal(number, signal.SIG_DFL)  # nohup starts its programs with SIGHUP ignored
-    try:
-        status, out, err = fedlsg("run", *SMALL)
-        assert (status, out.strip(), err.strip()) == (128 + number, "", "fedlsg: error: interrupted")
-        assert signal.getsignal(number) is signal.SIG_DFL
-    finally:
-        signal.signal(number, before)
-
-
-def test_a_missing_package_is_one_line(fedlsg, monkeypatch):
-    def missing(*_: object, **__: object) -> None:
-        raise ImportError("expected pyarrow; pip install 'fedlsg[hub]'")
-
-    monkeypatch.setattr("simulations.run.ready_plan", missing)
-    assert fedlsg("run", *SMALL)[::2] == (1, "fedlsg: error: expected pyarrow; pip install 'fedlsg[hub]'\n")
 
 
 # --- resume
@@ -204,41 +168,7 @@ def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path,
     assert len(err.splitlines()) == 1
 
 
-def test_settings_that_may_change_are_named(fedlsg, small, tmp_path):
-    """A flipped bit in config.toml looks like an edit."""
-    shutil.copytree(small.path, tmp_path / "run")
-    text = (tmp_path / "run" / "config.toml").read_text()
-    (tmp_path / "run" / "config.toml").write_text(text.replace("evaluate-every = 1", "evaluate-every = 3"))
-    status, out, _ = fedlsg("resume", "run")
-    assert (status, "changed since the last run: evaluate-every = 3 (was 1)" in out.splitlines()) == (0, True)
-
-
-def test_rounds_without_an_update_are_in_the_table():
-    summary = {"empty_rounds": 2, "rounds": 7}
-    assert "2 of 7 brought no update" in empty_line(summary)
-    assert empty_line({"rounds": 7}) == empty_line({"empty_rounds": 0, "rounds": 7}) == ""
-
-
-def test_resuming_a_finished_run_prints_its_summary(fedlsg, small, tmp_path):
-    shutil.copytree(small.path, tmp_path / "run")
-    status, out, err = fedlsg("resume", "run")
-    assert (status, err) == (0, "")
-    assert "NOT PRIVATE: the noise is reproducible" in " ".join(out.split())
-    assert Run(tmp_path / "run").rows == small.rows
-
-
 # --- calibrate
-
-
-def test_calibrate_by_both_accountants(fedlsg):
-    status, out, _ = fedlsg("calibrate", "--noise-multiplier", "1", "--sample-rate", "0.01", "--steps", "1000")
-    assert status == 0
-    bound = epsilon(sample_rate=0.01, noise_multiplier=1.0, steps=1000, delta=1e-5)
-    assert f"noise multiplier 1: epsilon {epsilon_words(bound.upper, 4)} at delta 1e-05" in out
-    assert "1.828" in out, "published: q=.01, sigma=1, T=1000"
-    assert f"{bound.accountant} (reported)" in out
-    assert "prv (witness)" in out
-    assert all(epsilon_words(interval.upper, 4) in out for interval in bound.intervals.values())
 
 
 def test_calibrate_finds_the_noise(fedlsg):
@@ -251,43 +181,6 @@ def test_calibrate_finds_the_noise(fedlsg):
 
 
 # --- small parts
-
-
-@given(st.dictionaries(st.text(st.characters(codec="ascii", categories=["L"]), min_size=1), st.text(min_size=1)))
-def test_pairs_join_the_options(pairs):
-    pairs = {key: value.strip() for key, value in pairs.items()}
-    merged = cli.merge({"local_steps": 4}, [f"{key}={value}" for key, value in pairs.items()])
-    assert merged == {"local_steps": 4} | pairs
-
-
-def test_pairs_by_hand():
-    pairs = ["local-steps = 3", "data_dir=a=b"]
-    assert cli.merge({"rank": 1, "seed": None}, pairs) == {"rank": 1, "local_steps": "3", "data_dir": "a=b"}
-
-
-@pytest.mark.parametrize(
-    ("options", "pairs", "values"),
-    [
-        ({"rank": 8}, ["rank=4"], "8 and as 4"),
-        ({"seed": 0}, ["seed=1"], "0 and as 1"),
-        ({}, ["a-b=x", "a_b=X"], "x and as X"),
-    ],
-)
-def test_a_setting_with_two_values_is_refused(options, pairs, values):
-    with pytest.raises(ValueError, match=f"is given twice, as {values}: give it once"):
-        cli.merge(options, pairs)
-
-
-def test_a_setting_may_be_given_twice_with_one_value():
-    pairs = ["rank=8", "epsilon=8", "reproducible=true", "engine=ray", "engine=ray"]
-    merged = cli.merge({"rank": 8, "epsilon": 8.0, "reproducible": False}, pairs)
-    assert merged == {"rank": "8", "epsilon": "8", "reproducible": "true", "engine": "ray"}
-    assert cli.merge({"reproducible": True}, ["reproducible=true"]) == {"reproducible": "true"}
-
-
-def test_an_option_and_a_pair_that_differ_are_one_line(fedlsg):
-    status, out, err = fedlsg("run", "--rank", "8", "-c", "rank=4")
-    assert (status, out, err) == (1, "", "fedlsg: error: rank is given twice, as 8 and as 4: give it once\n")
 
 
 def test_options_reach_the_settings(fedlsg, tmp_path):
@@ -314,51 +207,6 @@ def test_the_installed_command():
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_run_folder_is_given_as_out(fedlsg, tmp_path):
-    status, out, err = fedlsg("run", *SMALL, "-c", "run_dir=there")
-    assert (status, out) == (1, "")
-    assert "give the folder as --out" in err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_held_out_accuracies_are_announced(fedlsg):
-    assert "computed without noise" in " ".join(fedlsg("run", *SMALL, "-c", "holdout=0.1")[1].split())
-    assert "computed without noise" not in " ".join(fedlsg("run", *SMALL)[1].split())
-
-
-@pytest.mark.parametrize("command", ["run", "compare", "calibrate", "partition", "inspect", "report", "list"])
-def test_help_shows_no_escapes(command, fedlsg):
-    status, out, err = fedlsg(command, "--help")
-    assert (status, err) == (0, "")
-    assert "\\" not in out
-
-
-def test_options_that_are_settings_have_the_sentence_of_their_declaration(fedlsg):
-    """Those of methods are written out on the command line, for looking at its help must not import torch."""
-    words = " ".join(fedlsg("run", "--help")[1].split())
-    found = {name for name, one in all_settings().items() if f"--{name.replace('_', '-')} " in words}
-    assert found > {"rank", "sparsity", "epsilon", "engine", "record_updates"}
-    assert [name for name in found if all_settings()[name].setting.meaning.removesuffix(".") not in words] == []
-
-
-@pytest.mark.parametrize("what", LISTS)
-def test_a_list_may_be_named_without_the_word_list(what, fedlsg):
-    """As the commands were called before."""
-    found = fedlsg("list", what)
-    assert found == fedlsg(what)
-    assert found[0] == 0
-    assert {"methods": "lsg-lora", "workloads": "glue-sst2", "codecs": "noise-floor", "presets": "lsg-cifar10"}[
-        what
-    ] in found[1]
-
-
-@pytest.mark.parametrize("words", [("list", "method"), ("list", "codecs", "int8"), ("methods", "--json")])
-def test_what_a_list_does_not_take(words, fedlsg):
-    status, out, err = fedlsg(*words)
-    assert (status, out) == (1, "")
-    assert "did you mean 'methods'" in err or "takes no other words" in " ".join(err.split())
-
-
 @pytest.mark.parametrize(
     ("word", "said"), [("convert", "examples/convert_weights.py"), ("pretrain", "commit 293cb648")]
 )
@@ -366,57 +214,6 @@ def test_a_command_of_an_earlier_version_says_where_it_is(word, said, fedlsg):
     status, out, err = fedlsg(word, "FILE", "--out", "made")
     assert (status, out) == (2, "")
     assert said in err
-
-
-MEANT = {
-    ("run", "--lr", "0.5"): "No such option: --lr; did you mean --learning-rate",
-    ("run", "--noniid"): "did you mean --partition dirichlet",
-    ("run", "--lsg"): "did you mean --method lsg",
-    ("run", "-c", "partition=noniid", *SMALL): "did you mean 'dirichlet'",
-    ("run", "--device", "gpu", *SMALL): "did you mean 'cuda'",
-    ("run", "digts", *SMALL): "did you mean 'digits'",
-    ("run", "--method", "LSG", *SMALL): "did you mean 'lsg'",
-    ("run", "dpsgd", *SMALL): "unknown workload 'dpsgd'.* or --method dpsgd",
-    ("run", "--epoch", "3"): "did you mean --epochs",
-    ("run", "--seed", "1", "2", *SMALL): "an option takes one value: what does 2 belong to",
-    ("compare", "--methods", "lsg", "dpsgdd"): "unknown workload 'dpsgdd'.* or --method dpsgd",
-    ("run", "-c", "learningrate=1", *SMALL): r"did you mean 'learning_rate'\?$",
-    ("settings", "noniid"): "or --partition dirichlet",
-    ("rn", "digits"): r"No such command 'rn'\. Did you mean 'run'\?$",
-    ("run", "--batch-size"): "--batch-size needs a value",
-    ("run", "--alpha", "0.3", *SMALL): "alpha=0.3 needs partition=dirichlet, got partition=iid",
-    ("compare", "--methods", "lsg", "dpsgd", "--rank", "4", "--learning-rate", "-1"): "learning_rate=-1",
-    ("partition", "--clients", "0"): "expected clients=0 >= 1",
-}
-
-
-@pytest.mark.parametrize("arguments", MEANT)
-def test_a_word_is_found_by_what_it_means(arguments, fedlsg, tmp_path):
-    status, _, err = fedlsg(*arguments)
-    assert status != 0
-    assert re.search(MEANT[arguments], err), err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_settings_are_options_and_lists_take_spaces():
-    known = dict.fromkeys(("-c", "--methods", "--epsilons", "--out"))
-    said = "--methods lsg dpsgd digits --epsilons 1 3 --batch-size=8 --momentum -1 --out x --reproducible a"
-    found = "-c batch_size=8 -c momentum=-1 -c reproducible=true --methods lsg,dpsgd digits --epsilons 1,3 --out x a"
-    assert _written(said.split(), known, resilient=False) == found.split()
-    assert _written(["--rank", "4", "--rank", "8", "--", "--x"], known, resilient=False) == [
-        "-c",
-        "rank=8",
-        "--",
-        "--x",
-    ]
-
-
-def test_help_says_the_declared_sentences(fedlsg):
-    assert {name: all_settings()[name].setting.meaning for name in USUAL} == dict(USUAL)
-    shown, whole = (fedlsg("run", flag)[1] for flag in ("--help", "--help-all"))
-    assert all(f"--{name.replace('_', '-')} " in whole for name in all_settings() if name != "workload")
-    assert "--learning-rate " in shown
-    assert "--prune-clip-norm" not in shown
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

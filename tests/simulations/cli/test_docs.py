@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import build_backend
 from simulations.cli import docs
 from tests.places import REPOSITORY
@@ -19,33 +17,6 @@ def test_a_list_of_all_pages_with_their_titles(fedlsg):
     listed = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
     assert {name for name in listed if "/" not in name} == PAGES
     assert listed["own"] == docs.title_of(REPOSITORY / "docs" / "own.md")
-
-
-@pytest.mark.parametrize("name", ["own", "docs/own.md", "own.md#flower"])
-def test_one_page_as_it_is_in_a_pipe(name, fedlsg):
-    assert fedlsg("docs", name)[:2] == (0, (REPOSITORY / "docs" / "own.md").read_text())
-
-
-def test_where_the_pages_are(fedlsg):
-    assert fedlsg("docs", "--path")[1].strip() == str(REPOSITORY / "docs")
-    assert fedlsg("docs", "own", "--path")[1].strip() == str(REPOSITORY / "docs" / "own.md")
-
-
-def test_an_unknown_page_names_the_nearest(fedlsg):
-    status, _, err = fedlsg("docs", "atacks")
-    assert status == 1
-    assert "unknown page 'atacks'; did you mean 'attacks'? (fedlsg docs lists them all)" in err
-
-
-def test_nothing_installed_is_one_line(fedlsg, monkeypatch, tmp_path):
-    """``docs`` next to an installed package, which other packages leave in site-packages, is not taken for ours."""
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "other.md").write_text("# Other\n")
-    monkeypatch.setattr(docs, "INSTALLED", tmp_path / "simulations" / "documentation")
-    monkeypatch.setattr(docs, "CLONE", tmp_path / "docs")
-    status, _, err = fedlsg("docs")
-    assert status == 1
-    assert "install fedlsg with pip" in err
 
 
 def test_a_wheel_gets_the_same_pages_and_the_tree_keeps_none(monkeypatch, tmp_path):
@@ -70,11 +41,6 @@ def test_no_message_points_to_a_file_of_the_clone():
     code = [file for name in ("fedlsg", "strategies", "simulations") for file in (REPOSITORY / name).rglob("*.py")]
     pointing = {file.name: found for file in code if (found := messages(file.read_text()))}
     assert pointing == {"app.py": ["docs/presets.md", "docs/settings.md"]}  # the pages that a developer makes
-
-
-def test_a_message_with_a_file_would_be_found():
-    """Negative control."""
-    assert messages('"""See docs/own.md."""\nraise ValueError("read docs/own.md")') == ["docs/own.md"]
 
 
 def messages(code: str) -> list[str]:

@@ -13,7 +13,6 @@ import typer.main
 import fedlsg as package
 import simulations.plan.trust
 from simulations.cli.app import app
-from simulations.compare.collect import read_runs
 from simulations.rundir.files.sealed import save_checkpoint
 from tests.simulations.support.own import MINE, fresh, quick, refused, write
 
@@ -121,12 +120,6 @@ def test_negative_control_where_the_user_is_not_asked_it_runs(sent, fedlsg: Comm
     assert sent.marker.exists()
 
 
-def test_a_grid_of_it_keeps_its_labels(sent):
-    (found,) = read_runs([sent.folder / "GRID"])
-    assert (found.label, found.method) == ("lsg", f"{sent.mine}:recipe")
-    assert not sent.marker.exists()
-
-
 def test_python_reads_a_run_and_runs_nothing(sent):
     run = package.load_run(sent.folder / "RUN")
     assert len(run.rounds) == len(run.plot().axes[0].lines[0].get_xdata()) == 2
@@ -138,27 +131,6 @@ def test_python_reads_a_run_and_runs_nothing(sent):
     assert not sent.marker.exists()
 
 
-def test_python_names_the_code_or_trusts_it(sent, capsys):
-    names = {"workload": f"{sent.mine}:workload", "method": f"{sent.mine}:recipe"}
-    assert not package.load_run(sent.folder / "RUN", **names).model.training
-    assert sent.marker.exists()
-    assert capsys.readouterr().out == ""
-    with refused("the run's workload is mine.py:workload, not mine.py:other"):
-        package.load_run(sent.folder / "RUN", workload=f"{sent.mine}:other").model  # noqa: B018
-
-
-def test_trust_names_file_and_digest(sent, fedlsg: Command, tmp_path):
-    shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
-    status, out, err = fedlsg("resume", str(tmp_path / "copy"), "--trust-code")
-    assert (status, err) == (0, "")
-    assert sent.marker.exists()
-    for setting, name in (("workload", "workload"), ("method", "recipe"), ("callbacks", "watch")):
-        assert f"--trust-code: {setting} 'mine.py:{name}' runs '{sent.mine}', sha256 " in out
-    with fresh():  # it was trusted once, and is not known
-        (tmp_path / "copy" / "summary.json").unlink()
-        assert "names code" in fedlsg("resume", str(tmp_path / "copy"))[2]
-
-
 def test_named_once_it_is_known(sent, fedlsg: Command, tmp_path):
     shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
     for named in (("--workload", f"{sent.mine}:workload"), ()):  # of the whole file; then as a requeue does
@@ -166,21 +138,6 @@ def test_named_once_it_is_known(sent, fedlsg: Command, tmp_path):
             status, _, err = fedlsg("resume", str(tmp_path / "copy"), *named)
             assert (status, err) == (0, "")
         (tmp_path / "copy" / "summary.json").unlink()
-
-
-def test_another_function_of_a_known_file_is_not_known(sent, fedlsg: Command, tmp_path):
-    """The sender chooses the name: of a file that the user ran, it may be one that publishes, or removes."""
-    shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
-    with fresh():
-        assert fedlsg("resume", str(tmp_path / "copy"), "--workload", f"{sent.mine}:workload")[0] == 0
-    sent.marker.unlink()
-    shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "sent")
-    text = (tmp_path / "sent/config.toml").read_text().replace(f"{sent.mine}:workload", f"{sent.mine}:rows")
-    write(tmp_path / "sent/config.toml", text)
-    with fresh():
-        status, _, err = fedlsg("inspect", str(tmp_path / "sent"))
-    assert (status, sent.marker.exists()) == (1, False)
-    assert "names code, workload 'mine.py:rows'" in err
 
 
 @pytest.mark.parametrize("how", ["named", "trusted", "known"])
@@ -197,26 +154,6 @@ def test_other_code_than_the_record_is_refused(how, sent, fedlsg: Command, tmp_p
         "the code of the run's own callbacks and method and workload differs from that which this run began with" in err
     )
     assert "restore the file mine.py, or start a new run" in err
-    assert not sent.marker.exists()
-
-
-def test_a_file_that_moved_is_named_where_it_is(sent, fedlsg: Command, tmp_path):
-    shutil.copytree(sent.folder / "OLD", tmp_path / "copy")
-    (tmp_path / "moved").mkdir()
-    moved = shutil.copy(sent.mine, tmp_path / "moved/mine.py")
-    text = (tmp_path / "copy/config.toml").read_text().replace(str(sent.mine), "/nowhere/mine.py")
-    write(tmp_path / "copy/config.toml", text)
-    assert "there is no file /nowhere/mine.py" in fedlsg("export", str(tmp_path / "copy"), "--out", "x")[2]
-    named = ("--workload", f"{moved}:workload", "--method", f"{moved}:recipe")
-    status, _, err = fedlsg("export", str(tmp_path / "copy"), *named, "--out", "x")
-    assert (status, err) == (0, "")
-
-
-def test_a_run_without_a_record_is_named(sent, fedlsg: Command, tmp_path):
-    shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
-    (tmp_path / "copy/code.json").unlink()
-    err = fedlsg("inspect", str(tmp_path / "copy"), "--trust-code")[2]
-    assert "an older version made the run: it has no record of its code" in err
     assert not sent.marker.exists()
 
 

@@ -87,6 +87,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return dict(zip(parts, imported(*parts.values()), strict=True))
 
 
+@pytest.mark.slow
 def test_the_driver_describes_a_worker_without_torch(life):
     """Ray starts while torch is imported."""
     assert not life["a new worker"] & {"torch", *ALWAYS_LATER}

@@ -67,6 +67,7 @@ def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_p
     assert [row.round for row in Run(tmp_path / "here").rows] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_other_commands_take_the_names(fedlsg, mine, tmp_path):
     assert fedlsg("partition", "mine.py:workload")[0] == 0
     assert fedlsg("inspect", "--workload", "mine.py:workload", "--method", "mine.py:recipe", "--out", "seen")[0] == 0
@@ -203,12 +204,3 @@ def test_the_workers_of_ray_never_imported_the_file(fedlsg, mine, tmp_path, on_r
         status, _, err = fedlsg(*names, "--engine", engine, "--out", engine)
         assert (status, err) == (0, "")
     assert Run(tmp_path / "ray").weights.equal(Run(tmp_path / "local").weights)
-
-
-def test_a_package_that_fails_is_listed_with_its_error(installed, fedlsg):
-    installed("[fedlsg.workloads]\nbroken = toy_package.nothing:workload\n")
-    status, out, _ = fedlsg("workloads", width=200)
-    assert status == 0
-    assert "cannot be loaded" in out
-    assert "No module named 'toy_package.nothing'" in out
-    assert fedlsg("settings", "rank")[0] == 0

@@ -1,32 +1,23 @@
 """Carriers of probes in whole runs: absent clients, resumed runs and deployed clients have the server's."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Context, Message
 
-from fedlsg.carriers.probe import flatten
 from fedlsg.carriers.probe.basis import Pair
-from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState
 from simulations.client import app as client_app
 from simulations.client.app import app
 from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import ray
-from simulations.plan.source import late_source
-from simulations.rundir.updates import StepFiles, read_frame, round_folder
-from simulations.settings.settings import from_mapping
-from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local, stopped_after
 
 CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
 TANGENT: dict[str, Any] = {"method": "lsg-probe", "rank": 2, "probes": 20, "refresh_rounds": 3}
 SOME: dict[str, Any] = {"clients": 4, "clients_per_round": 2, "rounds": 7, "evaluate_every": 9}
-MODEL = 4 * 4810
-BASIS = 4 * (64 * 5 + 6 * 64 + 5 + 6)
 
 
 def alone(message: Message, context: Context) -> Any:
@@ -44,20 +35,6 @@ def down(run: Run) -> list[int]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("unbroken") / "run", **CORE, **SOME)
-
-
-def test_bytes_by_hand(unbroken):
-    """A client that is selected for the first time since the last refresh is sent the carriers, too."""
-    expected, held = [], set[int]()
-    for round in range(1, 8):
-        selected = set(select_clients(4, 2, round=round, seed=0))
-        refresh = (round - 1) % 3 == 0
-        held = set() if refresh else held
-        expected.append(2 * MODEL + BASIS * (0 if refresh else len(selected - held)))
-        held |= selected
-    assert down(unbroken) == expected
-    assert sum(expected) > 14 * MODEL
-    assert [row.answered for row in unbroken.rows] == [row.asked for row in unbroken.rows]
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
@@ -85,23 +62,6 @@ def test_clients_on_machines_of_their_own_keep_carriers_in_files(downlink, unbro
         assert files == [f"basis-{client:06d}.bin" for client in range(4)]
     else:
         assert files == [f"client-{client:06d}.bin" for client in range(4)]
-
-
-@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(bytes(99))])
-def test_a_client_that_has_lost_its_carriers_is_sent_them_in_the_same_round(damage, tmp_path):
-    done: list[bool] = []
-
-    def client(message: Message, context: Context) -> Any:
-        asked = message.content.config_records.get("round", {})
-        if not done and asked.get("round") == 2 and context.node_config["partition-id"] == 1:
-            done.append(True)
-            damage(tmp_path / "run" / "replicas" / "basis-000001.bin")
-        return alone(message, context)
-
-    run = run_local(tmp_path / "run", client=client, **CORE, rounds=3)
-    assert [row.downlink_messages for row in run.rows] == [2, 3, 2]
-    assert down(run) == [2 * MODEL, 3 * MODEL + BASIS, 2 * MODEL]
-    assert run.weights.equal(run_local(tmp_path / "whole", **CORE, rounds=3).weights)
 
 
 def other_processor(probe: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,52 +95,7 @@ def test_another_processor_is_sent_the_carriers_of_a_refresh_and_keeps_them(sett
     assert run.summary["downlink"].get("repairs", 0) == 0
 
 
-def test_a_process_of_a_simulation_reads_the_servers_carriers(tmp_path, monkeypatch):
-    """One probe a refresh and run, not one a process: the server's."""
-    probes: list[int] = []
-    probe = PublicState.probe
-    monkeypatch.setattr(
-        PublicState,
-        "probe",
-        lambda self, round, *, updates: probes.append(round) or probe(self, round, updates=updates),
-    )
-    for downlink in ("full", "sparse"):
-        probes.clear()
-        run_local(tmp_path / downlink, downlink=downlink, **CORE, rounds=5, evaluate_every=9)
-        assert probes == [1, 4]
-    assert StepFiles(tmp_path / "full" / "downlink").newest_basis == 4
-
-
-def test_what_a_deployed_client_never_draws():
-    """A function or a path that a setting names; synthetic inputs it makes itself."""
-    base = process(run_settings()).base
-    for spec, deployed, draws in (
-        ("leaves", True, True), ("auto", True, True), ("data:/rows.pt", True, False), ("mine.py:draw", True, False),
-        ("data:/rows.pt", False, True),
-    ):  # fmt: skip
-        source = late_source(spec, base.workload, lambda: base.probe_source, deployed=deployed)
-        assert (source.draw is not None) is draws
-        assert source.name == spec.replace("/", "")
-
-
-def run_settings() -> Any:
-    return from_mapping(SMALL | CORE)
-
-
-def test_local_steps_of_a_round_share_its_carriers(tmp_path):
-    """Several local steps, parts of unequal mixtures and some clients: full and sparse downlink agree bit for bit."""
-    settings = CORE | SOME | {"local_steps": 3, "local_momentum": 0.5, "partition": "dirichlet", "alpha": 0.3}
-    full = run_local(tmp_path / "full", **settings, record_updates=True)
-    sparse = run_local(tmp_path / "sparse", **settings, downlink="sparse")
-    assert full.weights.equal(sparse.weights)
-    frames = [read_frame(round_folder(full.path, round))[0] for round in range(1, 8)]
-    same = [all(map(torch.equal, a.carriers, b.carriers)) for a, b in itertools.pairwise(frames)]
-    assert same == [True, True, False, True, True, False]
-    state = full.plan.server_state()
-    state.load_state_dict(full.checkpoint["server"])
-    assert flatten(state.basis).equal(full.checkpoint["server"]["basis"]["flat"])
-
-
+@pytest.mark.slow
 @pytest.mark.ray
 def test_bytes_do_not_depend_on_the_worker_that_a_client_lands_on(unbroken, tmp_path, on_ray):
     """A worker that was not there at the refresh gets the carriers from the driver; they are counted by client."""

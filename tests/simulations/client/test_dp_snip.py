@@ -8,7 +8,6 @@ from fedlsg.accounting.bounds import compose, epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.client.app import app
-from simulations.client.model import process
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
@@ -45,16 +44,6 @@ def test_the_reported_epsilon_is_that_of_the_composition(pruned):
     assert pruned.rows[0].epsilon_max > epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=1, delta=DELTA).upper
 
 
-def test_where_sigma_is_given_pruning_by_data_raises_epsilon_and_nothing_else_does(pruned, tmp_path):
-    """Random pruning, dropping and RS leave the ledger, and with it epsilon, exactly as DP-SGD's."""
-    plain = run_local(tmp_path / "dpsgd", method="dpsgd").summary["epsilon_max"]
-    free = [{"method": "dp-ssgd", "prune": "random"}, {"method": "rs", "cooling": False}, {"method": "sparse-dpsgd"}]
-    for i, choices in enumerate(free):
-        assert run_local(tmp_path / str(i), **choices).summary["epsilon_max"] == plain
-    share = pruned.plan.method.prune.epsilon_share
-    assert plain < pruned.summary["epsilon_max"] < (1 + share) * plain
-
-
 def sigmas(**choices: object) -> tuple[float, float]:
     """Noise multipliers of training and of round 0 that a budget of epsilon = 3 gives."""
     settings = {k: v for k, v in SMALL.items() if k != "noise_multiplier"} | {"epsilon": 3.0, "rounds": 20} | choices
@@ -77,36 +66,6 @@ def test_where_epsilon_is_given_pruning_by_data_raises_sigma():
             Event(sample_rate=1.0, noise_multiplier=first, steps=1),
         ]
         assert 2.99 < compose(events, delta=DELTA).upper <= 3.0
-
-
-def test_a_calibrated_run_goes_to_its_end_within_the_budget(tmp_path):
-    run = run_local(
-        tmp_path / "run", **SNIP, noise_multiplier=None, epsilon=2.0, clients=1, rounds=3, reproducible=False
-    )
-    assert run.summary["rounds"] == 3
-    assert run.summary["private"]
-    assert 1.99 < run.summary["epsilon_max"] <= 2.0
-    assert all(row.rejected == "" for row in run.rows)
-
-
-def test_the_bytes_of_round_0_are_in_the_totals_and_the_summary(pruned):
-    rows, first = pruned.rows, pruned.summary["pruning"]
-    weights, everything = 64 * 64 + 64 * 10, 4810
-    assert first["uplink_bytes"] == 2 * (4 * weights + 80)
-    assert first["downlink_bytes"] == 2 * 4 * everything
-    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire"):
-        assert pruned.summary[name] == sum(getattr(row, name) for row in rows) + first[name]
-    assert pruned.summary["uplink_bytes_dense"] == 2 * 2 * 4 * everything
-    assert [row.round for row in rows] == [1, 2]
-    assert (first["kind"], first["zero_weights"], first["answered"]) == ("dp-snip", int(0.4 * weights), [0, 1])
-    assert {name.split("/")[0] for name in pruned.payloads} == {"round-000000", "round-000001", "round-000002"}
-    assert len(pruned.payloads["round-000000/client-000000.bin"]) == 4 * weights + 80
-
-
-def test_pruning_without_data_says_what_it_did_and_other_methods_say_nothing(tmp_path, small):
-    run = run_local(tmp_path / "run", method="dp-ssgd", prune="synflow", prune_rate=0.25)
-    assert run.summary["pruning"] == {"kind": "synflow", "rate": 0.25, "zero_weights": (64 * 64 + 64 * 10) // 4}
-    assert small.summary["pruning"] is None
 
 
 # Once, and charged for every attempt
@@ -198,19 +157,3 @@ def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_p
     ):
         run_local(tmp_path / "run", client=client, **SNIP)
     assert not any(Run(tmp_path / "run").ledgers.values())
-
-
-def test_the_settings_of_a_run_say_how_it_prunes(pruned):
-    names = ("prune", "prune-rate", "prune-epsilon-share", "prune-clip-norm", "drop", "drop-rate")
-    assert [pruned.config[name] for name in names] == ["dp-snip", 0.4, 0.1, 1.0, "random", 0.5]
-
-
-def test_without_noise_there_is_no_epsilon_and_no_noise_in_round_0(tmp_path):
-    run = run_local(tmp_path / "run", **SNIP, mechanism="none", noise_multiplier=None)
-    assert not run.summary["private"]
-    assert run.plan.terms[0].prune_noise_multiplier == 0.0
-    assert [e.mechanism for e in run.entries(0)] == ["none"] * 3
-
-
-def test_clients_build_what_round_0_needs(pruned):
-    assert set(process(pruned.plan.settings).state.initial) == {"hidden.weight", "classifier.weight"}

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 import simulations.client.train
-from fedlsg.attacks.observation import ThreatModel
 from fedlsg.carriers.powersgd import decode
-from fedlsg.method import Method
 from fedlsg.payload.message import Expected, unpack
-from fedlsg.training.compression import Compression
-from simulations.attack.recorded.observations import open_record
 from simulations.client.train import expected_payload
 from simulations.plan.plan import Base
 from simulations.rundir import last_payload
@@ -80,22 +76,6 @@ def test_what_was_received_and_the_memory_are_the_gradients(kind, tmp_path, monk
     assert run.summary["private"] is False
 
 
-def test_only_k_positions_move(tmp_path):
-    """48 of 4,810: header and checksum 44, a length of 4, gaps of 48 bytes and one or two a block, 4 bytes a value."""
-    run = run_local(tmp_path / "run", record_updates=True, **SILENT | KINDS["topk"])
-    assert {len(payload) for payload in run.payloads.values()} <= set(range(44 + 4 + 48 + 4 * 48, 44 + 4 + 70 + 4 * 48))
-    assert run.summary["codec"]["indices"] == "chosen"
-    assert run.config["topk-rate"] == 0.01
-
-
-def test_a_rate_of_one_is_sgd(tmp_path):
-    settings = SILENT | {"method": "topk", "topk_rate": 1.0}
-    run = run_local(tmp_path / "run", **settings)
-    sgd = run_local(tmp_path / "sgd", **SILENT | {"method": "sgd"})
-    assert torch.equal(run.weights, sgd.weights)
-    assert memory_of(tmp_path / "run").abs().max() < 1e-6
-
-
 # --- resumed, crashed, asked again
 
 
@@ -107,11 +87,6 @@ def whole(tmp_path_factory) -> Run:
 def same(run: Run, whole: Run) -> bool:
     memories = all(torch.equal(memory_of(run.path, c), memory_of(whole.path, c)) for c in (0, 1))
     return run.payloads == whole.payloads and run.weights.equal(whole.weights) and memories
-
-
-def test_a_resumed_run_is_the_same(whole, tmp_path):
-    stopped_after(2, tmp_path / "run", record_updates=True, **SILENT | KINDS["topk"])
-    assert same(resume_local(tmp_path / "run"), whole)
 
 
 def test_a_resumed_run_without_its_memory_is_another(whole, tmp_path):
@@ -233,13 +208,3 @@ def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeyp
 def test_refused(settings, why, tmp_path):
     with pytest.raises(ValueError, match=why):
         plan_at(tmp_path / "run", **settings)
-
-
-def test_a_method_with_feedback_and_noise_cannot_be_made():
-    with pytest.raises(ValueError, match="error feedback"):
-        Method(name="x", compression=Compression(error_feedback=True))
-
-
-def test_attacks_say_that_they_know_no_memory(whole):
-    with pytest.raises(ValueError, match="sends what earlier rounds left out"):
-        open_record(str(whole.path), ThreatModel(view="client"))

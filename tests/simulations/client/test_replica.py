@@ -15,14 +15,10 @@ from simulations.client.app import app, simulated_settings
 from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import local
-from simulations.plan.plan import make_plan
 from simulations.rundir.journal import read_lines
 from simulations.rundir.tables import Row
-from simulations.server.downlink import NOTHING
-from simulations.settings.settings import from_mapping
-from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
 from tests.fedlsg.support.own_methods import OWN_RECIPE
-from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 PROBED = {"rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 2}
 CASES: dict[str, dict[str, Any]] = {
@@ -74,60 +70,6 @@ def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path, own_code):
     assert sparse.summary["downlink_bytes_dense"] == full.summary["downlink_bytes_dense"]
 
 
-def test_bytes_by_hand(tmp_path):
-    """Who was last asked in round r holds the model before it, and misses an update for every round since then."""
-    run = run_local(
-        tmp_path / "run", downlink="sparse", clients=5, clients_per_round=2, rounds=9, momentum=0.0, evaluate_every=9
-    )
-    held = dict.fromkeys(range(5), 0)
-    seen = set()
-    for row in run.rows:
-        expected = 0
-        for client in map(int, row.asked.split()):
-            missed = UPDATE * (row.round - 1 - held[client])
-            expected += min(missed, 4 * 4810)
-            seen.add(missed > 4 * 4810)
-            held[client] = row.round - 1
-        assert row.downlink_bytes == expected
-    assert seen == {False, True}
-
-
-def test_wire_bytes_are_those_of_the_serialised_messages(tmp_path, monkeypatch):
-    from flwr.common.serde import message_to_proto
-
-    sizes: dict[str, list[tuple[int, int]]] = {}
-    pass_on = local.over_the_wire
-
-    def over_the_wire(message: Message) -> Message:
-        if message.metadata.message_type == "train" and not message.metadata.reply_to_message_id:
-            size = len(message_to_proto(message).SerializeToString()), payload_size(message.content)
-            sizes.setdefault(message.metadata.group_id, []).append(size)
-        return pass_on(message)
-
-    monkeypatch.setattr(local, "over_the_wire", over_the_wire)
-    run = run_local(tmp_path / "run", downlink="sparse", rounds=3)
-    for row in run.rows:
-        assert [sum(size) for size in zip(*sizes[str(row.round)], strict=True)] == [
-            row.downlink_bytes_wire, row.downlink_bytes,
-        ]  # fmt: skip
-
-
-def test_noise_floor_below_and_above(tmp_path):
-    """A second rounding: other weights than with full downlink, a ninth of float32's bytes, the same ledger."""
-    sparse, full = sparse_and_full(tmp_path, codec="noise-floor")
-    assert not sparse.weights.equal(full.weights)
-    assert sparse.ledgers == full.ledgers
-    assert sparse.summary["epsilon_max"] == full.summary["epsilon_max"]
-    assert sparse.summary["downlink"] == {
-        "name": "sparse", "codec": "noise-floor", "repairs": 0, "step": 0.5, "added_variance": 0.25 / 12,
-        "interrupted": NOTHING,
-    }  # fmt: skip
-    assert full.summary["downlink"] == {"name": "full", "interrupted": NOTHING}
-    last = [run.rows[-1].downlink_bytes for run in (sparse, full)]
-    assert last[1] == 2 * 4 * 4810
-    assert last[0] * 30 < last[1]
-
-
 # --- clients that are not there, or hold something else
 
 
@@ -141,14 +83,6 @@ def late(silent: int) -> Callable[[Message, Context], Any]:
         return app(message, context)
 
     return client
-
-
-def test_who_joins_late_gets_what_it_missed(tmp_path):
-    settings = {"rounds": 5, "client": late(4), "momentum": 0.0}
-    sparse, full = sparse_and_full(tmp_path, **settings)
-    assert sparse.weights.equal(full.weights)
-    missed = (0, 1 + 1, 1, 1, 1 + 4)  # after two rounds without a reply it is not asked in two
-    assert [row.downlink_bytes for row in sparse.rows] == [UPDATE * n for n in missed]
 
 
 def flip(settings: Any) -> None:
@@ -274,10 +208,6 @@ def test_repairs_are_counted_over_a_resume_and_stop_after_the_second(tmp_path):
     assert 0 not in run.checkpoint["downlink"]["held"]
 
 
-def test_codes_are_ours():
-    assert (REPLICA_MISSING, REPLICA_DIFFERS) == (1004, 1005)
-
-
 # --- resumed
 
 LONG = {"rounds": 6, "clients": 3, "clients_per_round": 2, "momentum": 0.9, "evaluate_every": 9}
@@ -288,63 +218,4 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("whole") / "run", downlink="sparse", **LONG)
 
 
-def test_a_resumed_run_sends_what_an_unbroken_one_sends(tmp_path, whole):
-    stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
-    process.cache_clear()
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(whole.weights)
-    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in whole.rows]
-
-
-def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path, whole):
-    stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
-    path = stopped.directory.steps / "step-000002.bin"
-    path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    process.cache_clear()
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(whole.weights)
-    assert sum(row.downlink_bytes for row in run.rows) > sum(row.downlink_bytes for row in whole.rows)
-    assert [row.answered for row in run.rows] == [row.answered for row in whole.rows]
-
-
-def test_who_is_far_behind_reads_the_checkpoint(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr("simulations.client.replica.FAR", 2)
-    stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
-    (stopped.directory.steps / "step-000001.bin").unlink()
-    process.cache_clear()
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(whole.weights)
-    assert [row.downlink_messages for row in run.rows] == [2] * 6
-
-
 # --- settings
-
-
-@pytest.mark.parametrize(("given", "why"), [
-    ({"downlink_codec": "int8"}, "give downlink=sparse"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "sgd", "noise_multiplier": None}, "adds noise"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "dp-powersgd"}, "factors"),
-    ({"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign"}, r"known deviation \(got sign\).*int8"),
-    ({"downlink": "sparse", "downlink_codec": "sign"}, "downlink_codec=sign needs .* float32, .*int8"),
-    ({"downlink": "dense"}, "expected downlink in"),
-])  # fmt: skip
-def test_downlinks_that_there_are_not(given, why):
-    with pytest.raises(ValueError, match=why):
-        make_plan(from_mapping({"noise_multiplier": 2.0} | given))
-
-
-def test_the_codec_down_is_as_fine_as_the_codec_up(tmp_path):
-    for codec, down in (
-        ("float32", "float32"),
-        ("int8", "float32"),
-        ("sign", "float32"),
-        ("noise-floor", "noise-floor"),
-    ):
-        plan = make_plan(from_mapping({"noise_multiplier": 2.0, "codec": codec, "downlink": "sparse"}))
-        assert plan.settings.downlink_codec == down
-    assert make_plan(from_mapping({"noise_multiplier": 2.0})).settings.downlink_codec is None
-
-
-def test_summed_noise_makes_the_grid_where_only_the_sum_is_private(tmp_path):
-    run = run_local(tmp_path / "run", trust="aggregate", downlink="sparse", downlink_codec="noise-floor")
-    assert run.rows[-1].downlink_bytes < 2 * 1000

@@ -148,15 +148,6 @@ def test_a_repeated_message_gets_the_stored_answer(stage, tmp_path, monkeypatch)
     assert len(run.entries(1)) == 1
 
 
-def test_keys_of_another_attempt_are_new_and_the_first_attempt_is_over(tmp_path):
-    """A client keeps one attempt: what it said in an earlier one cannot be completed."""
-    client = Abused(at="shares", attack=lambda stage: replace(stage, name="keys", attempt=7, message=b""))
-    run = run_five(tmp_path / "run", client, reproducible=False)
-    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 2 3 4", "1")
-    assert STALE in run.rows[0].reasons
-    assert charged_clients(run) == [0, 2, 3, 4]
-
-
 EARLIER = r"expected a later attempt than the last one of this run, number {} of round {}, got number {} of round {}"
 
 
@@ -272,9 +263,3 @@ def test_garbage_is_no_stage_or_a_stage_of_the_right_types(changes, missing, mes
         return
     assert isinstance(stage.run, bytes)
     assert all(type(number) is int for number in (*stage.clients, stage.round, stage.attempt, stage.length, stage.bits))
-
-
-@pytest.mark.parametrize("content", [RecordDict(), RecordDict({TERMS: ConfigRecord({})})])
-def test_a_message_without_a_stage_is_named(content):
-    with pytest.raises(ValueError, match="expected a stage"):
-        read_stage(content)

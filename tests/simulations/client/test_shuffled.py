@@ -82,23 +82,6 @@ def test_the_ledger_charges_epochs_and_the_summary_says_so(run):
     assert SHUFFLED in words
 
 
-def test_the_divisor_is_the_batch_size(run):
-    assert run.plan.local.expected_batch == 150
-    assert run.plan.divisor == 300
-    few = make_plan(from_mapping(SMALL | SHUFFLE | {"batch_size": 1000}))
-    assert few.divisor == 2000  # more than a client has: the sum is of fewer, the divisor stays
-
-
-def test_calibration_meets_the_target_and_claims_no_amplification():
-    given = SMALL | SHUFFLE | {"noise_multiplier": None, "epsilon": 3.0, "rounds": 20, "local_steps": 2}
-    shuffled = make_plan(from_mapping(given))
-    (event,) = events_of(shuffled, shuffled.terms[0], count_blocks(shuffled))
-    assert (event.sample_rate, event.steps) == (1.0, 8)
-    assert 2.95 < compose([event], delta=1e-5).upper <= 3.0
-    poisson = make_plan(from_mapping(given | {"sampling": "poisson"}))
-    assert poisson.terms[0].noise_multiplier < shuffled.terms[0].noise_multiplier
-
-
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_a_resumed_run_goes_on_in_the_same_epoch(local_steps, tmp_path):
     """Without seeded noise: the order is read from the client's key."""

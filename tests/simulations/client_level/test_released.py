@@ -27,7 +27,6 @@ from simulations.run import execute
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released
 from simulations.rundir.journal import EVENTS as FILE
 from simulations.rundir.results import read_run, results_csv
-from simulations.rundir.tables import Row
 from strategies.federation.exchange import Exchange
 from tests.simulations.client_level.test_runs import CLIENT_LEVEL
 from tests.simulations.support.runs import plan_at, run_local
@@ -188,10 +187,3 @@ def test_an_error_names_no_client(tmp_path):
             run_local(tmp_path / str(len(clients)), client=silent, **CLIENT_LEVEL)
         said.append(str(error.value))
     assert said[0] == said[1]
-
-
-def test_a_row_is_read_back_as_it_was_written(tmp_path):
-    run = run_local(tmp_path / "run", **CLIENT_LEVEL | {"rounds": 2})
-    rows = [Row.parse(row) for row in run.directory.read_rounds()]
-    assert [row.counted for row in rows] == [False, False]
-    assert all(set(row.columns) == AT_SERVER.rows for row in rows)

@@ -13,7 +13,6 @@ from torch.nn.utils import parameters_to_vector
 import strategies.federation.server_noise
 from fedlsg.client_level import release_round
 from fedlsg.privacy import SERVER, LedgerError
-from simulations.callbacks.monitored import Best
 from simulations.client.app import app
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir
@@ -70,18 +69,6 @@ def test_the_planned_epsilon_is_that_of_another_accountant(q, sigma, rounds):
     assert golden(q, sigma, rounds, 1e-5) * (1 - 1e-3) <= found <= golden(q, sigma, rounds, 1e-5) * 1.01
 
 
-def test_the_summary_has_the_epsilon_of_the_server_s_ledger(run):
-    assert run.summary["epsilon_max"] == pytest.approx(golden(0.3, 1.5, 4, 1e-5), rel=0.01)
-    assert (run.summary["unit"], run.summary["trust"]) == ("client", "server")
-
-
-def test_calibration_meets_the_target_at_client_level():
-    plan = make_plan(from_mapping(SMALL | CLIENT_LEVEL | {"noise_multiplier": None, "epsilon": 3.0}))
-    sigma = plan.terms[0].noise_multiplier
-    assert 2.97 < golden(0.3, sigma, 4, 1e-5) <= 3.0 * 1.001
-    assert {t.noise_multiplier for t in plan.terms} == {sigma}
-
-
 def lonely(out: Path) -> Run:
     """One client of thirty is expected in a round: in a third of the rounds there is none."""
     return at_client_level(out, clients_per_round=1, rounds=8, noise_multiplier=0.5, epsilon=50.0)
@@ -104,10 +91,6 @@ def changes(run: Run, drawings: list[list[int]]) -> bool:
     """Whether every round had an update."""
     assert any(not drawn for drawn in drawings), "no round was empty: the test tests nothing"
     return run.checkpoint["server"]["updates"] == len(drawings)
-
-
-def test_a_round_in_which_no_client_is_drawn_is_an_update_of_noise(tmp_path, drawings):
-    assert changes(lonely(tmp_path / "run"), drawings)
 
 
 def test_a_server_that_skips_empty_rounds_is_seen(tmp_path, monkeypatch, drawings):
@@ -196,25 +179,6 @@ def test_a_secure_sum_and_a_trusted_server_train_alike(tmp_path):
     assert float(moved[0].norm()) == pytest.approx(float(moved[1].norm()), rel=0.05)
     entries = secure.entries(0)
     assert [(e.unit, e.steps, e.sample_rate, e.mechanism) for e in entries] == [("client", 1, 1.0, "dp")] * 3
-
-
-def test_a_callback_cannot_choose_by_what_tells_who_took_part(run):
-    with pytest.raises(ValueError, match="monitor='uplink_messages' is no column"):
-        Best("uplink_messages", "auto").offer(run.rows[-1].columns)
-
-
-def test_frames_and_schedule_do_not_depend_on_the_clients_that_there_are():
-    """A method whose masks change by the epoch, on all clients and on those of other sizes."""
-    settings = CLIENT_LEVEL | {"method": "rs", "rounds": 12, "partition": "dirichlet"}
-    schedules, digests = [], []
-    for alpha in (0.1, 10.0):
-        plan = make_plan(from_mapping(SMALL | settings | {"alpha": alpha, "train_rows": 600 if alpha < 1 else 1200}))
-        state = plan.server_state()
-        schedules.append((plan.schedule, plan.divisor, plan.local.expected_batch))
-        digests.append([state.public.frame(round, updates=0).digest for round in range(1, 13)])
-    assert schedules[0] == schedules[1]
-    assert digests[0] == digests[1]
-    assert len(set(digests[0])) > 1, "the masks of this method change: the test would see it"
 
 
 def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_path):

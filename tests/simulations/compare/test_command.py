@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import pytest
 
 from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
-from simulations.compare.cells.worker import Job, Outcome, Worker, run_cell
+from simulations.compare.cells.worker import Job, Outcome, Worker
 from simulations.compare.collect import cell_result
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
-from tests.simulations.support.runs import SMALL, Run
+from tests.simulations.support.runs import SMALL
 
 TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
 OPTIONS = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
@@ -76,26 +75,6 @@ def test_a_failure_is_recorded_and_the_grid_goes_on(folder):
     assert again == ["lsg-seed0 done", "lsg-seed1 done"]  # finished cells are not run again
 
 
-def test_out_of_time_no_cell_is_started_and_a_long_one_is_interrupted(folder):
-    cells = grid(seeds=2).cells()
-    ends, log = run(folder, cells, lambda job: None, budget_seconds=0.05)
-    assert ends == ["lsg-seed0 interrupted"]
-    assert log == ["start lsg-seed0", "interrupt", "close"]
-    assert [folder.status(cell, folder.record()).status for cell in cells] == ["not run"] * 4
-
-
-def test_within_the_budget_everything_runs(folder):
-    """Negative control."""
-    assert len(run(folder, grid(seeds=2).cells(), finish, budget_seconds=60)[0]) == 4
-
-
-def test_two_jobs_run_at_a_time(folder):
-    cells = grid(seeds=2).cells()
-    _, log = run(folder, cells, finish, jobs=2)
-    assert log[:2] == ["start lsg-seed0", "start sgd-seed0"]
-    assert log.count("close") == 2
-
-
 def test_an_interruption_leaves_no_worker_and_a_resumable_record(folder):
     cells = grid(seeds=1).cells()
 
@@ -133,13 +112,6 @@ def test_other_settings_are_refused_by_name(record, folder):
             check_same_settings(folder, asked({}, rank=4))
 
 
-def test_a_damaged_record_names_its_file(folder):
-    folder.path.mkdir(parents=True)
-    (folder.path / "cells.json").write_text("[")
-    with pytest.raises(ValueError, match=r"cells.json is damaged"):
-        folder.record()
-
-
 # --- one cell, in this process
 
 GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducible": True}
@@ -147,34 +119,6 @@ GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducibl
 
 def job(path: Path, **changes: Any) -> Job:
     return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
-
-
-def test_a_cell_is_an_ordinary_run(tmp_path, small):
-    assert run_cell(job(tmp_path / "cell"), ExitStack()) == Outcome(status="done")
-    assert Run(tmp_path / "cell").weights.equal(small.weights)
-    assert "test accuracy" in (tmp_path / "log").read_text()
-
-
-def test_an_interrupted_cell_is_resumed(stopped, small):
-    assert run_cell(job(stopped.path, threads=1), ExitStack()).status == "done"
-    assert stopped.weights.equal(small.weights)
-    assert [len(stopped.entries(client)) for client in (0, 1)] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"rank": 0}, "rank"),
-        ({"workload": "digitz"}, "unknown workload 'digitz'"),
-        ({"rank": "x"}, "expected a number"),
-    ],
-)
-def test_a_bad_cell_is_a_reason_and_no_crash(changes, reason, tmp_path):
-    outcome = run_cell(job(tmp_path / "cell", **changes), ExitStack())
-    assert outcome.status == "failed"
-    assert reason in outcome.reason
-    assert "Traceback" in (tmp_path / "log").read_text()
-    assert not (tmp_path / "cell").exists()
 
 
 # --- real processes

@@ -7,8 +7,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strategies
-from simulations.compare.cells.grid_file import as_toml, from_toml, split_settings
+from simulations.compare.cells.grid_file import as_toml, from_toml
 from simulations.compare.command import make_grid
 from tests.simulations.support.compare_cases import grid
 
@@ -28,14 +27,6 @@ def test_the_cells_of_a_small_grid_by_hand():
     assert cells[2].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
 
 
-def test_a_partial_grid_is_balanced():
-    """However many cells were run, no method is more than one seed ahead of another."""
-    cells = grid(seeds=3, epsilons=[3.0], methods={name: {} for name in strategies.names()}).cells()
-    for count in range(1, len(cells)):
-        runs = [sum(cell.method == name for cell in cells[:count]) for name in strategies.names()]
-        assert max(runs) - min(runs) <= 1
-
-
 def test_settings_go_where_they_belong():
     made = make_grid(
         "digits",
@@ -50,29 +41,6 @@ def test_settings_go_where_they_belong():
     assert given["rs"]["sparsity"] == 0.1
     assert not {"rank", "sparsity"} & given["dpsgd"].keys()
     assert (given["sgd"]["momentum"], "momentum" in given["lsg"]) == (0.0, False)
-
-
-def test_an_axis_that_a_recipe_does_not_look_at_makes_no_cells():
-    """rs has a rank, and dense gradients do not: the same run twice would look like two results."""
-    assert len(grid(ranks=[2, 4], methods={"rs": {}}).cells()) == 1
-    assert len(grid(ranks=[2, 4], methods={"rs": {"carrier": "low-rank"}}).cells()) == 2
-
-
-def test_a_setting_of_some_recipes_given_for_all_goes_to_those():
-    made = grid(settings={"rank": 2, "noise_multiplier": 2.0}, methods={"lsg": {}, "dpsgd": {}, "sgd": {}})
-    given = {cell.method: cell.given for cell in made.cells()}
-    assert [given[name].get("rank") for name in ("lsg", "dpsgd", "sgd")] == [2, None, None]
-    assert [given[name].get("noise_multiplier") for name in ("lsg", "dpsgd", "sgd")] == [2.0, 2.0, None]
-
-
-def test_all_is_every_recipe():
-    made = make_grid(None, SAID | {"methods": "all"}, {}, None)
-    assert tuple(entry.method for entry in made.entries) == strategies.names()
-
-
-def test_dashes_and_underscores_name_the_same():
-    common, own = split_settings({"lsg_lora.rank": "2", "learning-rate": "0.5"}, ["lsg-lora", "lsg"])
-    assert (common, own) == ({"learning_rate": 0.5}, {"lsg-lora": {"rank": 2}, "lsg": {}})
 
 
 @given(
@@ -94,18 +62,6 @@ def test_a_grid_file_is_the_grid(seeds, epsilons, ranks, sparsities):
         == len(set(names))
         == len(seeds) * (2 * max(1, len(epsilons)) * max(1, len(ranks)) * max(1, len(sparsities)) + 1)
     )
-
-
-def test_options_replace_what_a_file_says(tmp_path):
-    file = tmp_path / "grid.toml"
-    file.write_text("seeds = 3\nepsilons = [1.0]\n[settings]\nrounds = 9\n[methods.lsg]\nrank = 2\n")
-    read = make_grid(None, SAID, {}, str(file))
-    assert (read.seeds, read.epsilons, read.entries[0].settings) == ((0, 1, 2), (1.0,), {"rank": 2})
-    made = make_grid(None, SAID | {"epsilons": "3,8", "seeds": 1}, {"rounds": "2", "lsg.rank": "4"}, str(file))
-    assert (made.seeds, made.epsilons) == ((0,), (3.0, 8.0))
-    assert (made.settings, made.entries[0].settings) == ({"rounds": 2}, {"rank": 4})
-    made = make_grid(None, SAID, {"rank": "7"}, str(file))
-    assert made.cells()[0].given["rank"] == 7, "of all methods, also where the file says it of one"
 
 
 REFUSED = {
@@ -138,10 +94,3 @@ def test_what_a_grid_refuses(kind):
     keys, message = REFUSED[kind]
     with pytest.raises(ValueError, match=message):
         grid(**keys)
-
-
-def test_a_method_of_a_grid_file_that_is_no_table_is_refused(tmp_path):
-    file = tmp_path / "grid.toml"
-    file.write_text("[methods]\nlsg = 3\n")
-    with pytest.raises(ValueError, match=r"expected \[settings\] and \[methods.NAME\] as tables"):
-        make_grid(None, SAID, {}, str(file))

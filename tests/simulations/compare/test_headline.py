@@ -43,34 +43,9 @@ def test_the_fewest_bytes_are_named_if_another_method_sends_them():
     assert "fewest" not in said(runs("dpsgd", 0.9, 0.91), runs("lsg", 0.8, 0.81))[0].replace("fewer", "")
 
 
-def test_the_largest_epsilon_first_and_no_privacy_last():
-    found = said(runs("lsg", 0.8, 0.8), runs("lsg", 0.9, 0.9, epsilon=8.0), runs("sgd", 0.97, 0.97, epsilon=None))
-    assert [sentence.split(",")[0] for sentence in found] == ["At epsilon 8", "At epsilon 3", "Without privacy: sgd"]
-
-
 def test_what_is_not_supported_is_not_said():
     assert said(runs("lsg", 0.10, 0.11)) == ["At epsilon 3 no method is better than guessing."]
     assert said(runs("sgd", 0.97, epsilon=None)) == ["No run is private: sgd, 97.0 %."]
     assert said([result(None)]) == ["No run is finished."]
     seeded = said([result(0.9, private=False), result(0.91, seed=1, private=False)])
     assert seeded == ["No run is private: lsg, 90.5 ± 0.7 %."]
-
-
-def test_without_a_target_the_largest_epsilon_that_was_spent_is_named():
-    """The first line spent less: its epsilon is not that of the others."""
-    little, much = (runs(name, 0.9, 0.91) for name in ("lsg", "dpsgd"))
-    for run, spent in zip((*little, *much), (1.0, 1.0004, 5.0, 6.0001), strict=True):
-        run.settings.pop("epsilon")  # type: ignore[attr-defined]
-        run.summary["epsilon_max"] = spent  # type: ignore[index]
-    assert said(little, much)[0].startswith("At epsilon at most 6.001, ")
-
-
-def test_lines_of_different_deltas_are_not_one_claim():
-    found = said(runs("lsg", 0.9, 0.9), runs("dpsgd", 0.95, 0.95, settings={"delta": 1e-3}))
-    firsts = {sentence.split(",")[0] for sentence in found}
-    assert firsts == {"At epsilon 3 and delta 0.001", "At epsilon 3 and delta 1e-05"}
-
-
-def test_accuracies_on_held_out_rows_are_not_covered():
-    assert "No epsilon covers these accuracies" in said(runs("lsg", 0.9, settings={"holdout": 0.1}))[0]
-    assert "No epsilon covers" not in said(runs("lsg", 0.9))[0]

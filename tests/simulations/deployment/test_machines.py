@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulations.deployment.test_two_hospitals import no_folder_is_shared
-from tests.simulations.support.machines import CommandError, Machine, machines
+from tests.simulations.support.machines import CommandError, machines
 
 
 @pytest.fixture
@@ -14,43 +14,9 @@ def made(tmp_path: Path):
         yield made
 
 
-def test_a_machine_keeps_environment_and_folder_as_a_terminal_does(made):
-    made["north"].run("mkdir work && cd work && export WHERE=north")
-    assert made["north"].run("echo $WHERE $PWD").split() == ["north", str(made["north"].home / "work")]
-    assert made["south"].run('echo "$WHERE" $HOME').split() == [str(made["south"].home)]
-
-
-def test_nothing_of_this_process_is_inherited(made, monkeypatch):
-    monkeypatch.setenv("FEDLSG_DATA", "/somewhere")
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    assert "/somewhere" not in made["north"].run("env")
-    assert made["north"].run("echo $TMPDIR").strip() == str(made["north"].folder / "tmp")
-
-
-def test_ports_are_replaced_once_and_as_whole_numbers(made):
-    assert made["server"].run("echo 9092 9094 19092").split() == ["39094", "39092", "19092"]
-
-
 def test_a_command_that_fails_is_an_error_that_shows_what_it_printed(made):
     with pytest.raises(CommandError, match="status 3"):
         made["north"].run("echo why\nexit 3")
-
-
-def test_a_copy_is_in_the_other_home(made):
-    made["north"].run("echo key > node.pub && scp node.pub server:north.pub")
-    assert (made["server"].home / "north.pub").read_text() == "key\n"
-
-
-def test_what_was_started_again_until_it_was_accepted_is_ended(tmp_path):
-    with machines(tmp_path, "north", ports={}) as made:
-        north: Machine = made["north"]
-        tried = (
-            "n=$(cat tries 2>/dev/null || echo 0); echo $((n + 1)) > tries; [ $n -ge 2 ] || { echo refused; exit 1; }"
-        )
-        north.start_until(f"{tried}\necho ready\nexec sleep 600", "ready", "refused")
-        assert (north.home / "tries").read_text() == "3\n"
-        (sleeping,) = north.processes("sleep")
-    assert not Path(f"/proc/{sleeping}").exists()
 
 
 def test_a_folder_of_another_machine_is_noticed(made):

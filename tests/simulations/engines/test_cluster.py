@@ -4,7 +4,6 @@ Processes are counted by oracles of the test's own: a mark in the environment, s
 """
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from simulations import run
-from simulations.engines import ahead, cluster, engine_of
-from simulations.engines.memory import limited_memory
+from simulations.engines import cluster
 from tests.places import REPOSITORY
 from tests.simulations.support.second_user import answered
 
@@ -169,16 +167,6 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
     wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 10)
 
 
-def test_an_address_where_nobody_listens_is_one_line(tmp_path):
-    env = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "simulations", "run", "--rounds", "1", "-c", "clients=2"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr.startswith("fedlsg: error: no Ray cluster listens on 127.0.0.1:1 (")
-    assert len(done.stderr.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.ray
 def test_a_worker_that_fits_nowhere_is_refused(warm):
     """Ray would wait for ever."""
@@ -200,39 +188,7 @@ def test_a_run_that_is_resumed_starts_its_engine_ahead(engine, count, fedlsg, tm
     assert cluster._AHEAD == []
 
 
-@pytest.mark.parametrize("text", [None, b"", b"engine", b"\xff", b'[engine]\nname = "ray"\n'])
-def test_a_run_directory_that_names_no_engine_starts_nothing(text, tmp_path):
-    if text is not None:
-        (tmp_path / "config.toml").write_bytes(text)
-    for path in (tmp_path, tmp_path / "config.toml"):
-        with ahead(engine_of(str(path))):
-            assert cluster._AHEAD == []
-
-
 def test_engine_flower_is_refused_before_anything_starts(fedlsg, tmp_path):
     status, _, err = fedlsg("run", "--engine", "flower")
     assert (status, cluster._AHEAD, list(tmp_path.iterdir())) == (1, [], [])
     assert "flwr run ." in err
-
-
-def test_a_long_temporary_folder_is_not_used_for_sockets(monkeypatch):
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/a" * 30)
-    assert cluster.short_base() == "/tmp"
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/short")
-    assert cluster.short_base() == "/short"
-
-
-def test_a_temporary_folder_that_is_none_is_named_before_ray_starts(monkeypatch, tmp_path):
-    for place in (tmp_path / "nowhere", tmp_path / "file"):
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("TMPDIR", str(place))
-        with pytest.raises(RuntimeError, match=f"expected TMPDIR to be a folder that you can write, got {place}"):
-            cluster.short_base()
-
-
-def test_a_limit_of_memory_is_named_and_no_limit_says_nothing(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (4 * 2**30, resource.RLIM_INFINITY))
-    assert "4 GiB of memory here (ulimit -v)" in limited_memory()
-    assert "engine=local" in limited_memory()
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert limited_memory() == ""

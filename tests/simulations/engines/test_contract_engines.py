@@ -23,12 +23,17 @@ from fedlsg.state.server_state import ServerState
 from fedlsg.training.client import unprotected
 from simulations.engines import ray
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
-from tests.strategies.contract_cases import CASES, RECIPES
+from tests.strategies.contract_cases import CASES, RECIPES, has_own_step
 
 STEPS = 2
 """Local steps of a round in the ledger's runs."""
 
-LEDGERS = [name for name, case in CASES.items() if case.multiplicity == 1 and not case.pruning]
+LEDGERS = [
+    pytest.param(name, marks=() if name in RECIPES or has_own_step(name) else pytest.mark.slow)
+    for name, case in CASES.items()
+    if case.multiplicity == 1 and not case.pruning
+]
+"""Variants of the frame alone are slow: the ledger sees the blocks of a frame, and nothing else of it."""
 STATEFUL = [
     "probe",
     "lsg-probe: averaged core, refreshed",
@@ -38,6 +43,9 @@ STATEFUL = [
     "rgp: no residual",
 ]
 """Variants whose server remembers more between rounds than weights and optimizer."""
+
+KINDS_OF_STATE = ("lsg", "lora", "fed-svd", "dp-powersgd", "gep", "topk", "dp-tl")
+"""Recipes that differ in what a checkpoint holds, without a variant above."""
 
 BLOCKS = {"lsg": 5, "rgp": 5, "probe": 4, "dp-kfc": 4, "rs": 4, "dpsgd": 4}
 """Blocks of the small model where the clip is per block: weight and bias, twice; a carried weight makes two, or S."""
@@ -181,7 +189,14 @@ def same(a: Run, b: Run) -> bool:
     return a.weights.equal(b.weights) and a.ledgers == b.ledgers and a.payloads == b.payloads and len(a.payloads) >= 4
 
 
-@pytest.mark.parametrize("case", [*RECIPES, *STATEFUL])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *KINDS_OF_STATE,
+        *STATEFUL,
+        *(pytest.param(r, marks=pytest.mark.slow) for r in RECIPES if r not in KINDS_OF_STATE),
+    ],
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(case, tmp_path, whole):
     stopped = stopped_after(1, tmp_path / "run", record_updates=True, **settings_of(case))
     assert not same(stopped, whole(case))
@@ -206,8 +221,8 @@ def test_a_resumed_run_that_forgot_is_caught(case, tmp_path, whole, monkeypatch)
     assert not same(resume_local(stopped.path), whole(case))
 
 
-ON_RAY = ("lsg", "rs", "dp-ssgd", "dp-powersgd", "probe", "fed-sb")
-"""One recipe for each kind of state and payload; the others run on Ray with the slow tests."""
+ON_RAY = ("dp-ssgd", "dp-powersgd", "probe")
+"""Pruning, factors and carriers of a probe; the others run on Ray with the slow tests."""
 
 
 @pytest.mark.ray

@@ -1,22 +1,17 @@
 """The engines: they agree bit for bit, survive every bad client, and count the bytes that are really sent."""
 
-import logging
 import re
 from pathlib import Path
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 from flwr.common.serde import message_to_proto
-from flwr.supercore.task_identity import TaskIdentity
 
-from fedlsg.payload.layout import payload_bytes
 from simulations.cli.app import app as cli
 from simulations.client.app import app
 from simulations.engines import local, ray
 from simulations.grids.virtual import ClientFunction
-from simulations.rundir.tables import Row
-from strategies.federation import exchange, report
-from strategies.federation.wire import IN_RUN_LOG, payload_size, read_update
+from strategies.federation.wire import read_update
 from tests.simulations.support import bad_clients
 from tests.simulations.support.bad_clients import HONEST, KINDS
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -65,23 +60,6 @@ def test_the_others_train_on_as_if_the_bad_clients_had_been_silent(bad_local, tm
     assert alone.weights.equal(bad_local.weights)
 
 
-def test_the_kinds_of_bad_clients_are_bad(small, bad_local):
-    """Negative control: an honest run has no rejections, so the checks above cannot pass on one."""
-    assert [row.rejected for row in small.rows] == ["", ""]
-
-
-def test_text_that_no_message_can_carry_ends_no_round(tmp_path):
-    def client(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == 0 and message.metadata.message_type == "train":
-            raise OSError("cannot open \udcff\x1b[31m.png")
-        return app(message, context)
-
-    run = run_local(tmp_path / "run", client=client, rounds=1)
-    assert run.rows[0].reasons.endswith(IN_RUN_LOG)
-    assert "OSError: cannot open \\udcff" in run.log
-    assert run.rows[0].answered == "1"
-
-
 class Wire:
     """Serialises every message of a local run, both ways, and keeps the bytes."""
 
@@ -105,66 +83,6 @@ class Wire:
     @property
     def replies(self) -> list[Message]:
         return [message for message, _ in self.messages if message.metadata.reply_to_message_id != ""]
-
-
-def wire_bytes_match(wire: Wire, rows: list[Row]) -> bool:
-    return all(
-        row.uplink_bytes_wire == sum(map(len, wire.bytes(row.round, up=True)))
-        and row.downlink_bytes_wire == sum(map(len, wire.bytes(row.round, up=False)))
-        and row.uplink_messages == row.downlink_messages == len(wire.bytes(row.round, up=True)) > 0
-        for row in rows
-    )
-
-
-def test_wire_bytes_are_those_of_the_serialised_messages(tmp_path, monkeypatch):
-    wire = Wire(monkeypatch)
-    run = run_local(tmp_path / "run", clients=3, record_updates=True)
-    assert wire_bytes_match(wire, run.rows)
-    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire"):
-        assert run.summary[name] == sum(getattr(row, name) for row in run.rows)
-    assert run.summary["uplink_bytes"] == sum(map(len, run.payloads.values()))
-    assert [read_update(reply.content) for reply in wire.replies] == list(run.payloads.values())
-    assert run.summary["downlink_bytes"] == 4 * 4810 * 6
-    assert run.summary["uplink_bytes"] < run.summary["uplink_bytes_wire"] < run.summary["uplink_bytes"] + 600 * 6
-
-
-def test_wire_bytes_that_ignore_records_and_metadata_are_caught(tmp_path, monkeypatch):
-    """Negative control: the arrays' bytes alone do not pass for the message."""
-    wire = Wire(monkeypatch)
-    for module in (exchange, report):
-        monkeypatch.setattr(module, "wire_size", lambda m: payload_size(m.content))
-    assert not wire_bytes_match(wire, run_local(tmp_path / "run").rows)
-
-
-def test_rejected_and_failed_replies_count_as_sent(tmp_path, monkeypatch):
-    wire = Wire(monkeypatch)
-    run = run_local(tmp_path / "run", client=bad_clients.app, **{**BAD_SETTINGS, "rounds": 1})
-    (row,) = run.rows
-    assert row.uplink_bytes_wire == sum(map(len, wire.bytes(1, up=True)))
-    without = {"raises before training", "raises after training", "answers None", "empty record"}
-    assert row.uplink_messages == BAD_SETTINGS["clients"] - len(without | {"record without payload"})
-
-
-def test_lsg_sends_what_its_shapes_predict(tmp_path):
-    """64 x 64 at r = 4, p = .5: 32 rows of dL, 32 columns of dR; bias and classifier dense."""
-    lsg = run_local(tmp_path / "lsg", method="lsg", rank=4, sparsity=0.5, rounds=1)
-    dense = run_local(tmp_path / "dpsgd", method="dpsgd", rounds=1)
-    kept, parameters, frame = 32 * 4 + 4 * 32 + 64 + 650, 64 * 65 + 65 * 10, 64 + 16
-    assert lsg.summary["uplink_bytes"] == 2 * (frame + 4 * kept)
-    assert dense.summary["uplink_bytes"] == 2 * (frame + 4 * parameters)
-    assert lsg.summary["uplink_bytes_dense"] == dense.summary["uplink_bytes_dense"] == 2 * 4 * parameters
-    saved = dense.summary["uplink_bytes_wire"] - lsg.summary["uplink_bytes_wire"]
-    assert abs(saved - 2 * 4 * (parameters - kept)) <= 2 * 16  # protobuf writes longer lengths in more bytes
-
-
-@pytest.mark.parametrize(("codec", "tolerance"), [("float32", 0.0), ("float16", 1e-3), ("bfloat16", 1e-2)])
-def test_codecs_end_to_end(codec, tolerance, small, tmp_path):
-    run = run_local(tmp_path / "run", codec=codec)
-    kept = (small.summary["uplink_bytes"] // 4 - 80) // 4
-    assert run.summary["uplink_bytes"] == 4 * payload_bytes(kept, codec)
-    moved = (run.weights - small.weights).norm() / small.weights.norm()
-    assert (moved > 0) == (codec != "float32")
-    assert moved <= tolerance
 
 
 def reply_fields(reply: Message) -> dict[str, object]:
@@ -211,24 +129,6 @@ def test_a_batch_size_in_the_reply_is_caught(tmp_path, monkeypatch):
         return reply
 
     assert data_dependent_places(tmp_path, monkeypatch, client) == {"metrics/num-examples"}
-
-
-def test_the_reply_of_the_client_has_exactly_two_records(small, monkeypatch, tmp_path):
-    wire = Wire(monkeypatch)
-    run_local(tmp_path / "run", rounds=1)
-    for reply in wire.replies:
-        assert isinstance(reply.content, RecordDict)
-        assert set(reply.content) == {"update", "from"}
-        assert isinstance(reply.content["update"], ArrayRecord)
-        assert set(reply.content["update"]) == {"payload"}
-        assert dict(reply.content["from"]).keys() == {"partition"}
-
-
-def test_a_local_run_restores_logging_and_identity(small):
-    assert not any(isinstance(h, logging.FileHandler) for h in logging.getLogger("flwr").handlers)
-    with pytest.raises(RuntimeError, match="not set"):
-        _ = TaskIdentity.run_id
-    assert "Starting FedLSG" in small.log
 
 
 @pytest.mark.ray

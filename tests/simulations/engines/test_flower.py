@@ -1,9 +1,12 @@
 """Flower's own runtimes run the same apps: ``flwr run`` on its simulation and on SuperNodes."""
 
+import os
+
 import pytest
 
 from benchmarks.deployment import deploy
 from benchmarks.flower_app import simulate, write_app
+from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local
 
 
@@ -58,14 +61,18 @@ def test_flower_s_simulation_has_the_same_simulated_time(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_supernodes_keep_replicas_of_their_own(tmp_path):
+def test_supernodes_keep_replicas_of_their_own(tmp_path, monkeypatch):
+    """Under reproducible noise, which a deployed client refuses: a ClientApp of this test lifts that refusal alone."""
     settings = {"downlink": "sparse", "rounds": 3, "momentum": 0.9, "codec": "noise-floor"}
     alone = run_local(tmp_path / "local", **settings)
     plan, directory = plan_at(tmp_path / "deployed", engine="flower", **settings)
-    flower = deploy(plan, tmp_path / "flower", nodes=2)
+    clients = REPOSITORY / "tests" / "simulations" / "support"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clients), str(REPOSITORY)]))  # for the SuperNodes
+    flower = deploy(plan, tmp_path / "flower", nodes=2, client_app="reproducible_clients:app")
     assert flower.status == "finished:completed", flower.log[-3000:]
     run = Run(directory.path, plan)
     assert run.weights.equal(alone.weights)
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
     assert [row.downlink_messages for row in run.rows] == [2] * 3
-    assert sorted(path.name for path in (run.path / "replicas").iterdir()) == ["client-000000.bin", "client-000001.bin"]
+    kept = (tmp_path / "flower").glob("node-*/runs/*/replicas/client-*.bin")
+    assert sorted(path.name for path in kept) == ["client-000000.bin", "client-000001.bin"]

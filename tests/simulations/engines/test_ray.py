@@ -10,7 +10,6 @@ from flwr.app import MessageType
 from simulations.engines import cluster, ray
 from simulations.engines.workers import Workers
 from simulations.grids.piles import Task
-from simulations.grids.virtual import in_simulation
 from simulations.server.recorder import Recorder
 from tests.simulations.support.deadly_clients import ALWAYS, ONCE
 from tests.simulations.support.hanging_clients import HANGS
@@ -31,6 +30,7 @@ def deadly(tmp_path_factory: pytest.TempPathFactory, warm) -> Run:
     return Run(directory.path, plan, summary)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_loses_no_other_client_and_no_later_round(deadly):
     everyone = [str(i) for i in range(5)]
     assert [row.answered.split() for row in deadly.rows] == [
@@ -107,18 +107,6 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
     assert rounds == {client: [1, 3] if client == began else [1, 2, 3] for client in range(5)}
 
 
-def test_a_client_is_stopped_at_its_own_limit_and_those_behind_it_reply(tmp_path, on_ray):
-    """One pile has all clients, the one that hangs in the middle; the round does not wait for its own timeout."""
-    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=6, rounds=3, workers=1, client_timeout=3.0)
-    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.hanging_clients:app")
-    run = Run(directory.path, plan)
-    assert [row.rejected for row in run.rows] == ["", str(HANGS), ""]
-    assert "client_timeout, which is 3 s here" in run.rows[1].reasons
-    assert 3 < run.rows[1].seconds < 30
-    rounds = {client: [e.round for e in run.entries(client)] for client in range(6)}
-    assert rounds == {client: [1, 3] if client == HANGS else [1, 2, 3] for client in range(6)}
-
-
 @pytest.mark.slow
 def test_a_worker_that_cannot_stop_its_client_is_ended_and_the_others_are_asked_again(tmp_path, on_ray, monkeypatch):
     monkeypatch.setattr("simulations.engines.workers.START_SECONDS", 10.0)  # of the worker that replaces it
@@ -165,18 +153,6 @@ def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
     assert "SECRETROW" not in directory.rounds.read_text()
     assert run.log.count("SECRETROW") >= 2, "the run's own log, which is private, has the reason"
     assert directory.log.stat().st_mode & 0o077 == 0
-
-
-def test_a_client_app_that_no_worker_can_import_ends_the_run_with_the_reason(tmp_path, on_ray):
-    plan, directory = plan_at(tmp_path / "run", engine="ray")
-    with pytest.raises(RuntimeError, match="no_such_module"):
-        ray.run(plan, directory, on_round=ignore, client="no_such_module:app")
-
-
-def test_the_driver_of_ray_is_no_simulated_client(on_ray):
-    """A deployed client in a process that uses Ray for something else stays a deployed one, with its own ledger."""
-    assert on_ray is not None
-    assert not in_simulation()
 
 
 @pytest.mark.slow

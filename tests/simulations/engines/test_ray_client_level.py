@@ -15,6 +15,7 @@ FEDERATION = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_both_engines_give_the_same_run(tmp_path, on_ray):
     here = run_local(tmp_path / "local", **FEDERATION)
     plan, directory = plan_at(tmp_path / "ray", **FEDERATION, engine="ray")

@@ -10,42 +10,18 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-import strategies
 from fedlsg import user_code
-from simulations import workloads
 from simulations.engines.cluster import Cluster
 from simulations.engines.shipping import own_modules, shipment
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
-from tests.simulations.support.own import CLASSES, MINE, QUICK, quick, refused, workload, write
+from tests.simulations.support.own import CLASSES, MINE, QUICK, quick, refused, write
 
 SETTINGS = {name: value for name, value in QUICK.items() if name != "quiet"}
 
 
 def plan_of(**settings):
     return make_plan(from_mapping({**SETTINGS, **settings}))
-
-
-def test_only_what_workers_lack_is_sent():
-    assert shipment(plan_of(workload="digits")) is None
-    given = shipment(plan_of(workload="digits", data_from="driver"))
-    assert (given.recipes, given.workload.name) == ({}, "digits")
-    workloads.give("made", workload())
-    assert shipment(plan_of(workload="made")).workload.name == "own"
-
-
-def test_only_the_method_of_the_run_is_sent(tmp_path):
-    mine = write(tmp_path / "mine.py")
-    user_code.permit(f"{mine}:recipe")
-    for name in ("recipe", "workload"):
-        strategies.give(f"other-{name}", user_code.load(f"{mine}:recipe", "method"))
-    sent = shipment(plan_of(workload="digits", method=f"{mine}:recipe"))
-    assert list(sent.recipes) == [f"{mine}:recipe"]
-    assert sent.workload is None
-    strategies.forget()
-    strategies.give("stale", sent.recipes[f"{mine}:recipe"])
-    sent.unpack()
-    assert list(strategies.given()) == [f"{mine}:recipe"]
 
 
 def test_modules_of_the_users_folder_are_sent_by_value_and_no_others(tmp_path):

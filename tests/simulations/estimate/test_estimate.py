@@ -8,7 +8,7 @@ import pytest
 
 from simulations.estimate.facts import facts_of
 from simulations.plan.plan import make_plan
-from simulations.rundir.tables import read_lines
+from simulations.rundir.journal import read_lines
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local
 

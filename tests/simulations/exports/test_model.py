@@ -9,10 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedlsg.carriers import Lora
 from simulations.exports.model import export_command
-from simulations.models.encoder import build_encoder, describe, save_pretrained
-from simulations.models.encoder_source import find_encoder
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local
@@ -75,12 +72,6 @@ def test_merged_lora_is_the_plain_module(lora, tmp_path):
     assert set(said["trained"]) == {"hidden.weight", "hidden.bias", "classifier.weight", "classifier.bias"}
 
 
-def test_lora_as_it_was_trained(lora):
-    folder = export(lora.path)
-    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "fedlsg-run.json"}
-    assert (folder / "model.safetensors").read_bytes() == (lora.path / "model.safetensors").read_bytes()
-
-
 def older(*names: str) -> Callable[..., set[str]]:
     """What a version without these files, a model file and a manifest did not leave."""
     return shutil.ignore_patterns("model.safetensors", "manifest.*", *names)
@@ -127,76 +118,4 @@ def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     assert said["method"] == run.plan.method.name
 
 
-def test_pooling_of_its_own_is_never_loaded_as_another_model(texts):
-    """Without its code transformers refuses the folder, instead of making a new pooler."""
-    from transformers import AutoModelForSequenceClassification
-
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        AutoModelForSequenceClassification.from_pretrained(texts["pooled"].path / "export", trust_remote_code=False)
-
-
-def test_a_head_of_several_layers_goes_back_to_its_place(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="text models need the text extra")
-    config = transformers.RobertaConfig(
-        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=3
-    )
-    transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path / "made")
-    ours = build_encoder(find_encoder(str(tmp_path / "made"), None), num_classes=3)
-    save_pretrained(tmp_path / "out", ours.state_dict(), describe(ours))
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    tokens = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
-    head = ours.state_dict()  # its tensors to the bit; what it computes to rounding, which depends on places in memory
-    assert all(torch.equal(W, head[f"classifier.{name}"]) for name, W in theirs.classifier.state_dict().items())
-    torch.testing.assert_close(theirs.eval()(**tokens).logits, ours.eval()(**tokens), atol=1e-6, rtol=1e-5)
-
-
-def test_a_model_of_transformers_itself(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="text models need the text extra")
-    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)
-    model = transformers.GPT2LMHeadModel(config)  # its output layer is tied to its embedding
-    save_pretrained(tmp_path, model.state_dict(), describe(model))
-    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
-    tokens = torch.tensor([[3, 4, 5]])
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in model.state_dict().items())
-    torch.testing.assert_close(loaded.eval()(tokens).logits, model.eval()(tokens).logits, atol=1e-6, rtol=1e-5)
-
-
 # --- wrong uses
-
-
-def test_an_unfinished_run(stopped):
-    with pytest.raises(ValueError, match="has not finished: continue it with fedlsg resume"):
-        export(stopped.path)
-
-
-def test_an_existing_folder(lora, tmp_path):
-    with pytest.raises(ValueError, match="exists: nothing is overwritten, choose another --out"):
-        export(lora.path, tmp_path)
-
-
-def test_lora_that_is_not_there(small, tmp_path):
-    with pytest.raises(ValueError, match="'lsg' trains no factors of LoRA: leave --merge-lora out"):
-        export(small.path, tmp_path / "out", merge_lora=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_lora_that_transformers_cannot_hold(texts, tmp_path):
-    with pytest.raises(ValueError, match="no place for LoRA's factors: add --merge-lora"):
-        export(texts["lora"].path, tmp_path / "out")
-
-
-def test_neither_a_model_nor_a_checkpoint(small, tmp_path):
-    shutil.copytree(small.path, tmp_path / "run", ignore=older("checkpoint"))
-    with pytest.raises(ValueError, match=r"holds no model.safetensors and no checkpoint: restore one"):
-        export(tmp_path / "run")
-
-
-def test_weight_standardised_layers_are_not_merged(tmp_path):
-    """W_0 + s B A is standardised as a whole there: another function than the two layers that were trained."""
-    from fedlsg.carriers import prepare_model
-    from fedlsg.gradients.formulas.standardized import StandardizedConv2d
-    from simulations.server.final_model import lora_facts
-
-    layers = (StandardizedConv2d(8, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
-    model = prepare_model(torch.nn.Sequential(*layers), Lora(rank=1), seed=0)
-    assert lora_facts(model, 1.0) == {"scale": 1.0, "layers": ["0"], "merges": False}

@@ -83,17 +83,6 @@ def test_it_agrees_with_unpack_and_reconstruct(case, read):
             np.testing.assert_allclose(theirs[name], dW.detach().numpy(), atol=1e-5)
 
 
-def test_the_reader_is_short():
-    lines = [line for line in reader().splitlines() if line.strip()]
-    assert len(lines) <= 30
-
-
-def test_what_it_cannot_read_is_refused(tmp_path):
-    run = run_local(tmp_path / "run", record_updates=True, codec="int8", rounds=1)
-    with pytest.raises(AssertionError, match="use fedlsg payload"):
-        outside(reader() + SAVE, round_folder(run.path, 1))
-
-
 def test_every_field_of_the_files_is_on_the_page(small):
     about = read_frame(round_folder(small.path, 1))[1]
     names = {*about, *about["blocks"][0], *about["parameters"][0], *about["clients"]["0"]}

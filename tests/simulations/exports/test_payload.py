@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedlsg.gradients import trainable
-from simulations.exports.payload import find, payload_command, read_payload, spans
+from simulations.exports.payload import find, payload_command, read_payload
 from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.updates import payload_files, read_frame, round_folder
 from tests.simulations.support.runs import Run, run_local
@@ -76,19 +76,6 @@ def test_the_clients_gradients_make_the_server_s_step(case, runs):
     assert abs(step).max() > 1e-4, "negative control: a step of nothing would agree with anything"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "probe" not in case])
-def test_a_record_of_an_older_version_gives_the_same_arrays(case, runs, tmp_path):
-    """Without frame.json and frame.npz the frame is derived again, from weights, settings and ledger."""
-    run = runs(case)
-    shutil.copytree(run.path, tmp_path / "old", ignore=shutil.ignore_patterns("frame.*"))
-    for round in (1, 2):
-        client = max(payload_files(run.path)[round])
-        new, old = arrays_of(run, round, client), arrays_of(Run(tmp_path / "old"), round, client)
-        assert new.keys() == old.keys()
-        for name, array in new.items():
-            assert np.array_equal(array, old[name]), (round, name)
-
-
 def test_chosen_positions_are_the_client_s_own(runs):
     run = runs("chosen")
     arrays = arrays_of(run, 1, 0)
@@ -117,34 +104,11 @@ def test_the_command_writes_what_numpy_reads(small, tmp_path):
 # --- wrong uses
 
 
-@pytest.mark.parametrize(("where", "message"), [
-    ((7, 0), r"no payload of round 7 is recorded; there are rounds 1-2"),
-    ((1, 5), r"no payload of client 5 is recorded in round 1; there are clients 0-1"),
-])  # fmt: skip
-def test_what_is_not_there_is_listed(where, message, small, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        payload_command(str(small.path), *where, str(tmp_path / "x.npz"), Console(quiet=True))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_pruning_round_has_no_gradients(runs):
     run = runs("pruned by data")
     assert (round_folder(run.path, 0) / "frame.json").exists()
     with pytest.raises(ValueError, match="there are rounds 1-2"):
         find(run.directory, 0, 0)
-
-
-def test_a_run_without_recorded_updates(small, tmp_path):
-    shutil.copytree(small.path, tmp_path / "run", ignore=shutil.ignore_patterns("updates"))
-    with pytest.raises(ValueError, match="holds no recorded updates: run it again with --record-updates"):
-        find(Run(tmp_path / "run").directory, 1, 0)
-
-
-def test_an_existing_file(small, tmp_path):
-    (tmp_path / "x.npz").write_bytes(b"mine")
-    with pytest.raises(ValueError, match=r"x.npz exists: nothing is overwritten, choose another --out"):
-        payload_command(str(small.path), 1, 0, str(tmp_path / "x.npz"), Console(quiet=True))
-    assert (tmp_path / "x.npz").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize(("name", "error"), [
@@ -158,7 +122,3 @@ def test_a_damaged_file_is_named(name, error, small, tmp_path):
     path.write_bytes(content)
     with pytest.raises(error, match=re.escape(name)):
         arrays_of(Run(tmp_path / "run"), 1, 0)
-
-
-def test_spans():
-    assert spans(dict.fromkeys([1, 2, 3, 7, 9, 10])) == "1-3, 7, 9-10"

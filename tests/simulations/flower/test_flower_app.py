@@ -18,9 +18,7 @@ from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.announced import RECORD, announcement
 from simulations.flower.client import OWN_CODE, code_digest
-from simulations.flower.server import not_default
 from simulations.grids.virtual import FIRST_NODE, SHARED, call_client, give_id
-from simulations.settings.settings import from_mapping
 from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import code_record
 from strategies.federation.ledgers import read_news
@@ -51,11 +49,6 @@ def build() -> nn.Module:
 
 def two_sides() -> fedlsg.Workload:
     return fedlsg.Workload(model=build, train=rows(120, 0), test=rows(60, 1), loss=nn.CrossEntropyLoss())
-
-
-def plain(*, mechanism: fedlsg.Mechanism, server: fedlsg.ServerOptimizer) -> fedlsg.Method:
-    """A method of the app's own."""
-    return fedlsg.Method(name="plain", mechanism=mechanism, server=server)
 
 
 class Nodes(LocalGrid):
@@ -194,38 +187,6 @@ def test_a_wrapper_that_does_not_start_it_is_told_so():
         fedlsg.flower.Strategy(two_sides, **SETTINGS).configure_train(1, ArrayRecord(), ConfigRecord(), Nodes(None, 1))
 
 
-def test_nothing_but_epsilon(tmp_path):
-    """Method, rates and rounds follow from the rule, on the server and on each client alike."""
-    strategy = fedlsg.flower.Strategy(two_sides, epsilon=8.0, out=tmp_path / "run", reproducible=True)
-    with task_identity():
-        result = strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 2), num_rounds=3)
-    assert strategy.run.summary["method"] == "dpsgd"
-    assert 0 < strategy.run.epsilon <= 8
-    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
-
-
-def test_the_settings_that_travel_are_counted_on_the_wire(tmp_path):
-    run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app")
-    alone = fedlsg.simulate(
-        workload=two_sides(), clients=3, rounds=2, engine="local", out=tmp_path / "alone", quiet=True, **SETTINGS
-    )
-    more = run.rounds[0]["downlink_bytes_wire"] - alone.rounds[0]["downlink_bytes_wire"]
-    assert run.rounds[0]["downlink_bytes"] == alone.rounds[0]["downlink_bytes"]
-    assert 3 * 100 < more < 3 * 600
-
-
-def test_a_method_of_the_app_s_own(tmp_path):
-    run = start(fedlsg.flower.client_app(two_sides, methods=(plain,)), tmp_path / "app", method=plain, rank=None)
-    assert run.summary["method"] == "plain"
-    assert "method" in run.summary["own_code"]
-
-
-def test_foreign_keys_of_the_run_config_are_left_alone(tmp_path):
-    """FOREIGN would be refused as settings."""
-    run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app", learning_rate=0.25)
-    assert "learning-rate = 0.25" in (run.directory / "config.toml").read_text()
-
-
 def test_callbacks_of_both_kinds(tmp_path):
     seen, app = [], fedlsg.flower.client_app(two_sides)
     run = start(app, tmp_path / "app", callbacks=[lambda row: seen.append(row["round"])])
@@ -347,10 +308,3 @@ def test_a_deployed_client_runs_no_code_that_a_server_names(tmp_path):
         answered = reply(app, told(**{name: f"{evil}:recipe"}), **deployed(tmp_path))
         assert answered.has_error()
     assert not marker.exists()
-
-
-def test_callbacks_are_told_to_no_client():
-    """Their files and parameters, such as a token, stay on the server."""
-    said = not_default(from_mapping({"workload": "digits", "rounds": 7, "callbacks": "mine.py:Tell token=secret"}))
-    assert said["rounds"] == 7
-    assert "secret" not in str(said)

@@ -20,7 +20,6 @@ from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import Ledger, LedgerError
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.flower.secure_update import number_of
 from simulations.flower.whole_update import KEY, Round, Terms
 from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.secure_sum.wire import KEYS, SHARES, stage_of
@@ -323,20 +322,6 @@ def test_a_type_of_error_of_the_app_says_nothing(tmp_path):
     assert not any("label" in reply.error.reason for reply in grid.replies)
 
 
-def test_epsilon_is_the_largest_of_all_clients_so_far(tmp_path):
-    """Also of those that the last round did not ask."""
-
-    class Uneven(FedAvg):
-        def configure_train(self, server_round: int, *args: Any) -> Any:
-            found = sorted(super().configure_train(server_round, *args), key=lambda m: m.metadata.dst_node_id)
-            return found[:1] if server_round < 3 else found[1:]
-
-    inner = Uneven(fraction_evaluate=0.0, weighted_by_key="num-examples")
-    numbers = start(wrapped(inner), Nodes(app_of(mod(tmp_path))), rounds=3).train_metrics_clientapp
-    first = ledgers(tmp_path)[0].epsilon(1e-5).upper
-    assert numbers[3]["epsilon"] == first == numbers[2]["epsilon"]
-
-
 def test_a_secure_sum_survives_a_lost_client(tmp_path):
     grid = Nodes(app_of(mod(tmp_path, trust="secure")), lost=(2,))
     result = start(wrapped(trust="secure", min_survivors=4), grid, rounds=2)
@@ -344,10 +329,6 @@ def test_a_secure_sum_survives_a_lost_client(tmp_path):
     assert len(ledgers(tmp_path)) == CLIENTS - 1
     gone = Nodes(app_of(mod(tmp_path / "few", trust="secure")), lost=(1, 2, 3))
     assert not start(wrapped(trust="secure", min_survivors=4), gone, rounds=1).train_metrics_clientapp
-
-
-def test_numbers_in_a_secure_sum_follow_from_node_ids():
-    assert len({number_of(FIRST_NODE + i) for i in range(1000)}) == 1000
 
 
 def test_any_strategy_of_flower_may_be_inside(tmp_path):
@@ -363,15 +344,6 @@ def test_any_strategy_of_flower_may_be_inside(tmp_path):
     assert [len(names) for names in seen] == [CLIENTS, CLIENTS]
     assert seen[0][0] == set(build().state_dict())
     assert set(result.train_metrics_clientapp) == {1, 2}
-
-
-def test_a_model_with_running_statistics_is_refused(tmp_path):
-    def normed() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-
-    strategy = fedlsg.flower.PrivateUpdates(FedAvg(), normed, epsilon=8.0)
-    with task_identity(), pytest.raises(ValueError, match="BatchNorm1d"):
-        strategy.start(Nodes(app_of()), ArrayRecord(normed().state_dict()), num_rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -453,14 +425,6 @@ def test_what_private_steps_did_not_train_is_returned_as_it_came(tmp_path):
         sent = fedlsg.flower.reply(step, message).content["arrays"].to_torch_state_dict()
     assert sent["last_input"].tolist() == [0.0] * 3
     assert sent["0.weight"].eq(5.0).all()
-
-
-def test_a_private_step_whose_ledger_ends_with_it_gives_no_reply():
-    step = fedlsg.PrivateStep(build(), nn.CrossEntropyLoss(), num_examples=ROWS, epsilon=8.0, delta=1e-3)
-    with task_identity():
-        message = Message(RecordDict({"arrays": ArrayRecord(build().state_dict())}), FIRST_NODE, "train")
-        with pytest.raises(ValueError, match="ledger=PATH"):
-            fedlsg.flower.reply(step, message)
 
 
 def test_rebuilding_a_payload_is_eq_3_of_the_projected_update():

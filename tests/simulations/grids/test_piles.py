@@ -57,21 +57,3 @@ def test_work_is_shared_out_whole_and_evenly(work, workers, speed):
     assert max(loads) <= sum(work, len(work)) / len(piles) + max(work) + 1  # Graham's bound for list scheduling
     if len(piles) > workers and len(piles) < len(tasks):
         assert (len(piles) - 1) * PILE_SECONDS < sum(work) / speed, "no more piles than their length asks for"
-
-
-def test_a_pile_of_the_second_try_has_one_task_and_the_first_piles_are_small():
-    known = Pace(one_by_one=True)
-    known.took(100.0, 1.0)
-    tasks = [Task(SimpleNamespace()) for _ in range(24)]
-    assert [len(pile) for pile in divide(tasks, 1, known)] == [1] * 24
-    assert [len(pile) for pile in divide(tasks, 2, Pace())] == [3] * 8
-
-
-def test_the_pace_follows_the_last_piles():
-    pace = Pace()
-    for _ in range(20):
-        pace.took(10.0, 1.0)
-    assert pace.piles(100.0, 1000, 1) == 10 / PILE_SECONDS
-    for _ in range(20):
-        pace.took(10.0, 10.0)
-    assert pace.piles(100.0, 1000, 1) == pytest.approx(100 / PILE_SECONDS, rel=1e-2)

@@ -4,15 +4,12 @@ import csv
 import hashlib
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 from torch.nn import functional as F
@@ -23,18 +20,14 @@ from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import trainable
 from fedlsg.lowrank import project
-from fedlsg.masks.mask import Mask
 from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine
-from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
+from simulations.inspection.clips import own_clip, unmasked
 from simulations.inspection.command import inspect_command
-from simulations.inspection.figures import spread, tiled
 from simulations.inspection.measure import Inspection, inspect, residual_rows
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
-from simulations.workloads.images.augment import crop
-from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
 
@@ -78,20 +71,6 @@ def test_the_subject_is_the_checkpoint(small, after):
         assert not after.moved
     assert after.moved
     assert after.layers == (HIDDEN, "classifier.weight")
-
-
-def test_a_run_that_waits_has_the_frame_that_comes_next(stopped):
-    subject = subject_of_run(str(stopped.path))
-    assert (subject.state.round, subject.round) == (1, 2)
-    assert subject.frame.digest == subject.state.frame().digest
-    assert subject.state.round == 1
-
-
-def test_rows_are_public_distinct_and_no_more_than_there_are(after):
-    rows = after.rows(40)
-    assert len(rows.unique()) == 40
-    assert torch.equal(rows, after.rows(40))
-    assert len(after.rows(10**6)) == len(after.base.workload.train)
 
 
 # Numbers
@@ -140,12 +119,6 @@ def test_norms_against_a_loop_over_examples():
     assert sum(row.shares.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("ranking", "word"), [("random", "uniform"), ("gradients", "by gradients")])
-def test_the_mask_of_the_run_says_how_it_ranks(ranking, word):
-    subject = subject_of_settings({"workload": "digits", "method": "rs", "ranking": ranking, "sparsity": 0.5})
-    assert own_clip(subject, subject.frame, subject.rows(4)).choice == word
-
-
 def test_selecting_from_one_pass_is_the_pass_of_the_run_itself(found):
     """The run has p = 0.3 of top units. Negative control: another sparsity has other norms."""
     same = next(row for row in found.clips if (row.sparsity, row.choice) == (0.3, "top"))
@@ -154,13 +127,6 @@ def test_selecting_from_one_pass_is_the_pass_of_the_run_itself(found):
     assert same.clipping.lengths == pytest.approx(found.own.clipping.lengths, rel=1e-6)
     assert same.clipping.factors == pytest.approx(found.own.clipping.factors, rel=1e-6)
     assert other.clipping.lengths != pytest.approx(found.own.clipping.lengths, rel=1e-3)
-
-
-def test_freezing_never_lengthens_a_gradient(found):
-    whole = next(row for row in found.clips if row.choice == "all").clipping
-    for row in found.clips:
-        assert all(a >= b for a, b in zip(row.clipping.factors, whole.factors, strict=True))
-        assert row.clipping.clipped <= whole.clipped
 
 
 def test_residuals_of_a_planted_change(after):
@@ -183,16 +149,6 @@ def test_residuals_of_a_planted_change(after):
     assert {row.source for row in unmoved} == {"self", "weight", "random"}
 
 
-def test_energies_are_shares_and_top_and_bottom_complement(found):
-    for row in found.energies:
-        assert 0 <= min(row.rows, row.columns) <= max(row.rows, row.columns) <= row.either + 1e-9 <= 1 + 2e-9
-    half = {row.choice: row for row in found.energies if (row.layer, row.sparsity) == (HIDDEN, 0.5)}
-    for axis in ("rows", "columns", "carriers"):  # half of 64 units each
-        assert getattr(half["top"], axis) + getattr(half["bottom"], axis) == pytest.approx(1 if axis else 0, abs=1e-6)
-    assert half["random"].rows == 0.5
-    assert all(math.isnan(row.carriers) for row in found.energies if row.layer != HIDDEN)
-
-
 @pytest.mark.parametrize("method", strategies.names())
 def test_every_recipe_before_training(method):
     subject = subject_of_settings({"workload": "digits", "method": method})
@@ -202,56 +158,6 @@ def test_every_recipe_before_training(method):
     assert {row.sparsity for row in found.clips} == ({0.0} if subject.base.method.carrier.form.embeds else {0.0, 0.5})
     assert all(row.kept <= subject.frame.size for row in found.clips)
     assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
-
-
-def test_the_methods_own_carriers_are_a_source(own_code):
-    """Energy of the batch gradient in the spans of a core; its energy of units is not defined; the mask's own share."""
-    subject = subject_of_settings({"workload": "digits", "method": OWN_RECIPE, "rank": 4})
-    found = inspect(subject, examples=8, sparsities=[0.0, 0.5], ranks=[1, 4])
-    where = next(c for c in subject.frame.coordinates if c.name == HIDDEN)
-    U, V = torch.linalg.qr(where.L.double()).Q, torch.linalg.qr(where.R.double().mT).Q
-    dW = found.gradients[HIDDEN].double()
-    left = float((dW - U @ U.mT @ dW @ V @ V.mT).norm() / dW.norm())
-    own = [row for row in found.residuals if row.source == "own"]
-    assert [(row.layer, row.rank, row.residual) for row in own] == [(HIDDEN, 4, pytest.approx(left, abs=1e-5))]
-    assert all(math.isnan(row.carriers) for row in found.energies)
-    assert (found.own.choice, found.own.kept) == ("own", subject.frame.kept)
-    assert found.own.sparsity == pytest.approx(1 - subject.frame.kept / subject.frame.size, abs=1e-3)
-    assert {row.choice for row in found.clips} == {"all", "uniform"}
-
-
-def test_masks_that_are_compared(after):
-    method = after.base.method
-    assert [(p, choice) for p, choice, _ in masks_of(method, [0.0, 0.5])] == [
-        (0.0, "all"), (0.5, "top"), (0.5, "bottom"), (0.5, "random")
-    ]  # fmt: skip
-    dense = strategies.recipe("dpsgd", noise_multiplier=1.0)
-    ((_, choice, other),) = masks_of(dense, [0.5])
-    assert (choice, other.mask) == ("uniform", Mask(kind="uniform", sparsity=0.5))
-
-
-def test_a_convolution_with_augmented_copies():
-    """An example is one unit, however many copies it has: oracle, the mean of its copies' gradients, one at a time."""
-    subject = subject_of_settings({"workload": "digits", "model": "conv", "rank": 1})
-    base = subject.base
-    augmented = replace(
-        base,
-        settings=replace(base.settings, augment="flip-crop"),
-        workload=replace(base.workload, augment=crop),
-        local=replace(base.local, multiplicity=3),
-    )
-    subject = replace(subject, base=augmented)
-    found = inspect(subject, examples=6, sparsities=[0.5], ranks=[1])
-    assert len(found.own.clipping.factors) == 6
-    free, lengths = unmasked(subject.frame), []
-    for inputs, targets in subject.batches(subject.rows(6), 1):
-        assert len(targets) == 3
-        every = per_example_gradients(subject.model, losses, inputs, targets, free)
-        lengths.append(float(torch.cat([values.mean(0) for values in every]).norm()))
-    (whole,) = clip_rows(subject, free, subject.rows(6), [0.0])
-    assert whole.clipping.lengths == pytest.approx(sorted(lengths), rel=1e-5)
-    kernel = next(row for row in found.energies if row.layer.startswith("conv") and row.choice == "top")
-    assert 0 < kernel.columns <= 1
 
 
 # Text
@@ -318,16 +224,6 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     assert resume_local(stopped.path).rows[-1].round == 2
 
 
-def test_it_can_be_repeated_and_says_the_same(small, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(small.path, run)
-    texts = []
-    for _ in range(2):
-        inspect_command(str(run), {}, Console(quiet=True), examples=16, sparsities="0.5", ranks="2", layers=["hidden"])
-        texts.append((run / "inspection" / "inspection.json").read_bytes())
-    assert texts[0] == texts[1]
-
-
 def test_it_does_not_write_into_a_run(small, after, tmp_path):
     for out in (small.path, small.path / "checkpoint", small.path / "ledger", small.path / "inspection" / "deeper"):
         with pytest.raises(ValueError, match="belongs to a run"):
@@ -357,35 +253,4 @@ def test_what_is_refused(small, tmp_path, options, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_workload_in_the_place_of_a_run_is_told_its_option(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="digits is a workload and no run directory: expected --workload digits"):
-        inspect_command("digits", {"method": "rs"}, Console(quiet=True))
-    (tmp_path / "digits").symlink_to(small.path)  # a run directory may have any name
-    with pytest.raises(ValueError, match="a run has its settings; leave out method"):
-        inspect_command("digits", {"method": "rs"}, Console(quiet=True))
-
-
 # Pictures
-
-
-@given(st.integers(1, 40), st.integers(1, 9))
-def test_layers_are_spread_from_the_first_to_the_last(total, count):
-    names = [str(number) for number in range(total)]
-    chosen = spread(names, count)
-    assert len(chosen) == len(set(chosen)) == min(total, count)
-    assert chosen == sorted(chosen, key=int)
-    assert chosen[0] == "0"
-    if count > 1:
-        assert chosen[-1] == names[-1]
-
-
-def test_a_thin_line_survives_the_tiles():
-    """Negative control: means would fade it."""
-    matrix = torch.zeros(1000, 900)
-    matrix[:, 451] = 1
-    small = tiled(matrix, 100)
-    assert small.shape == (100, 100)
-    assert small.max(1).values.min() == 1
-    assert float(small.mean()) == pytest.approx(0.01)
-    assert torch.equal(tiled(matrix[:5, :7], 100), matrix[:5, :7])

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from simulations.cli import app as cli
 from simulations.inspection.command import inspect_command
-from simulations.inspection.retrain import Costs, accuracy, diagnosis, finished, measure_costs, under
+from simulations.inspection.retrain import Costs, diagnosis, finished, measure_costs
 from simulations.inspection.subject import subject_of_run, subject_of_settings
 from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
@@ -31,39 +31,6 @@ def test_the_same_run_without_noise_and_without_both(small, tmp_path):
     assert (found.clip_only, found.neither) == tuple(run.summary["accuracy"] for run in again)
     assert found.standard_error is not None
     assert len({found.with_noise, found.clip_only, found.neither}) > 1  # negative control: they are not one run
-
-
-def test_settings_that_need_noise_are_left_out(tmp_path):
-    """A codec on the grid of the noise, updates that go down on it, and a sum that has the noise only as a whole."""
-    coded = run_local(
-        tmp_path / "coded", codec="noise-floor", downlink="sparse", downlink_codec="noise-floor", rounds=1
-    )
-    shared = run_local(tmp_path / "shared", trust="aggregate", rounds=1)
-    rounds: list[int] = []
-    for run in (coded, shared):
-        settings = under(subject_of_run(str(run.path)).base.settings, "clip-only")
-        assert accuracy(settings, lambda: rounds.append(1)) is not None
-        assert (settings.codec, settings.downlink, settings.epsilon) == ("float32", "full", None)
-    assert len(rounds) == 2
-
-
-def test_a_run_that_diverges_has_no_accuracy(small):
-    settings = under(subject_of_run(str(small.path)).base.settings, "none")
-    settings.parameters["learning_rate"] = 1e38
-    assert accuracy(settings, lambda: None) is None
-
-
-def test_guessing_without_a_clip_is_no_cost_of_the_clip(small, monkeypatch):
-    """Negative control: an accuracy above guessing is kept."""
-    reached = {"clip-only": 0.6, "none": 0.1}
-    name = "simulations.inspection.retrain.accuracy"
-    monkeypatch.setattr(name, lambda settings, tick: reached[settings.parameters["mechanism"]])
-    subject = subject_of_run(str(small.path))
-    found = measure_costs(subject, Console(quiet=True))
-    assert (found.clip_only, found.neither, found.clip) == (0.6, None, None)
-    assert found.rho == json.loads((small.path / "summary.json").read_text())["rho"] > 0
-    reached["none"] = 0.9
-    assert measure_costs(subject, Console(quiet=True)).neither == 0.9
 
 
 @pytest.mark.parametrize(

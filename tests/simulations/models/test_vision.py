@@ -2,20 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from fedlsg.carriers import LowRank, carried_parameters
-from fedlsg.gradients.formulas.standardized import StandardizedConv2d, standardize
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported
 from simulations.models import vision
-from simulations.models.resnet import GainedConv2d, resnet34, resnet50, wide_resnet
-from simulations.models.small import small_cnn
-from simulations.workloads.base.model import build_model
-from simulations.workloads.base.split import Split
-from simulations.workloads.base.workload import LoadedWorkload
+from simulations.models.resnet import wide_resnet
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)
@@ -67,35 +61,6 @@ def test_the_standardised_wrn_16_4_is_that_of_de_et_al_but_for_the_gains():
     assert {m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)} == {16}
 
 
-def test_wrn_16_4_with_gains_is_that_of_de_et_al():
-    assert count(empty(CIFAR, "wrn-16-4-gain")) == 2_753_818  # what jax_privacy reports
-
-
-def test_a_gain_is_a_product_after_the_convolution_and_padding_is_that_of_same():
-    """Against a kernel times the gain, on the pixels that a kernel by stride 2 reads in JAX: 0, 1, 2 first."""
-    torch.manual_seed(0)
-    layer = GainedConv2d(2, 3, 3, 2).double()
-    nn.init.normal_(layer.gain)
-    nn.init.normal_(layer.bias)
-    kernel = standardize(layer.conv.weight.flatten(1)).kernel.unflatten(1, (2, 3, 3)) * layer.gain.view(-1, 1, 1, 1)
-    for height, width in ((8, 6), (7, 8), (9, 5)):
-        x = torch.randn(2, 2, height, width, dtype=torch.float64)
-        before, after = (height % 2, width % 2), (1, 1)
-        padded = nn.functional.pad(x, (before[1], after[1], before[0], after[0]))
-        wanted = nn.functional.conv2d(padded, kernel, layer.bias, stride=2)
-        torch.testing.assert_close(layer(x), wanted)
-        if height % 2 == 0:  # negative control: torch's padding on both ends
-            both = nn.functional.conv2d(x, kernel, layer.bias, stride=2, padding=1)
-            assert both.shape == wanted.shape
-            assert not torch.allclose(both, wanted)
-
-
-def test_the_resnets_have_their_published_sizes_on_imagenet():
-    with torch.device("meta"):
-        assert count(resnet34(channels=3, num_classes=1000)) == 21_797_672
-        assert count(resnet50(channels=3, num_classes=1000)) == 25_557_032
-
-
 SHAPES = [(1, 8, 10), (1, 28, 10), (3, 32, 10), (3, 32, 100), (3, 30, 7), (4, 64, 5), (3, 96, 2), (3, 224, 20)]
 
 
@@ -111,46 +76,6 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
         assert isinstance(model.get_submodule("classifier"), nn.Linear)
         assert list(model.parameters())[-1] is list(model.get_submodule("classifier").parameters())[-1]
         assert not any(getattr(m, "inplace", False) for m in model.modules())
-
-
-def test_what_fits_a_shape():
-    wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-16-4-gain", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws"]
-    wide += ["wrn-28-10-gain", "wrn-40-4-ws", "wrn-40-4-gain"]
-    small = ["cnn", "cnn-wide", "cnn-wide-ws"]
-    assert list(vision(*CIFAR)) == [*small, "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34", "resnet-50"]
-    assert list(vision(*FASHION)) == list(vision(*CIFAR))
-    assert "h-cnn" not in vision(3, 30, 10)
-    assert list(vision(1, 8, 10)) == small
-    assert list(vision(3, 224, 1000)) == [*small, "resnet-34", "resnet-50"]
-
-
-@pytest.mark.parametrize("shape", [(0, 32, 10), (3, 7, 10), (3, 32, 1)])
-def test_shapes_that_no_model_fits_are_refused(shape):
-    with pytest.raises(ValueError, match=f"side={shape[1]}, num_classes={shape[2]}"):
-        vision(*shape)
-
-
-def test_resnet_34_keeps_small_images_large():
-    with torch.device("meta"):
-        small = resnet34(channels=3, num_classes=10, stem="cifar").stem(torch.zeros(1, 3, 32, 32))
-        large = resnet34(channels=3, num_classes=10).stem(torch.zeros(1, 3, 64, 64))
-    assert small.shape[2:] == (32, 32)
-    assert large.shape[2:] == (16, 16)
-
-
-def test_the_cifar10_default_is_the_model_of_the_first_release():
-    """The sums of three weights, as drawn at seed 0 by version 0.1's code."""
-    split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
-    data = LoadedWorkload(name="made", train=split, test=split, num_classes=10, models=vision(*CIFAR), defaults={})
-    model = build_model(data, seed=0)
-    sums = [
-        float(model.get_parameter(f"{name}.weight").detach().double().sum())
-        for name in ("conv1.0", "hidden", "classifier")
-    ]
-    assert sums == pytest.approx([-0.591319, 2.198131, 3.948129], abs=1e-5)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        assert all(map(torch.equal, model.parameters(), small_cnn(3, 32, 10).parameters()))
 
 
 # Which layers are carried. The rule: not the classifier, and r (m + n) < 0.8 m n.
@@ -183,13 +108,6 @@ def test_which_weights_are_carried(name, rank, carried, dense):
     assert convolutions(model) + sum(isinstance(m, nn.Linear) for m in model.modules()) == len(weights)
 
 
-def test_wrn_28_4_sends_a_twentieth_at_rank_8():
-    model = empty(CIFAR, "wrn-28-4")
-    shapes = {n: p.flatten(1).shape for n, p in model.named_parameters()}
-    carried = carried_parameters(model, LowRank(rank=8), classifier="classifier")
-    assert sum(8 * sum(shapes[n]) if n in carried else shapes[n].numel() for n in shapes) == 276_184
-
-
 # Gradients and structure of small ones
 
 
@@ -205,48 +123,6 @@ def test_per_example_gradients_of_a_small_wide_resnet_equal_autograd(form, carry
     frame = make_frame(model, rank=2, sparsity=0.3 if carry else 0.0, carry=carry)
     got = per_example_gradients(model, cross_entropy, x, targets, frame)
     assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
-
-
-def test_per_example_gradients_of_a_small_resnet_34_equal_autograd(monkeypatch):
-    torch.manual_seed(0)
-    model = resnet34(channels=1, num_classes=2, stem="cifar").double()
-    model = nn.Sequential(model.stem, model.stage1[0], model.stage2[0], model.pool, model.flatten, nn.Linear(128, 2))
-    model = model.double()
-    x, targets = torch.randn(2, 1, 6, 6).double(), torch.tensor([0, 1])
-    frame = make_frame(model, rank=2, sparsity=0.3)
-    got = per_example_gradients(model, cross_entropy, x, targets, frame)
-    assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
-
-
-@pytest.mark.slow
-@given(blocks=st.integers(1, 3), width=st.integers(1, 4), form=st.sampled_from(FORMS))
-@settings(max_examples=20, deadline=None)
-def test_any_depth_of_6_n_plus_4(blocks, width, form):
-    with torch.device("meta"):
-        model = wide_resnet(6 * blocks + 4, width, channels=3, num_classes=10, form=form)
-        assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 10)
-    shortcuts = 0 if form == "rgp" else 3 - (width == 1 and form != "gain")
-    assert convolutions(model) == 1 + 6 * blocks + shortcuts
-
-
-def rgp_by_formula(x: Tensor, model: nn.Module) -> Tensor:
-    """The block of RGP's official code that changes shape, written out: norms, the second pixel of each pair, zeros."""
-    group = model.group2[0]
-    norm = nn.functional.group_norm
-    y = group.conv1(norm(x, 16 if x.shape[1] == 16 else 32, eps=1e-5).relu())
-    y = group.conv2(norm(y, 32, eps=1e-5).relu())
-    half = norm(nn.functional.avg_pool2d(x, 1, stride=2), 16 if x.shape[1] == 16 else 32, eps=1e-5)
-    return torch.cat([half, torch.zeros_like(half)], 1) + y
-
-
-def test_the_block_of_the_rgp_form_written_out():
-    torch.manual_seed(0)
-    model = wide_resnet(10, 1, channels=3, num_classes=10)
-    x = torch.randn(2, 16, 8, 8)
-    torch.testing.assert_close(model.group2[0](x), rgp_by_formula(x, model))
-    assert sum(p.numel() for n, p in model.named_parameters() if p.ndim < 2) == 0  # no norm has parameters, no bias
-    model.group2[0].shortcut.norm = nn.Identity()  # negative control
-    assert not torch.allclose(model.group2[0](x), rgp_by_formula(x, model))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 
 from simulations import workloads
 from simulations.plan.advice import advice, guessing_line
-from simulations.plan.noise import pull
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.own import TEST, TRAIN, workload
@@ -19,10 +18,6 @@ def said(given=(), **made):
     return " | ".join(advice(make_plan(from_mapping({**GIVEN, **dict(given)}))))
 
 
-def test_a_usual_plan_has_no_advice():
-    assert said() == ""
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -33,14 +28,6 @@ def test_a_usual_plan_has_no_advice():
 )
 def test_what_can_be_known_is_said(given, words):
     assert words in said(given)
-
-
-def test_how_far_rows_can_move_weights_next_to_noise():
-    """Two clients of 30 rows, all of them in each of 16 steps, against noise of 12 sqrt(2): 4 sqrt(60^2 + 60) / 17."""
-    workloads.give(NAME, workload())
-    plan = make_plan(from_mapping(GIVEN | {"noise_multiplier": 12.0, "rounds": 16, "sample_rate": 1.0}))
-    assert pull(plan) == pytest.approx(4 * (60**2 + 60) ** 0.5 / (12 * 2**0.5))
-    assert "noise is likely" not in " | ".join(advice(plan))
 
 
 def test_inputs_of_another_size_are_named_from_test_rows_alone():

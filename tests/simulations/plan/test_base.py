@@ -33,16 +33,6 @@ def test_the_announced_expected_batch_makes_the_divisor():
     assert (base.local.expected_batch, base.divisor) == (40.0, 120.0)
 
 
-def test_model_method_and_schedule_are_those_of_a_simulation():
-    simulated, own = (
-        prepare(from_mapping(SETTINGS)),
-        prepare(from_mapping(SETTINGS), own=Own(client=1, read=own_rows(9))),
-    )
-    assert (own.method, own.schedule, own.settings) == (simulated.method, simulated.schedule, simulated.settings)
-    for ours, theirs in zip(own.build_model().parameters(), simulated.build_model().parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 @pytest.mark.parametrize("question", [lambda b: b.sizes, lambda b: b.steps, lambda b: b.parts[0]])
 def test_what_others_hold_is_refused_not_guessed(question):
     base = prepare(from_mapping(SETTINGS), own=Own(client=2, read=own_rows(70)))

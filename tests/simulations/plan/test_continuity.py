@@ -46,14 +46,6 @@ def test_resume_refuses_settings_that_the_ledgers_depend_on(changes, stopped):
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
 
 
-def test_resume_refuses_other_data(stopped, monkeypatch):
-    """The settings are the same, and who holds which example is not."""
-    parts = simulations.plan.prepare.partition
-    monkeypatch.setattr(simulations.plan.prepare, "partition", lambda *a, **k: parts(*a, **k)[::-1])
-    with pytest.raises(ValueError, match="the data or its partition differ"):
-        resume_local(stopped.path)
-
-
 def test_resume_refuses_other_public_data_of_a_probe(tmp_path):
     """The carriers of the next refresh would be made of other images."""
     images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -102,11 +94,6 @@ def test_the_digest_of_private_rows_is_its_owners_alone_and_in_no_checkpoint(sto
     path.unlink()
     with pytest.raises(ValueError, match=r"changed since the run: .*training-data.json \(missing\)"):
         resume_local(stopped.path)
-
-
-def test_resume_may_move_to_another_engine_or_thread_count(stopped, small):
-    reconfigure(stopped, threads=2, engine="flower")
-    assert resume_local(stopped.path).weights.shape == small.weights.shape
 
 
 def test_an_interruption_before_the_first_round_can_be_continued(tmp_path, small):
@@ -167,13 +154,6 @@ def test_a_run_directory_has_one_process(stopped):
     resume_local(stopped.path)
 
 
-def test_a_process_that_has_not_written_its_id_yet_is_another_process(stopped):
-    with exclusive(stopped.directory):
-        (stopped.path / ".lock").write_text("")
-        with pytest.raises(ValueError, match="is in use by another process: wait for its end"):
-            resume_local(stopped.path)
-
-
 def test_a_spent_budget_ends_the_run_with_a_summary(tmp_path):
     run = run_local(tmp_path / "run", reproducible=False, noise_multiplier=3.0, sample_rate=0.5, epsilon=2.0, rounds=40)
     assert 0 < run.summary["rounds"] < 40
@@ -198,13 +178,3 @@ def test_shared_noise_is_that_of_the_neediest_client():
             sample_rate=terms.sample_rate, noise_multiplier=terms.noise_multiplier, steps=2, delta=plan.settings.delta
         )
         assert bound.upper <= 8
-
-
-def test_a_checkpoint_of_the_earlier_engine_is_continued(stopped):
-    """It knows ``grouped``, a setting of engine flower, which is gone."""
-    saved = stopped.directory.load_checkpoint()
-    saved["plan"]["settings"] |= {"grouped": True, "engine": "flower"}
-    stopped.directory.save_checkpoint(saved)
-    config = stopped.directory.config
-    config.write_text(config.read_text().replace('engine = "local"', 'engine = "local"\ngrouped = true'))
-    assert resume_local(stopped.path).directory.last_round() == 2

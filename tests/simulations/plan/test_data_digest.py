@@ -4,14 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.plan import continuity as digest
 from simulations.plan.continuity import data_digest
-from simulations.workloads import load
 from simulations.workloads.base.split import Split
 from simulations.workloads.texts import Tokens
 
@@ -53,15 +50,6 @@ def test_any_flipped_bit_gives_another_digest() -> None:
     assert data_digest(images(3)) == whole
 
 
-@given(rows=st.lists(st.integers(0, 39), min_size=0, max_size=60))
-def test_rows_have_the_digest_of_the_split_that_holds_only_them(rows: list[int]) -> None:
-    split, picked = images(), torch.tensor(rows, dtype=torch.int64)
-    if rows:
-        assert data_digest(split, picked) == data_digest(split.pick(picked))
-    if rows != sorted(rows):
-        assert data_digest(split, picked) != data_digest(split, picked.sort().values)
-
-
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=30), other=st.integers(13, 40))
 def test_a_text_has_one_digest_however_far_it_is_padded(lengths: list[int], other: int) -> None:
     """Neither another text that is longer, nor another padded length, changes the digest of a row."""
@@ -71,30 +59,6 @@ def test_a_text_has_one_digest_however_far_it_is_padded(lengths: list[int], othe
     assert data_digest(short) != data_digest(long)
     assert data_digest(short) == data_digest(texts(lengths, pad_id=7))
     assert data_digest(short) == data_digest(texts(lengths, max_length=max(lengths)))
-
-
-def test_lengths_are_part_of_it() -> None:
-    """The same tokens one after the other, cut at another place."""
-    split = texts([4, 4])
-    assert isinstance(split.inputs, Tokens)
-    moved = replace(split.inputs, offsets=np.array([0, 3, 8]))
-    assert data_digest(split) != data_digest(replace(split, inputs=moved, lengths=moved.lengths))
-
-
-def test_a_key_changes_it() -> None:
-    split = images()
-    assert len({data_digest(split), data_digest(split, key=b"a"), data_digest(split, key=b"b")}) == 3
-    assert data_digest(split, key=b"a") == data_digest(images(), key=b"a")
-
-
-def test_all_chunks_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "ROWS_AT_ONCE", 16)
-    seen = set()
-    for row in range(40):
-        stored = np.array(images().inputs)
-        stored[row, 0, 0, 0] ^= 1
-        seen.add(data_digest(replace(images(), inputs=stored)))
-    assert len(seen | {data_digest(images())}) == 41
 
 
 def test_what_is_stored_in_another_form_is_digested_as_the_model_sees_it() -> None:
@@ -111,16 +75,3 @@ def test_what_is_stored_in_another_form_is_digested_as_the_model_sees_it() -> No
 
     assert data_digest(split({"one": 1, "two": 2})) == data_digest(split({"one": 1, "two": 2}))
     assert data_digest(split({"one": 1, "two": 2})) != data_digest(split({"one": 1, "two": 3}))
-
-
-def test_rows_that_there_are_not_are_refused() -> None:
-    with pytest.raises(IndexError, match="expected indices in"):
-        data_digest(images(), torch.tensor([40]))
-    with pytest.raises(TypeError, match="int64"):
-        data_digest(images(), torch.ones(40, dtype=torch.bool))
-
-
-def test_the_digits_have_this_digest() -> None:
-    """Pinned: a checkpoint, or a node's ledger, of an earlier version must know the same data again."""
-    digits = load("digits")
-    assert data_digest(digits.train) == "527371dc4c9005dedda86880e69df3a94baa146a1ce4b6d18855a52dac2700c2"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from simulations.plan import trust
 from simulations.plan.trust import is_known, place, remember
 
 DIGEST = "0" * 64
@@ -28,11 +27,6 @@ def test_what_is_remembered_is_known_at_its_path_alone():
     assert not is_known("", "/a/missing.py")
 
 
-def test_a_path_is_one_line():
-    remember([(DIGEST, f"/a\n{'1' * 64}  /evil.py")])
-    assert not is_known("1" * 64, "/evil.py")
-
-
 def test_only_its_owner_reads_it():
     remember([(DIGEST, "/a/mine.py")])
     assert [stat.S_IMODE(path.stat().st_mode) for path in (place(), place().parent)] == [0o600, 0o700]
@@ -47,13 +41,6 @@ def test_a_list_that_others_could_have_written_is_not_believed(weak, home):
     else:
         (place() if weak == "file" else place().parent).chmod(0o777)
     assert not is_known(DIGEST, "/a/mine.py")
-
-
-def test_the_oldest_are_forgotten(monkeypatch):
-    monkeypatch.setattr(trust, "KEPT", 4)
-    for number in range(6):
-        remember([(DIGEST, f"/{number}.py")])
-    assert [is_known(DIGEST, f"/{number}.py") for number in range(6)] == [False, False, True, True, True, True]
 
 
 def one(number: int) -> None:

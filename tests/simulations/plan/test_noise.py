@@ -9,11 +9,10 @@ import torch
 
 import strategies
 from fedlsg.state import mean_frame
-from simulations.plan.noise import RHO_MEANING, rho_line, rho_of, sum_line
+from simulations.plan.noise import rho_of, sum_line
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
-from tests.fedlsg.support.own_methods import OWN_RECIPE
-from tests.simulations.support.runs import SMALL, plan_at, run_local
+from tests.simulations.support.runs import plan_at, run_local
 
 FAINT = {"method": "dpsgd", "rounds": 1, "learning_rate": 1.0, "momentum": 0.0, "local_learning_rate": 1e-12}
 """One update of the server by the sum over the divisor; weights do not move within a round."""
@@ -46,11 +45,6 @@ def test_the_mean_frame_has_the_values_of_the_mean_round(settings):
     assert len(found.blocks) == len(frames[0].blocks)
     if frames[-1].kept < frames[0].kept:
         assert frames[-1].kept < found.kept < frames[0].kept
-
-
-def test_own_carriers_and_masks(own_code):
-    public = prepare(from_mapping({"method": OWN_RECIPE, "engine": "local", "rank": 4})).public_state()
-    assert mean_frame(public).kept == public.frame(1, updates=0).kept
 
 
 # What is noisy
@@ -93,48 +87,7 @@ def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
 # What is said
 
 
-def test_the_line_before_a_run(tmp_path):
-    plan, _ = plan_at(tmp_path / "run", **SMALL | {"sample_rate": 0.2, "rank": 4, "sparsity": 0.0})
-    public = plan.public_state()
-    values, batch = public.frame(1, updates=0).kept, plan.divisor
-    rho = 2.0 * math.sqrt(2 * values) / batch
-    line = f"rho = {rho:.3g}: norm of a step's noise over the clip norm ({values:,} values, 2 clients, expected batch "
-    assert rho_line(plan, public) == f"{line}{batch:,.0f})\n{RHO_MEANING}"
-
-
-@pytest.mark.parametrize("settings", [{"mechanism": "none"}, {"mechanism": "clip-only"}, {"method": "sgd"}])
-def test_without_noise_there_is_no_line(tmp_path, settings):
-    plan, _ = plan_at(tmp_path / "run", **SMALL | {"noise_multiplier": None} | settings)
-    assert rho_line(plan, plan.public_state()) is None
-    assert rho_of(plan, plan.public_state()) == 0
-
-
-def test_noise_without_a_clip_has_no_line(tmp_path):
-    plan, _ = plan_at(tmp_path / "run", **SMALL | {"mechanism": "noise-only"})
-    assert rho_line(plan, plan.public_state()) is None
-    assert rho_of(plan, plan.public_state()) is None
-
-
-def test_values_before_a_private_pruning(tmp_path):
-    plan, _ = plan_at(tmp_path / "run", **SMALL | {"method": "dp-ssgd", "prune": "dp-snip", "noise_multiplier": 2.0})
-    line = rho_line(plan, plan.server_state().public)
-    assert line is not None
-    assert "2,442 values before pruning" in line
-
-
 # Secure sums
-
-
-def test_the_line_of_secure_sums_says_whose_noise_counts(tmp_path):
-    plan, _ = plan_at(tmp_path / "run", clients=10, trust="secure")
-    found = sum_line(plan, plan.public_state())
-    assert found is not None
-    assert "secure sum of at least 9 of 10 clients, 1 of which may collude with the server: " in found
-    said, cost = found.splitlines()
-    assert said.endswith(" bits a value, noise planned for 8 honest clients")
-    assert cost == (
-        "every client knows its own noise: protection against 1 of them makes the noise of a sum 1.06 times as large"
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,15 +105,3 @@ def test_the_line_says_what_protection_against_the_clients_of_a_sum_costs(settin
     assert found is not None
     assert f"noise planned for {honest}\n" in found
     assert found.endswith(f"of a sum {cost} times as large")
-
-
-def test_without_secure_sums_there_is_no_such_line(tmp_path):
-    plan, _ = plan_at(tmp_path / "run")
-    assert sum_line(plan, plan.public_state()) is None
-
-
-def test_rho_of_secure_sums_is_that_of_the_share_that_each_client_adds(tmp_path):
-    """Ten clients add 1 / sqrt(8) of the noise each; under trust=client all of it."""
-    alone, secure = (plan_at(tmp_path / trust, clients=10, trust=trust)[0] for trust in ("client", "secure"))
-    ratio = rho_of(secure, secure.public_state()) / rho_of(alone, alone.public_state())
-    assert ratio == pytest.approx(1 / math.sqrt(8))

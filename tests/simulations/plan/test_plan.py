@@ -10,12 +10,11 @@ from torch import nn
 import simulations.workloads.partition
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.events import Event
-from fedlsg.method import Schedule
 from fedlsg.participation import select_clients
 from simulations import workloads
-from simulations.plan.plan import Plan, check_budget, make_plan, prepare
+from simulations.plan.plan import Plan, check_budget, make_plan
 from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import from_mapping, values_of
+from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local
 
 N = 1437
@@ -36,28 +35,6 @@ def test_gaps_are_filled_from_the_workload_and_the_recipe():
     }, "and no warm-up and no cooling, which lsg does not have"  # fmt: skip
     assert (s.delta, s.epsilon) == (1e-5, None)
     assert (s.clients_per_round, s.min_survivors, s.local_learning_rate) == (5, 1, 0.8)
-
-
-def test_what_is_given_stays():
-    given = {
-        "rank": 2,
-        "sparsity": 0.1,
-        "rounds": 7,
-        "clip_norm": 0.25,
-        "learning_rate": 0.3,
-        "epsilon": 3.0,
-        "seed": 5,
-    }
-    s = plan_of(**given).settings
-    assert values_of(s).items() >= given.items()
-
-
-def test_divisor_and_schedule_are_public_constants():
-    plan = plan_of(clients=5, clients_per_round=2, sample_rate=0.1)
-    assert math.isclose(plan.divisor, 2 * 0.1 * N / 5)
-    assert plan.schedule == Schedule(rounds=2, local_steps=1, sample_rate=0.1)
-    assert sum(plan.sizes) == N
-    assert plan.divisor == plan_of(clients=5, clients_per_round=2, sample_rate=0.1, partition="shards").divisor
 
 
 CONFIGURATIONS = [
@@ -151,16 +128,6 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
     assert once_more > 4.0, "negative control: noise for one step less would pass the target"
 
 
-def test_participations_of_all_clients_in_all_rounds():
-    assert plan_of(local_steps=3, rounds=4).steps == [12, 12]
-
-
-def test_prepare_needs_no_accountant(monkeypatch):
-    monkeypatch.setattr("simulations.plan.plan.calibrate_noise_multiplier", None)
-    base = prepare(from_mapping({**SMALL, "noise_multiplier": None}))
-    assert base.settings.noise_multiplier is None
-
-
 # --- refused before anything is written
 
 
@@ -237,23 +204,6 @@ def test_prepare_needs_no_accountant(monkeypatch):
 def test_a_bad_setting_is_refused_by_name(settings, message):
     with pytest.raises((ValueError, OSError), match=message):
         plan_of(**settings)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_missing_device_is_refused():
-    with pytest.raises(ValueError, match="finds no CUDA device"):
-        plan_of(device="cuda")
-
-
-def test_noise_that_no_accountant_certifies_is_refused():
-    with pytest.raises(ValueError, match="noise_multiplier"):
-        plan_of(noise_multiplier=1e-3)
-
-
-def test_delta_is_compared_with_the_largest_client():
-    assert plan_of(delta=1 / 719 * 0.999).settings.delta < 1 / 719
-    with pytest.raises(ValueError, match="delta"):
-        plan_of(delta=1 / 719)
 
 
 def test_a_partition_that_gives_rows_to_nobody_of_the_run_is_refused(monkeypatch):

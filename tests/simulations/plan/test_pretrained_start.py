@@ -47,11 +47,6 @@ def test_the_initial_model_has_the_weights_and_a_fresh_classifier(weights):
     assert plain.settings.pretrained_sha256 is None
 
 
-def test_a_file_and_its_folder_are_the_same_start(weights):
-    file = base(pretrained=str(weights / "model.safetensors"))
-    assert file.settings.pretrained_sha256 == base(pretrained=str(weights)).settings.pretrained_sha256
-
-
 def test_config_and_summary_have_the_digest_and_no_other_run_has_it(weights, tmp_path):
     run = run_local(tmp_path / "run", **RUN, pretrained=str(weights))
     assert run.config["pretrained-sha256"] == run.summary["pretrained_sha256"] == digest_of(str(weights))
@@ -69,12 +64,6 @@ def test_a_resumed_run_ends_as_one_without_a_pause(method, weights, tmp_path):
     assert torch.equal(resume_local(tmp_path / "paused").weights, whole.weights)
 
 
-@pytest.mark.parametrize("downlink", ["full", "sparse"])
-def test_either_downlink_starts_from_the_weights(downlink, weights, tmp_path):
-    run = run_local(tmp_path / "run", **RUN, pretrained=str(weights), downlink=downlink)
-    assert [row.columns["rejected"] or 0 for row in run.rows] == [0, 0]
-
-
 @pytest.mark.parametrize("change", ["another", "gone"])
 def test_a_run_does_not_continue_from_another_file(change, weights, tmp_path):
     stopped_after(1, tmp_path / "paused", **RUN, rounds=3, pretrained=str(weights))
@@ -87,11 +76,6 @@ def test_a_run_does_not_continue_from_another_file(change, weights, tmp_path):
         (ValueError, OSError), match="has changed, or is another file" if change == "another" else "is a folder"
     ):
         resume_local(tmp_path / "paused")
-
-
-def test_weights_of_another_model_are_refused_with_what_does_not_fit(weights):
-    with pytest.raises(ValueError, match=r"does not fit the model \(missing: conv1.*unexpected: hidden"):
-        base(model="conv", pretrained=str(weights)).build_model()
 
 
 def test_weights_that_the_rows_of_the_workload_trained_are_refused(weights, tmp_path):
@@ -161,12 +145,6 @@ def test_so_are_weights_whose_first_ancestor_is_gone(tmp_path):
         base(pretrained=str(later.path))
 
 
-def test_a_run_in_the_working_directory_says_nothing_of_a_name(tmp_path, monkeypatch):
-    run = run_local(tmp_path / "run", **RUN)
-    monkeypatch.chdir(run.path)
-    assert base(features="scattering").settings.features == "scattering"
-
-
 def test_a_workload_of_a_users_own_starts_from_weights(tmp_path):
     def build() -> nn.Module:
         return nn.Sequential(OrderedDict(body=nn.Linear(8, 4), tanh=nn.Tanh(), top=nn.Linear(4, 3)))
@@ -181,13 +159,3 @@ def test_a_workload_of_a_users_own_starts_from_weights(tmp_path):
         workloads._GIVEN.pop("start")
     assert torch.equal(made.body.weight, torch.ones(4, 8))
     assert torch.equal(made.top.weight, fresh.top.weight)
-
-
-def test_records_that_name_one_another_are_read_once(weights, tmp_path):
-    """Both folders say that they start from the other: neither has seen the rows, and looking at them ends."""
-    other = tmp_path / "other"
-    shutil.copytree(weights, other)
-    for folder, earlier in ((weights, other), (other, weights)):
-        facts = {"fedlsg": "0.1.0", "workload": "digits", "options": {"pretrained": str(earlier)}}
-        (folder / "config.json").write_text(json.dumps(facts))
-    assert base(pretrained=str(weights)).settings.pretrained == str(weights)

@@ -11,8 +11,8 @@ import torch
 
 import strategies
 from simulations.inspection.figures import PANELS, intensity
-from simulations.report.chart import Axis, Chart, Series, describe, guessing, keys, level, spaced
-from simulations.report.figure import interactive, new_figure, photo, plot, save_paper
+from simulations.report.chart import Axis, Chart, Series, describe, spaced
+from simulations.report.figure import interactive, photo, save_paper
 from simulations.report.looks import LOOKS
 from tests.places import REPOSITORY
 
@@ -54,19 +54,6 @@ def two_charts() -> tuple[Chart, ...]:
         Chart(title="left", series=(both,)),
         Chart(title="right", series=(both, Series(name="right", x=(0, 1), y=(1, 0)))),
     )
-
-
-def test_the_style_and_one_legend_for_all_panels():
-    figure = plot(two_charts())
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["both", "right"]
-    assert not figure.axes[0].spines["top"].get_visible()
-    assert new_figure(1, 1).subplots().spines["top"].get_visible(), "without the decorator there is no style"
-
-
-def test_a_photo_has_the_size_of_its_figure():
-    found = photo(new_figure(4.0, 2.0), "A caption.")
-    assert found.width == 4 * 96
-    assert found.uri.startswith("data:image/webp;base64,")
 
 
 def test_a_page_of_six_photos_of_noise_is_small_enough_for_the_library():
@@ -123,33 +110,11 @@ def test_text_stays_text():
     assert (first.name, first.dashes, first.colour) == (hostile, "", "#d55e00")
 
 
-def test_numbers_and_colours_in_words_stay_as_they_are():
-    """What shortens paths and exchanges colours looks at no text."""
-    label = "rate 0.0125, url(#d55e00), #d55e00 > 1"
-    svg = interactive([planted(label)], "A caption.").panels[0].svg
-    assert "rate 0.0125, url(#d55e00), #d55e00 &gt; 1</text>" in svg
-    assert not re.findall(r'd="[^"]*\d\.\d{3}', svg)
-
-
-def test_a_curve_is_described_by_its_ends_and_a_level_by_its_height():
-    curve = Series(x=(1, 2, 6), y=(8.9, None, 64.4))
-    chart = Chart(title="test accuracy, %", series=(curve, level(10.3, "", "#000000")))
-    assert describe(chart) == "Up: test accuracy, %. from 8.9 at 1 to 64.4 at 6. a line: 10.3."
-
-
 def test_named_places_are_said_by_their_names():
     """As of ``fedlsg compare --vary schedule=constant,cosine``."""
     x = Axis(ticks=((0.0, "constant"), (1.0, "cosine")))
     chart = Chart(title="loss", x=x, series=(Series(x=(0, 1), y=(14.0, 15.5)),))
     assert describe(chart) == "Up: loss. from 14 at constant to 15.5 at cosine."
-
-
-def test_guessing_is_the_last_entry_of_every_legend():
-    left, right = two_charts()
-    charts = (replace(left, series=(guessing(0.5), *left.series)), right)
-    expected = ["both", "right", "guessing"]
-    assert [key.name for key in keys(charts)] == expected
-    assert [text.get_text() for text in plot(charts).legends[0].get_texts()] == expected
 
 
 def test_names_of_ticks_do_not_cover_each_other():

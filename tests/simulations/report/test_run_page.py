@@ -1,26 +1,18 @@
 """report.html: complete, self-contained, escaped; of one run and of many; and what is no run is refused."""
 
-import base64
-import json
 import re
 import shutil
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import page
-from simulations.compare.plots import _move_apart, curve, looks_of
-from simulations.compare.table import notes
-from simulations.plan.noise import RHO_MEANING
-from simulations.report.course import course
-from simulations.report.figure import plot, png
 from simulations.report.run_page import command, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
-from tests.simulations.support.compare_cases import result, row
+from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, reconfigure, without_manifest
 
@@ -116,28 +108,6 @@ def test_hostile_text_stays_text(small):
         assert "<script" not in re.sub(r'<script type="application/json">[^<]*</script>', "", without_scripts(text))
 
 
-def test_every_run_leaves_its_own_page(small):
-    words = Page((small.path / "report.html").read_text()).words
-    for part in ("digits with lsg, seed 0", "NOT PRIVATE: the noise is reproducible", "2 cores", "noise_multiplier"):
-        assert part.replace("2 cores", "cores") in words
-    assert str(small.path) not in words  # no folder of this machine in what one may publish
-
-
-def test_a_page_with_noise_says_what_rho_means(small):
-    words = Page((small.path / "report.html").read_text()).words
-    assert f"rho {small.summary['rho']:.3g} (norm of a step's noise" in words
-    assert RHO_MEANING in words
-    assert RHO_MEANING not in Page(run_page(result(0.97, method="sgd", epsilon=None))).words
-
-
-def test_rejections_and_an_early_end_are_shown():
-    run = result(0.8, reason="every budget is spent")
-    changed = run.__class__(**{**vars(run), "rows": (row(1, 0.5, rejected="1", reasons="1: wrong digest"),)})
-    words = Page(run_page(changed)).words
-    assert "stopped early: every budget is spent" in words
-    assert "1: wrong digest" in words
-
-
 def test_the_command_of_a_run_makes_the_same_settings(small):
     from simulations.cli.app import merge
     from simulations.settings.settings import from_mapping
@@ -185,50 +155,6 @@ def test_report_of_several_runs(fedlsg, stopped, small, tmp_path):
     assert lsg["small"].group == lsg["run"].group != lsg["other"].group
 
 
-def compared(small: Run, folder: Path, **variants: dict[str, object]) -> Path:
-    """A comparison's folder of the small run under several labels."""
-    for label, changes in variants.items():
-        shutil.copytree(small.path, folder / "cells" / f"{label}-seed0")
-        reconfigure(Run(folder / "cells" / f"{label}-seed0"), **changes)
-    methods = "".join(f"[methods.{label}]\nmethod = 'lsg'\n" for label in variants)
-    (folder / "grid.toml").write_text("workload = 'digits'\n" + methods)
-    return folder
-
-
-SLOW: dict[str, object] = {"learning-rate": 0.2, "momentum": 0.5, "clip-norm": 0.25}
-
-
-def test_a_comparison_keeps_the_labels_of_its_grid(small, tmp_path):
-    """Of the folder, and of its cells named one by one; next to another grid their settings distinguish them."""
-    folder = compared(small, tmp_path / "a", lsg={}, slow=SLOW)
-    for paths in ([folder], sorted((folder / "cells").iterdir())):
-        table = lines(read_runs(paths))
-        assert sorted(line.label for line in table) == ["lsg", "slow"]
-        assert "slow (r 4, p 0.3)" in looks_of(table)
-        assert {line.label: line.runs[0].detail for line in table}["slow"] == (
-            "clip_norm=0.25, learning_rate=0.2, momentum=0.5"
-        )
-    other = compared(small, tmp_path / "b", slow={**SLOW, "momentum": 0.25})
-    assert sorted(run.label for run in read_runs([folder, other])) == ["lsg #1", "lsg #2", "lsg #3"]
-    (folder / "grid.toml").write_text("= =")
-    assert sorted(run.label for run in read_runs([folder])) == ["lsg #1", "lsg #2"]
-
-
-def test_what_follows_from_another_setting_is_in_no_label(small, tmp_path):
-    one = compared(small, tmp_path / "a", lsg={}) / "cells" / "lsg-seed0"
-    other = compared(small, tmp_path / "b", lsg={"learning-rate": 0.2, "local-learning-rate": 0.2})
-    labels = [run.label for run in read_runs([one, other])]
-    assert labels[1] == "lsg (learning_rate=0.2)"
-
-
-def test_variants_of_a_method_have_markers_of_their_own():
-    variants = [result(0.8, label=label) for label in ("lsg", "lsg-bottom", "lsg-slow")]
-    looks = looks_of(lines(variants))
-    assert len({look[0] for look in looks.values()}) == 1
-    assert len({look[1] for look in looks.values()}) == len({look[2] for look in looks.values()}) == 3
-    assert looks["lsg"] == looks_of(lines(RESULTS[:1]))["lsg"]
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -256,90 +182,3 @@ def test_what_is_no_run_is_refused(name, text, message, fedlsg, small, tmp_path)
 
 
 # --- figures
-
-
-def test_a_curve_by_hand():
-    """Rounds that every finished seed evaluated: mean, smallest, largest."""
-    (line,) = lines([result(0.8), result(0.6, seed=1)])
-    rounds, mean, low, high = curve(line)
-    assert (rounds, mean, low, high) == ([1, 2], [35.0, 70.0], [30.0, 60.0], [40.0, 80.0])
-
-
-def test_a_method_keeps_its_look():
-    few, many = looks_of(lines(RESULTS[:1])), looks_of(lines(RESULTS))
-    assert few["lsg"] == many["lsg"]
-    assert len({look[:2] for look in many.values()}) == len(many)
-
-
-@pytest.mark.parametrize("rows", [[row(1, None)], [row(1, 0.5, epsilon_max=float("inf"), epsilon_median=float("inf"))]])
-def test_a_run_of_one_round_is_drawn(rows):
-    figure = plot(course(rows, 0.1))
-    assert png(figure).startswith(b"\x89PNG")
-    for panel in figure.axes:  # a line through one point would be invisible
-        assert all(line.get_marker() == "o" for line in panel.lines if len(line.get_xdata()) == 1)
-        assert all(tick == round(tick) for tick in panel.get_xticks())
-
-
-def test_equal_bytes_do_not_cover_each_other():
-    """Three methods of 100 bytes, one of 200: golden by hand, and the order of size stays."""
-    assert _move_apart([100.0, 200.0, 100.0, 100.0]) == pytest.approx([100 / 1.02, 200.0, 100.0, 102.0])
-    assert _move_apart([0.0, 7.0]) == [0.0, 7.0]
-
-
-def test_held_out_accuracies_are_not_called_public():
-    public, held_out = result(0.8), result(0.8, settings={"holdout": 0.1})
-    for found in (run_page(held_out), made([held_out]), " ".join(notes(lines([held_out])))):
-        words = " ".join(Page(found).words.split())
-        assert "held-out training rows" in words
-        assert "which no client trains on" not in words
-        assert "on the public test split; s.e." not in words
-    for found in (run_page(public), made([public])):  # negative control
-        assert "which no client trains on" in Page(found).words
-        assert "held-out" not in Page(found).words
-
-
-def test_a_run_that_only_guesses_says_so_on_its_page():
-    assert "not better than guessing" in Page(run_page(result(0.12))).words
-    assert "not better than guessing" not in Page(run_page(result(0.8))).words
-
-
-def test_a_report_that_cannot_be_written_is_one_line(fedlsg, small, tmp_path):
-    (tmp_path / "file").write_text("")
-    status, out, err = fedlsg("report", str(small.path), "--out", "file")
-    assert (status, out) == (1, "")
-    assert "cannot write to" in err
-    assert "choose another --out" in err
-
-
-def test_figures_embed_no_foreign_content():
-    source = usual_page()
-    figures = "".join(re.findall(r"<figure[^>]*>.*?</figure>", source, re.DOTALL))
-    assert "<use" in figures
-    assert re.findall(r'(?:href|src)="(?!#)([^"]*)"', figures) == []
-    assert re.findall(r"url\((?!#)([^)]*)\)", figures) == []
-
-
-def test_the_data_of_a_page_are_in_it(small):
-    """rounds.csv and summary.json of the links are those of the run."""
-    links = Page((small.path / "report.html").read_text()).links
-    files = [base64.b64decode(link.partition(";base64,")[2]).decode() for link in links if link.startswith("data:")]
-    assert files[0].splitlines() == small.directory.rounds.read_text().splitlines()
-    assert json.loads(files[1])["uplink_bytes"] == small.summary["uplink_bytes"]
-
-
-def test_nothing_finished_is_a_page_too():
-    assert "0 of 1 runs finished" in Page(made([result(None)])).words
-
-
-def test_pages_are_small(small: Run):
-    """The library of figures is most of it."""
-    source = (small.path / "report.html").read_text()
-    assert len(source.encode()) < 450_000
-    assert len(without_scripts(source)) < 120_000
-
-
-def test_files_of_callbacks_and_weights_are_named_without_their_folder():
-    places = {"callbacks": "/home/me/mine.py:Watch rounds=1; best-model", "pretrained": "/home/me/weights.safetensors"}
-    page = run_page(result(0.8, settings=places))
-    assert "/home/me" not in page
-    assert "mine.py:Watch rounds=1; best-model" in page

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from simulations.report.facts import CHANGED, changed_of, settings_section, values_line
+from simulations.report.facts import CHANGED, settings_section, values_line
 from simulations.report.page import Facts, Section
 from simulations.report.run_page import PLACES
 from simulations.rundir.results import read_run
-from simulations.settings.settings import all_settings
-from simulations.settings.show import by_group, group_of
 from tests.simulations.support.compare_cases import result
 
 
@@ -46,23 +44,3 @@ def test_a_secure_sum_shows_the_integers_that_are_sent():
         assert words in values_line(secure.summary)
     plain = groups(settings_section(result(0.8), {"codec": "int8"}))
     assert plain["Messages and records"]["codec"] == "int8"
-
-
-def test_settings_that_this_version_does_not_know_are_shown_last():
-    found = groups(settings_section(result(0.8), {"rank": 4, "forgotten": 1}))
-    assert list(found)[-1] == "Others"
-    assert found["Others"] == {"forgotten": "1"}
-
-
-def test_values_that_follow_from_others_are_not_called_changed():
-    settings = {"workload": "digits", "method": "lsg", "epsilon": 3.0, "noise_multiplier": 1.5, "rank": 4, "clients": 5}
-    assert changed_of(settings, settings) == ["epsilon"]
-    assert changed_of(settings | {"rank": 8}, settings | {"rank": 8}) == ["epsilon", "rank"]
-    assert changed_of({"workload": "of-a-notebook", "method": "mine"}, {"rounds": 3}) == ["rounds"]
-
-
-def test_the_group_of_one_is_its_group_among_all():
-    known = all_settings()
-    assert {name: group for group, names in by_group(known).items() for name in names} == {
-        name: group_of(name) for name in known
-    }

@@ -1,20 +1,15 @@
 """What a user sees at common widths: progress, the result of a run, and tables, which lose optional columns first."""
 
 import io
-import math
-from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from fedlsg.carriers.layout import LayerRow
 from simulations.report.page import Row as Cells
 from simulations.report.page import Table
-from simulations.report.terminal import fits, layers_shown, print_line, print_table, summary_table
-from simulations.report.words import human_bytes, outcome, percent, privacy_line
+from simulations.report.terminal import print_table, summary_table
+from simulations.report.words import outcome, privacy_line
 
 SUMMARY: dict[str, Any] = {
     "workload": "digits", "model": "mlp", "method": "lsg", "clients": 5, "rounds": 100, "engine": "flower",
@@ -126,51 +121,6 @@ def test_rho_in_words(rho, words):
     assert "noise" not in outcome(SUMMARY)
 
 
-def test_nothing_sent_is_no_division_by_zero():
-    text = shown(summary_table(SUMMARY | {"uplink_bytes": 0}), 80)
-    assert "uplink" in text
-    assert "nan" not in text
-
-
-def test_bytes_by_hand():
-    shown = [human_bytes(n) for n in (0, 999, 1000, 1_500_000, 2e9, 3e12)]
-    assert shown == ["0 B", "999 B", "1.00 kB", "1.50 MB", "2.00 GB", "3000.00 GB"]
-    assert (percent(None), percent(0.5), percent(1.0)) == ("--", "50.00 %", "100.00 %")
-
-
-@given(st.integers(0, 10**15))
-def test_bytes_are_right_to_half_a_percent(count):
-    number, unit = human_bytes(count).split()
-    scale = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
-    assert math.isclose(float(number) * scale, count, rel_tol=0.005, abs_tol=0.5)
-
-
-def test_long_layer_names_stay_apart():
-    """At 80 columns too: layers of a transformer differ in the end of their names."""
-    names = [f"body.encoder.layer.*.attention.{part}.weight" for part in ("self.query", "self.key", "output.dense")]
-    rows = [LayerRow(name=name, shape=(3072, 768), travel="carried", values=15_360, count=12) for name in names]
-    text = shown(layers_shown(rows), 80)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-    joined = "".join(line.split("  ")[0].strip() for line in text.splitlines()[1:-1])
-    assert joined == "".join(names)
-    assert "total: 36 carried; 552,960 values sent" in text
-    assert "mask" not in text
-
-
-def test_layers_are_shown_with_what_is_sent_after_the_mask():
-    """12 of 16 values a layer in two layers, 9 and 10 in two others, and a frozen one."""
-    made = partial(LayerRow, shape=(4, 4), travel="carried", values=16)
-    rows = [
-        *(made(name=f"a.{number}.weight", sent=12) for number in range(2)),
-        *(made(name=f"b.{number}.weight", sent=9 + number) for number in range(2)),
-        LayerRow(name="embed.weight", shape=(4, 4), travel="frozen", values=0, sent=0),
-    ]
-    lines = [line.rstrip() for line in shown(layers_shown(rows), 80).splitlines()]
-    assert [line.rpartition("  ")[2].strip() for line in lines[1:4]] == ["2 x 12", "19 in all", "-"]
-    assert lines[4] == "total: 4 carried, 1 frozen; 43 values sent (64 before the mask)"
-
-
 TABLE = Table(
     title="What [bold]was[/bold] measured",
     columns=("attack", "accuracy, %", "seconds"),
@@ -197,29 +147,3 @@ def test_it_fits_and_nothing_is_cut(width):
     assert "[bold]was[/bold]" in text
     assert "[red]note[/red]" in text
     assert "12.0" in text
-
-
-def test_an_optional_column_goes_first_then_names_fold():
-    assert fits(TABLE, 60)
-    assert not fits(TABLE, 40)
-    assert "seconds" in printed(TABLE, 60)
-    without = printed(TABLE, 40)
-    assert "seconds" not in without
-    assert "inverting-gradients" in without
-    assert "inverting-gradients" not in printed(TABLE, 24)
-
-
-def test_groups_are_apart():
-    lines = printed(TABLE, 60).splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("inverting"))
-    assert lines[first + 1].strip() == ""
-    assert lines[first + 2].startswith("map [1]")
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_sentence_breaks_between_words_on_a_terminal_and_nowhere_else(terminal):
-    file = io.StringIO()
-    print_line("seven words " * 9, Console(file=file, width=40, force_terminal=terminal, color_system=None))
-    lines = file.getvalue().splitlines()
-    assert len(lines) == (3 if terminal else 1)
-    assert all(line.split()[0] in ("seven", "words") for line in lines)

@@ -3,7 +3,6 @@
 /dev/full answers every write with the error of a full disk; the last test fills a real file system.
 """
 
-import errno
 import os
 import re
 import shutil
@@ -14,16 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedlsg.privacy.ledger import LedgerError
 from simulations.engines import local
 from simulations.rundir.files.atomic import (
     DiskFullError,
-    cause_of,
-    check_writable,
-    naming,
     resumable,
-    write_atomically,
-    writing_to,
 )
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
@@ -97,31 +90,6 @@ def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
     assert "bytes.csv" not in str(error.value)
 
 
-def test_other_errors_stay_what_they_are(tmp_path):
-    with pytest.raises(PermissionError), resumable(tmp_path):
-        raise PermissionError(errno.EACCES, "denied", "file")
-    with pytest.raises(FileNotFoundError) as error, naming(tmp_path):
-        (tmp_path / "missing" / "file").write_text("")
-    assert error.value.filename == str(tmp_path / "missing" / "file")
-
-
-def test_a_full_disk_is_seen_behind_other_errors():
-    full = OSError(errno.ENOSPC, "No space left on device")
-    wrapped = LedgerError("cannot write")
-    wrapped.__cause__ = full
-    assert cause_of(wrapped) is full
-    assert cause_of(ValueError("else")) is None
-
-
-@no_device
-def test_an_atomic_write_names_its_file_and_keeps_the_old_one(tmp_path):
-    write_atomically(tmp_path / "file", b"old")
-    (tmp_path / f".file.{os.getpid()}").symlink_to(FULL)
-    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path / 'file'}'")):
-        write_atomically(tmp_path / "file", b"new")
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
-
-
 ON_A_SMALL_DISK = """
 import shutil, subprocess, sys
 from simulations.cli.app import main
@@ -172,34 +140,6 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
     assert continued(Run(tmp_path / "out"), unbroken)
 
 
-MERGED_ON_A_FULL_DISK = """
-import subprocess, sys
-from pathlib import Path
-from fedlsg.privacy import RunLedger, merge
-from simulations.rundir.files.atomic import resumable
-ledgers, disk = RunLedger(sys.argv[1]), Path(sys.argv[2])
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
-(disk / "other").write_bytes(bytes(4096))
-try:
-    with resumable(disk):
-        merge((entry for client in ledgers.clients() for entry in ledgers.of(client).entries), disk / "ledger.jsonl")
-except OSError as error:
-    print(error)
-print(*(path.name for path in disk.iterdir()))
-"""
-
-
-@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
-def test_a_merged_ledger_that_does_not_fit_is_named(tmp_path, unbroken):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["unshare", "-rm", sys.executable, "-c", MERGED_ON_A_FULL_DISK, str(unbroken.path / "ledger"), str(disk)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    message, left = done.stdout.splitlines()
-    assert message.startswith(f"the disk is full: {disk / 'ledger.jsonl'} could not be written.")
-    assert left == "other"
-
-
 @pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
 def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
     disk = tmp_path / "run"
@@ -212,20 +152,3 @@ def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
     assert line == (
         f"fedlsg: error: cannot write to {disk}: Read-only file system; make it writable, or continue a copy of it"
     )
-
-
-def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path):
-    full, words = (
-        OSError(errno.ENOSPC, "No space left on device", "/a/.hidden.123"),
-        "make room, or choose another --out",
-    )
-    with (
-        pytest.raises(ValueError, match=f"cannot write to .*/x: No space left on device; {words}"),
-        writing_to(tmp_path / "x"),
-    ):
-        raise full
-    check_writable(tmp_path / "not" / "there" / "yet")
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="file is no folder that this user may write to; choose another --out"):
-        check_writable(tmp_path / "file" / "x")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is left

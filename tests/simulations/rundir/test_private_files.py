@@ -110,19 +110,6 @@ def test_what_an_older_version_left_readable_is_closed_by_a_resumed_run(tmp_path
     assert (found["updates-truth"], found["clients/client-000001"], found["run.log"]) == ("700", "700", "600")
 
 
-def test_another_owners_file_is_left_as_it_is(tmp_path, monkeypatch):
-    (tmp_path / "run.log").touch(0o644)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    owner_only.make_file(tmp_path / "run.log")
-    assert modes(tmp_path) == {"run.log": "644"}
-
-
-def test_a_device_is_left_as_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(Path, "chmod", lambda path, mode: pytest.fail(f"{path} was changed"))
-    (tmp_path / "run.log").symlink_to(os.devnull)
-    owner_only.make_file(tmp_path / "run.log")
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_modes_by_hand(umask, tmp_path):
     before = os.umask(umask)

@@ -3,23 +3,14 @@
 The expected charges come from the public draws and from the ledgers alone, not from what the run says of itself.
 """
 
-import io
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from fedlsg.participation import Participation
-from simulations.callbacks.loggers import metrics_of
-from simulations.plan.plan import make_plan, prepare
-from simulations.report.progress import RoundDisplay
-from simulations.report.run_page import run_page
-from simulations.report.words import duration
-from simulations.rundir.last_payload import FeedbackBox
-from simulations.rundir.results import read_run
-from simulations.server import app as server_app
+from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.exchange import Exchange
@@ -194,15 +185,6 @@ def test_rounds_in_which_everybody_left_are_not_sent_again_and_end_the_run_after
     assert not any(run.entries(client) for client in range(CLIENTS))
 
 
-def test_replicas_that_missed_a_round_catch_up(hard, tmp_path):
-    """A sparse downlink sends what a client has missed: the same model, and no client that differs from it."""
-    sparse = run_local(tmp_path / "run", **HARD, downlink="sparse", record_updates=True)
-    assert not any(row.rejected for row in sparse.rows)
-    assert lists(sparse, "answered") == lists(hard, "answered")
-    assert sparse.weights.allclose(hard.weights, atol=1e-5)
-    assert sum(row.downlink_bytes for row in sparse.rows) < sum(row.downlink_bytes for row in hard.rows)
-
-
 def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     settings = {
         "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 1,
@@ -215,19 +197,6 @@ def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     assert counts["dropped"] > 0
     assert counts["late"] > 0
     assert run.summary["empty_rounds"] == 0
-
-
-def test_error_feedback_keeps_its_memory_through_a_dropout(tmp_path):
-    """A client that leaves computes nothing: its memory is that of the last round in which it trained."""
-    settings = {"method": "topk", "topk_rate": 0.01, "noise_multiplier": None, "dropout": 0.4, "rounds": 4}
-    run = run_local(tmp_path / "run", **settings, clients=6)
-    dropped = lists(run, "dropped")
-    assert run.summary is not None
-    assert run.summary["simulated"]["dropped"] > 3
-    for client in range(6):
-        trained = [round for round in range(1, 5) if client not in dropped[round - 1]]
-        box = FeedbackBox(run.directory.own(client), client)
-        assert [round for round, _ in box._files()] == trained[::-1][:2]
 
 
 @pytest.mark.parametrize(
@@ -258,40 +227,3 @@ def test_what_does_not_go_together_is_refused_with_the_fix(changes, words):
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - the words are compared below
         make_plan(from_mapping(SMALL | changes))
     assert words in str(refused.value)
-
-
-def test_a_deployment_has_availability_of_its_own(monkeypatch):
-    words = r"dropout=0.3 does not go with a deployment: it simulates what a deployment has of its own"
-    with pytest.raises(ValueError, match=words):
-        prepare(from_mapping(SMALL | {"dropout": 0.3}), declared=[100, 100])
-    with pytest.raises(ValueError, match=words):  # before it waits for any node
-        server_app.run_on(object(), from_mapping(SMALL | {"dropout": 0.3}))  # type: ignore[arg-type]
-
-
-def test_a_run_without_these_settings_has_no_clock(small, hard):
-    assert "simulated" not in small.summary
-    assert "simulated_clock" not in small.rows[0].columns
-    assert not {"availability", "speed", "example-seconds"} & small.config.keys()
-    assert hard.config["example-seconds"] == 0.01
-    assert list(hard.rows[0].columns)[-3:] == ["simulated_clock", "dropped", "late"]
-
-
-def test_the_clock_is_shown_next_to_wall_time(hard):
-    page = run_page(read_run(hard.path))
-    last = hard.rows[-1].simulated
-    assert last is not None
-    for words in (
-        "on the simulated clock",
-        "late (trained and charged, not",
-        "dropped out",
-        duration(last.simulated_clock),
-    ):
-        assert words in page
-    assert hard.rows[-1].scalars["simulated_clock"] == last.simulated_clock
-    assert hard.rows[-1].scalars["clients/dropped"] == len(last.dropped.split())
-    assert metrics_of(hard.rows[-1].columns) == hard.rows[-1].scalars, "what loggers get"
-    text = io.StringIO()
-    display = RoundDisplay(Console(file=text, width=200), rounds=5, first=0)
-    for row in hard.rows:
-        display.on_round(row)
-    assert f"simulated {duration(last.simulated_clock)}" in text.getvalue()

@@ -1,7 +1,5 @@
 """What a run writes while it goes on, and what a resumed one insists on."""
 
-import csv
-import io
 import json
 import math
 import shutil
@@ -11,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Context, Message, MessageType
-from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.participation import select_clients
@@ -24,12 +19,10 @@ from fedlsg.privacy.ledger_entry import encode_line
 from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.tables import FIELDS, Row
-from simulations.server import evaluate as evaluation
-from simulations.server.evaluate import evaluate
+from simulations.rundir.tables import Row
 from simulations.server.spent import Spent
 from strategies.federation.wire import FAILED, failure
-from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 finite = st.floats(allow_nan=False)
 count = st.integers(0, 10**15)
@@ -41,65 +34,6 @@ rows = st.builds(
     uplink_bytes=count, downlink_bytes=count, uplink_bytes_wire=count, downlink_bytes_wire=count,
     uplink_messages=count, downlink_messages=count, asked=line, answered=line, rejected=line, reasons=line,
 )  # fmt: skip
-
-
-@given(st.lists(rows, max_size=3))
-def test_rows_come_back(written):
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, FIELDS)
-    writer.writeheader()
-    writer.writerows(row.columns for row in written)
-    assert [Row.parse(row) for row in csv.DictReader(io.StringIO(text.getvalue(), newline=""))] == written
-
-
-def test_another_table_is_no_row():
-    with pytest.raises(KeyError):
-        Row.parse({"round": "1"})
-    with pytest.raises(ValueError, match="x"):
-        Row.parse(dict.fromkeys(FIELDS, "x"))
-
-
-def test_rows_say_what_happened(small):
-    first, second = small.rows
-    assert (first.round, second.round) == (1, 2)
-    assert first.asked == first.answered == "0 1"
-    assert first.rejected == first.reasons == ""
-    assert (first.uplink_messages, first.downlink_messages) == (2, 2)
-    assert first.downlink_bytes == 2 * 4 * 4810
-    for row, steps in ((first, 1), (second, 2)):
-        spent = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=steps, delta=1e-5)
-        assert spent.intervals["pld"].upper <= row.epsilon_max <= spent.upper
-    assert second.epsilon_max == spent.upper, "the last row is certified by both accountants"
-    assert second.accuracy == small.summary["accuracy"]
-
-
-def test_accuracy_is_measured_when_it_is_due(tmp_path):
-    run = run_local(tmp_path / "run", rounds=5, evaluate_every=2)
-    assert [row.accuracy is None for row in run.rows] == [True, False, True, False, False]
-    assert [row.loss is None for row in run.rows] == [True, False, True, False, False]
-
-
-def test_each_round_is_evaluated_once(tmp_path, monkeypatch):
-    """Also the last one, which is in the summary, and also where that is written by another process."""
-    calls: list[str] = []
-    real = evaluation.score
-    monkeypatch.setattr(evaluation, "score", lambda *a, **k: (calls.append(a[1].name), real(*a, **k))[1])
-    run = run_local(tmp_path / "run", rounds=3)
-    assert len(calls) == 3
-    run.directory.summary.unlink()
-    again = resume_local(run.path)
-    assert len(calls) == 3
-    apart = {"wall_seconds", "seconds"}
-    assert {k: v for k, v in again.summary.items() if k not in apart} == {
-        k: v for k, v in run.summary.items() if k not in apart
-    }
-
-
-def test_a_record_of_a_ranked_mask_ends_with_the_last_round(tmp_path):
-    """After the last round there is no frame whose positions could be saved."""
-    ranked = {"method": "rs", "ranking": "gradients"}
-    run = run_local(tmp_path / "run", rounds=4, record_updates=True, **ranked)
-    assert run.summary["rounds"] == 4
 
 
 def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small, with_pages):
@@ -139,19 +73,6 @@ def test_a_round_that_all_died_in_ends_as_if_nobody_had(charged, tmp_path, small
     assert run.ledgers == small.ledgers
     assert [row.accuracy for row in run.rows] == [row.accuracy for row in small.rows]
     assert run.summary["downlink"]["interrupted"]["attempts"] == 3
-
-
-def test_evaluation_by_hand(small):
-    plan = small.plan
-    model = plan.build_model()
-    model.load_state_dict(small.model)
-    measured = evaluate(model, plan.workload.test, device="cpu", batch_size=7)
-    inputs, targets = plan.workload.test.batch(torch.arange(360))
-    logits = model(inputs).detach()
-    assert measured.accuracy == int((logits.argmax(1) == targets).sum()) / 360
-    assert math.isclose(measured.loss, float(F.cross_entropy(logits, targets)), rel_tol=1e-5)
-    assert measured.accuracy == small.summary["accuracy"]
-    assert model.training, "left as it was"
 
 
 # --- the summary
@@ -197,18 +118,6 @@ def test_only_clipped_runs_with_secret_noise_are_private(settings, private, cert
     assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not certified
 
 
-def test_private_runs_differ_and_reproducible_ones_do_not(tmp_path, small):
-    one, other = (run_local(tmp_path / name, reproducible=False).weights for name in ("a", "b"))
-    assert not one.equal(other)
-    assert run_local(tmp_path / "c").weights.equal(small.weights)
-
-
-def test_the_merged_ledger_is_a_copy(small):
-    merged = [json.loads(text) for text in (small.path / "ledger.jsonl").read_text().splitlines()]
-    assert [(e["round"], e["client"]) for e in merged] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert all(e["reproducible"] for e in merged)
-
-
 # --- resume
 
 
@@ -240,10 +149,6 @@ def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
     assert [row.round for row in run.rows] == [1, 2]
     assert run.rows[1].accuracy == small.rows[1].accuracy
     assert run.summary["uplink_bytes"] == small.summary["uplink_bytes"]
-
-
-def without(path: Path) -> None:
-    path.unlink()
 
 
 def edit(path: Path, number: int) -> None:
@@ -292,25 +197,6 @@ def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
         resume_local(stopped.path)
     assert not stopped.directory.summary.exists()
     assert [row.round for row in stopped.rows] == [1]
-
-
-def test_resuming_a_finished_run_changes_nothing(tmp_path, small):
-    shutil.copytree(small.path, tmp_path / "run")
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(small.weights)
-    assert run.ledgers == small.ledgers
-    assert run.rows == small.rows
-    assert {k: v for k, v in run.summary.items() if k not in ("wall_seconds", "seconds")} == {
-        k: v for k, v in small.summary.items() if k not in ("wall_seconds", "seconds")
-    }
-
-
-def test_adam_and_its_schedule_are_resumed(tmp_path):
-    """The optimizer's moments and the learning rate are part of the checkpoint."""
-    settings = {"method": "rgp", "optimizer": "adam", "learning_rate": 0.01, "schedule": "cosine", "rounds": 3}
-    unbroken = run_local(tmp_path / "unbroken", **settings)
-    run = stopped_after(2, tmp_path / "run", **settings)
-    assert resume_local(run.path).weights.equal(unbroken.weights)
 
 
 def test_a_round_reads_the_ledgers_of_the_clients_that_it_asked_alone(tmp_path, monkeypatch):

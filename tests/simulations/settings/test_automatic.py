@@ -5,9 +5,8 @@ from torch import nn
 
 from simulations import workloads
 from simulations.plan.prepare import prepare
-from simulations.settings.automatic import method_line, rule_line
-from simulations.settings.settings import as_config, from_mapping, values_of
-from tests.simulations.support.own import TEST, TRAIN, quick, workload
+from simulations.settings.settings import from_mapping, values_of
+from tests.simulations.support.own import quick, workload
 
 NAME = "rule-test"
 RULE = {"optimizer": "adam", "optimizer_options": "betas=0.5 0.99", "layer_rates": "fan-in"}
@@ -47,28 +46,6 @@ def test_each_setting_can_be_given_alone(case):
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_a_workload_with_a_rate_keeps_its_preset():
-    assert "auto" not in filled({"method": "dpsgd"}, settings={"learning_rate": 0.5})
-    digits = values_of(prepare(from_mapping({"workload": "digits"})).settings)
-    assert (digits["method"], digits["learning_rate"], digits["rounds"]) == ("lsg", 0.8, 100)
-    asked = values_of(prepare(from_mapping({"workload": "digits", "learning_rate": "auto"})).settings)
-    assert asked["optimizer"] == "adam"
-    assert asked["rounds"] == 100
-    assert asked["learning_rate"] == 0.02
-    both = {"workload": "digits", "learning_rate": "auto", "rounds": "auto"}
-    asked = values_of(prepare(from_mapping(both)).settings)
-    assert (asked["rounds"], asked["sample_rate"]) == (40, 0.5)  # the preset's rate is made for its 100 rounds
-    asked = values_of(prepare(from_mapping(both | {"sample_rate": 0.1})).settings)
-    assert (asked["rounds"], asked["sample_rate"]) == (200, 0.1)
-
-
-def test_a_run_that_is_read_again_has_the_same_settings():
-    """config.toml has the values that were chosen, and ``auto`` names them: nothing is chosen a second time."""
-    workloads.give(NAME, workload())
-    first = prepare(from_mapping({"workload": NAME, "clients": 2, "epochs": 5})).settings
-    assert prepare(from_mapping(as_config(first))).settings == first
-
-
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -85,40 +62,12 @@ def test_what_does_not_fit_is_refused(given, why):
         filled(given)
 
 
-def test_a_method_is_chosen_by_bytes_and_by_what_is_given():
-    assert filled()["method"] == "dpsgd"
-    assert filled({"rank": 1})["method"] == "lsg"
-    found = filled({"uplink_budget": 150})
-    assert (found["method"], found["rank"], found["sparsity"]) == ("lsg", 1, 0.0)
-    assert filled({"uplink_budget": 204})["method"] == "dpsgd"
-    assert filled({"method": "auto"})["method"] == "dpsgd"
-
-
-def test_what_was_chosen_is_said():
-    workloads.give(NAME, workload())
-    plain = prepare(from_mapping({"workload": NAME})).settings
-    assert "dense updates are the most accurate" in method_line(plain)
-    assert "learning_rate=0.06325" in rule_line(plain)
-    assert rule_line(prepare(from_mapping({"workload": "digits"})).settings) is None
-    assert method_line(prepare(from_mapping({"workload": "digits"})).settings) is None
-
-
 def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
     """Three classes, 60 rows, two clients: guessing is .42, and the old default stayed there."""
     nothing = {"method": "auto", "rounds": None, "sample_rate": None, "noise_multiplier": None, "epsilon": 50.0}
     run = quick(tmp_path / "run", **nothing)
     assert run.summary["accuracy"] > 0.6
     assert run.summary["method"] == "dpsgd"
-
-
-def test_regression_takes_half_of_the_rate():
-    """By the public test targets: numbers, but not labels that are 0 or 1."""
-    numbers = [(x, x[:, :1].astype("float32")) for x, _ in (TRAIN, TEST)]
-    labels = [(x, (x[:, :3] > 0).astype("float32")) for x, _ in (TRAIN, TEST)]
-    one = {"loss": nn.MSELoss(), "model": lambda: nn.Linear(8, 1)}
-    assert filled(train=numbers[0], test=numbers[1], **one)["learning_rate"] == 0.01581
-    many = {"loss": nn.BCEWithLogitsLoss(), "model": lambda: nn.Linear(8, 3)}
-    assert filled(train=labels[0], test=labels[1], **many)["learning_rate"] == 0.06325
 
 
 def test_loaded_layers_take_a_tenth_and_a_new_classifier_the_whole():

@@ -3,16 +3,14 @@
 import re
 
 import pytest
-from rich.console import Console
 
 import strategies
-from simulations.attack.recording import accepted as accepted_by_attack
 from simulations.compare.cells.check import check_cells
 from simulations.compare.cells.grid import Entry, Grid
 from simulations.compare.command import accepted
 from simulations.plan.plan import make_plan
 from simulations.plan.prepare import prepare
-from simulations.settings.checks import WORDS, all_rules, left_out, refusal
+from simulations.settings.checks import WORDS, all_rules
 from simulations.settings.settings import all_settings, from_mapping, names_given
 from simulations.settings.together import as_markdown
 
@@ -34,29 +32,6 @@ def test_other_settings_leave_the_grid_as_it_is(settings):
     """Also those that a run refuses for another reason: its cell reports that."""
     made = grid("lsg", "sgd", **settings)
     assert accepted(made) == (made, {})
-
-
-def test_one_line_for_each_reason():
-    refused = {name: refusal({"method": name, "trust": "secure"}) for name in ("sgd", "topk")}
-    refused["dp-ssgd"] = refusal({"method": "dp-ssgd", "prune": "dp-snip", "trust": "secure"})
-    lines = left_out(refused)
-    assert [line.split(": ")[1] for line in lines] == ["sgd, topk", "dp-ssgd"]
-    assert "needs mechanism=dp" in lines[0]
-    assert "it prunes by sums" in lines[1]
-
-
-def test_no_method_left_is_an_error_with_the_reason():
-    with pytest.raises(ValueError, match=r"no method is left: sgd: trust=secure needs mechanism=dp"):
-        accepted(grid("sgd", trust="secure"))
-    with pytest.raises(ValueError, match="no method is left: sgd, topk: trust=secure"):
-        accepted_by_attack(["sgd", "topk"], {"trust": "secure"}, Console())
-
-
-def test_an_attack_goes_on_with_the_others(capsys):
-    assert accepted_by_attack(["lsg", "sgd"], {"trust": "secure"}, Console()) == ["lsg"]
-    assert capsys.readouterr().out.startswith("left out: sgd: trust=secure")
-    assert accepted_by_attack(["lsg", "dpsgd"], {}, Console()) == ["lsg", "dpsgd"]
-    assert capsys.readouterr().out == ""
 
 
 BASE = {"workload": "digits", "method": "dpsgd", "engine": "local", "rounds": 1, "clients": 2, "noise_multiplier": 1.0}

@@ -7,7 +7,7 @@ from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.automatic import device_of
-from simulations.settings.settings import as_config, from_mapping, parse
+from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL
 
 
@@ -34,17 +34,6 @@ def test_cuda_that_is_not_there_is_refused(monkeypatch):
     with_cuda(monkeypatch, False)
     with pytest.raises(ValueError, match="finds no CUDA device here; use --device cpu, or auto"):
         device_of("cuda")
-
-
-def test_auto_is_the_default_and_travels_as_it_is(monkeypatch):
-    with_cuda(monkeypatch, False)
-    plan = make_plan(from_mapping(SMALL))
-    assert (plan.settings.device, plan.device, as_config(plan.settings)["device"]) == ("auto", "cpu", "auto")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_config_of_an_older_run_stays_readable(device):
-    assert parse({"device": device}) == {"device": device}
 
 
 def test_a_run_that_is_resumed_on_another_device_says_so(tmp_path, monkeypatch):

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 import strategies
-from simulations.compare.command import make_grid
 from simulations.plan.prepare import prepare
-from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method
 from simulations.settings.settings import as_config, from_mapping
 from tests.simulations.support.runs import Run
@@ -71,36 +69,6 @@ def test_a_method_without_it_refuses_it(fedlsg):
     status, _, err = fedlsg("run", "--engine", "local", "-c", "width=3")
     assert status == 1
     assert "method 'lsg' has no setting 'width'" in err
-
-
-@pytest.mark.usefixtures("wide")
-def test_a_comparison_gives_it_to_the_methods_that_have_it():
-    axes = dict.fromkeys(("epsilons", "ranks", "sparsities", "seeds"))
-    grid = make_grid("digits", {"methods": "wide,dpsgd", **axes}, {"width": "4", "engine": "local"}, None)
-    assert {cell.method: cell.given.get("width") for cell in grid.cells()} == {"wide": 4, "dpsgd": None}
-    with pytest.raises(ValueError, match="none of the methods dpsgd has a setting width"):
-        make_grid("digits", {"methods": "dpsgd", **axes}, {"width": "4"}, None)
-
-
-@pytest.mark.usefixtures("wide")
-def test_flowers_run_config_and_files_take_it():
-    settings = from_mapping({"method": "wide", "width": "3"})
-    assert from_run_config({"method": "wide", "settings": "width=3"}) == settings
-    assert from_run_config(as_config(settings)) == settings
-
-
-@pytest.mark.usefixtures("wide")
-def test_it_is_listed(fedlsg):
-    out = fedlsg("settings", "width")[1]
-    assert "Width of the mask." in out
-    assert "1 <= x <= 9" in out
-    assert "wide" in out
-
-
-def test_without_the_file_nobody_knows_it():
-    """Negative control."""
-    with pytest.raises(ValueError, match="unknown setting 'width'"):
-        from_mapping({"width": 3})
 
 
 def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):

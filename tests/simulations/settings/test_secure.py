@@ -28,18 +28,6 @@ def test_one_client_of_ten_may_be_missing_and_one_may_collude_at_least_one(clien
     assert (sums.releases, sums.delta, sums.expected_examples) == (2, settings.delta, found.divisor)
 
 
-def test_clients_of_a_round_are_what_counts():
-    found = plan(clients=30, clients_per_round=10)
-    assert (found.sums.clients, found.sums.min_survivors, found.sums.colluders) == (10, 9, 1)
-
-
-def test_no_other_trust_has_secure_sums():
-    for trust in ("client", "aggregate"):
-        found = plan(trust=trust)
-        assert found.sums is None
-        assert found.settings.colluders is None
-
-
 def test_all_clients_share_the_noise_of_the_one_that_needs_most():
     """With a batch of one size the smallest client has the largest rate."""
     found = plan(clients=2, batch_size=20, partition="dirichlet", alpha=0.5, sample_rate=None, noise_multiplier=None)

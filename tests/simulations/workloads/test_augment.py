@@ -30,21 +30,6 @@ def padded_and_sliced(image: Tensor, drawn: int) -> Tensor:
     return padded.flip(2) if flip else padded
 
 
-def test_a_line_by_hand():
-    """0 1 2 3 4 5 continued by reflection is 4 3 2 1 | 0 1 2 3 4 5 | 4 3 2 1."""
-    image = torch.arange(6.0).expand(1, 1, 6, 6)
-    rows = {
-        4 * 9 + 4: [0, 1, 2, 3, 4, 5],
-        0 * 9 + 4: [4, 3, 2, 1, 0, 1],
-        8 * 9 + 4: [4, 5, 4, 3, 2, 1],
-        81 + 4 * 9 + 4: [5, 4, 3, 2, 1, 0],
-        81 + 3 * 9 + 4: [4, 3, 2, 1, 0, 1],
-    }
-    for drawn, row in rows.items():
-        got = flip_crop.apply(image, torch.tensor([drawn]))
-        assert got.tolist() == [[[row] * 6]], drawn
-
-
 @given(shift=shifts, batch=st.integers(0, 5), height=sides, width=sides, seed=seeds, data=st.data())
 def test_every_draw_is_pad_slice_and_flip(shift: Shift, batch, height, width, seed, data):
     images = images_of(batch, height, width, seed)
@@ -64,53 +49,6 @@ def test_a_row_depends_on_its_own_row_only(shift, side, seed, row):
     other = torch.full_like(images, float("nan"))
     other[row] = images[row]
     assert torch.equal(shift(images, generator(seed))[row], shift(other, generator(seed))[row])
-
-
-@given(shift=shifts, side=sides, seed=seeds, kept=st.integers(0, 6))
-def test_the_first_rows_do_not_depend_on_what_follows(shift, side, seed, kept):
-    images = images_of(6, side, side, seed)
-    assert torch.equal(shift(images, generator(seed))[:kept], shift(images[:kept], generator(seed)))
-
-
-def test_only_the_generator_given_is_used():
-    images = images_of(8, 8, 8, 0)
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    first = flip_crop(images, generator(5))
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(2)
-    assert torch.equal(flip_crop(images, generator(5)), first)
-    assert not torch.equal(flip_crop(images, generator(6)), first)
-
-
-@pytest.mark.parametrize("shift", [crop, flip_crop])
-def test_all_outcomes_are_equally_likely(shift):
-    """A chi-squared statistic of 100 draws an outcome: mean k - 1, standard deviation sqrt(2 (k - 1))."""
-    count = shift.outcomes
-    drawn = shift.draw(100 * count, generator(0))
-    observed = torch.bincount(drawn, minlength=count).double()
-    assert len(observed) == count == (162 if shift is flip_crop else 81)
-    statistic = float((observed - 100).square().sum() / 100)
-    assert abs(statistic - (count - 1)) < 4 * (2 * (count - 1)) ** 0.5
-
-
-def test_crop_never_flips():
-    # Rising from left to right on either side of a peak: a flip would turn the order of the middle pixels around.
-    image = torch.arange(16.0).expand(500, 1, 16, 16)
-    inner = slice(PAD, -PAD)
-    assert (crop(image, generator(0))[..., inner].diff(dim=-1) > 0).all()
-    assert not (flip_crop(image, generator(0))[..., inner].diff(dim=-1) > 0).all()  # negative control
-
-
-def test_rows_of_a_batch_are_drawn_apart():
-    """Planted: one draw for the whole batch, the usual mistake of batched augmentations."""
-
-    def one_for_all(images: Tensor, source: torch.Generator) -> Tensor:
-        return flip_crop.apply(images, flip_crop.draw(1, source).expand(len(images)))
-
-    same = images_of(1, 8, 8, 0).expand(64, -1, -1, -1)
-    assert len(one_for_all(same, generator(0)).unique(dim=0)) == 1
-    assert len(flip_crop(same, generator(0)).unique(dim=0)) > 32
 
 
 @pytest.mark.parametrize("size", [(4, 8), (8, 4), (1, 1)])
@@ -133,18 +71,6 @@ def test_copies_of_an_example_stand_together(batch, multiplicity, seed):
             row = i * multiplicity + m
             assert repeated[row] == targets[i]
             assert torch.equal(many[row], padded_and_sliced(images[i], int(drawn[i, m])))
-
-
-def test_one_copy_is_plain_augmentation():
-    images, targets = images_of(5, 8, 8, 0), torch.arange(5)
-    once, same = copies(images, targets, multiplicity=1, augment=crop, generator=generator(3))
-    assert torch.equal(once, crop(images, generator(3)))
-    assert torch.equal(same, targets)
-
-
-def test_no_copies_are_refused():
-    with pytest.raises(ValueError, match=r"expected multiplicity=0 >= 1"):
-        copies(images_of(1, 8, 8, 0), torch.arange(1), multiplicity=0, augment=crop, generator=generator(0))
 
 
 def test_with_public_draws_a_neighbouring_batch_changes_one_example_only():

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 from simulations import workloads
-from simulations.settings.published import find
 from simulations.workloads.images import imagenet
 from tests.simulations.support.runs import run_local
 
@@ -54,22 +53,6 @@ def test_only_the_rows_that_are_asked_for_are_opened(folder, monkeypatch):
     assert opened == [f"{CLASSES[0]}_3.JPEG", f"{CLASSES[0]}_1.JPEG"]
 
 
-def test_a_square_in_the_middle_of_the_scaled_image(tmp_path):
-    """A wide image keeps its middle: 400 x 200 is scaled to 512 x 256."""
-    pixels = np.zeros((200, 400, 3), np.uint8)
-    pixels[:, :100], pixels[:, 300:] = (255, 0, 0), (0, 0, 255)
-    Image.fromarray(pixels).save(tmp_path / "wide.png")
-    image = imagenet._decode(tmp_path / "wide.png")
-    assert image.shape == (3, 224, 224)
-    assert image.max() == 0  # both margins are outside
-
-
-def test_a_server_of_a_deployment_needs_no_training_image(folder, tmp_path):
-    (tmp_path / "val").symlink_to(folder / "val")
-    loaded = workloads.load("imagenet", data_dir=tmp_path, public_only=True)
-    assert (len(loaded.train), len(loaded.test), loaded.num_classes) == (0, 6, 3)
-
-
 @pytest.mark.slow
 def test_a_private_run_of_resnet_50(folder, tmp_path):
     run = run_local(
@@ -101,10 +84,3 @@ def test_what_is_missing_or_broken_is_named(folder, tmp_path):
     loaded = workloads.load("imagenet", data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"cannot decode .*cut\.JPEG"):
         loaded.test.batch(torch.tensor([0]))
-
-
-@pytest.mark.parametrize(("name", "accuracy"), [("dp-ssgd-imagenet-eps1", 6.78), ("dp-ssgd-imagenet-eps0.5", 2.64)])
-def test_the_papers_rows(name, accuracy):
-    preset = find(name)
-    assert (preset.accuracy, preset.where, preset.settings["model"]) == (accuracy, "Table 3", "resnet-50")
-    assert (preset.batch, preset.examples) == (16_384, 1_281_167)

@@ -1,14 +1,11 @@
 """Published image sets and any set of the hub: read from made shards and fakes, normalised by constants."""
 
-import dataclasses
 import sys
 import types
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -18,11 +15,8 @@ from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.base.mirror import find_folder
-from simulations.workloads.base.workload import Request, silent
-from simulations.workloads.images.augment import crop, flip_crop
-from simulations.workloads.images.hf_image import choose_columns
-from simulations.workloads.images.image_sets import CIFAR10, IMAGE_SETS, SVHN
-from tests.places import MIRROR
+from simulations.workloads.images.augment import flip_crop
+from simulations.workloads.images.image_sets import IMAGE_SETS
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 CLASSES = {"_type": "ClassLabel", "names": ["cat", "dog", "emu"]}
@@ -90,79 +84,6 @@ def test_an_example_less_changes_nobody_elses_augmentation(copies, tmp_path):
     assert not torch.equal(batches(base, 0, 2, [])(everyone)[0], whole[0])  # another round, other draws
 
 
-def test_what_the_sets_are():
-    shapes = {name: (s.shape.channels, s.shape.side, s.num_classes) for name, s in IMAGE_SETS.items()}
-    assert shapes == {
-        "cifar10": (3, 32, 10), "cifar100": (3, 32, 100), "svhn": (3, 32, 10), "fashion-mnist": (1, 28, 10),
-    }  # fmt: skip
-    hubs = {name: (s.hub_name, s.subset) for name, s in IMAGE_SETS.items()}
-    assert hubs == {
-        "cifar10": ("uoft-cs/cifar10", "plain_text"),
-        "cifar100": ("uoft-cs/cifar100", "cifar100"),
-        "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
-        "fashion-mnist": ("zalando-datasets/fashion_mnist", "fashion_mnist"),
-    }
-    deltas = {name: s.defaults["delta"] for name, s in IMAGE_SETS.items()}
-    assert deltas == {"cifar10": 1e-5, "cifar100": 1e-5, "svhn": 1e-6, "fashion-mnist": 1e-5}
-
-
-def test_house_numbers_are_never_mirrored():
-    augments = {name: image_set.augment for name, image_set in IMAGE_SETS.items()}
-    assert augments == {"cifar10": flip_crop, "cifar100": flip_crop, "svhn": crop, "fashion-mnist": flip_crop}
-    assert not SVHN.augment.mirrored
-
-
-def test_a_set_of_another_shape_is_refused(tmp_path):
-    """Planted: Fashion-MNIST's images as SVHN's, and CIFAR-10's labels in a set of three classes."""
-    make_set(tmp_path, "fashion-mnist")
-    (tmp_path / "fashion_mnist").rename(tmp_path / "svhn")
-    (tmp_path / "svhn" / "fashion_mnist").rename(tmp_path / "svhn" / "cropped_digits")
-    with pytest.raises(ValueError, match=r"expected image 0 of .*train.*parquet to be 32x32 RGB, got 28x28 L$"):
-        workloads.load("svhn", data_dir=tmp_path)
-    make_set(tmp_path, "cifar10")
-    three = dataclasses.replace(CIFAR10, num_classes=3)
-    with pytest.raises(ValueError, match=r"expected labels in 0..2 in .*, got 5..9 \(-1: none\)"):
-        three.load(Request(data_dir=tmp_path, cache_dir=None, options=Options(), progress=silent, public_only=False))
-
-
-def test_other_columns_are_listed(tmp_path):
-    make_set(tmp_path, "cifar10")
-    other = dataclasses.replace(CIFAR10, label_column="fine_label")
-    with pytest.raises(ValueError, match=r"columns img .* and fine_label .*, got img \(struct.*label \(int64\)"):
-        other.load(Request(data_dir=tmp_path, cache_dir=None, options=Options(), progress=silent, public_only=False))
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("digits", {"dataset": "a/b"}), ("cifar10", {"max_length": 128}),
-        ("cifar10", {"label_column": "label"}), ("svhn", {"train_layers": 2}), ("hf-image", {"max_length": 128}),
-    ],
-)  # fmt: skip
-def test_an_option_without_a_use_is_refused(name, option):
-    (setting,) = option
-    with pytest.raises(ValueError, match=f"workload {name} has no use for {setting}="):
-        workloads.load(name, options=Options(**option))
-
-
-def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
-    make_set(tmp_path, "cifar10")
-    asked = []
-
-    def spy(builder, source, **how):
-        assert how.keys() == {"sha256", "classifier", "say"}
-        asked.append(source)
-        return lambda: f"{source} in a model"
-
-    monkeypatch.setattr(workloads, "with_pretrained", spy)
-    workload = workloads.load("cifar10", data_dir=tmp_path, options=Options(pretrained="w.pt"))
-    assert asked == ["w.pt"] * len(workload.models)
-    assert workload.models["cnn"]() == "w.pt in a model"
-    asked.clear()
-    workloads.load("cifar10", data_dir=tmp_path)
-    assert asked == []
-
-
 # --- any set of the hub, from a local mirror ---
 
 
@@ -206,67 +127,12 @@ def test_any_set_is_read_by_its_own_description(tmp_path, side, channels):
     assert workloads.build_model(workload)(inputs).shape == (4, 3)
 
 
-def test_the_number_of_classes_is_the_declared_one(tmp_path):
-    """Not the largest label seen: that would be read off private examples."""
-    make_hf(tmp_path, labels=(0, 0, 1, 0))
-    assert load_hf(tmp_path).num_classes == 3
-
-
-def test_where_a_set_may_lie(tmp_path):
-    for place in ("a/someone/animals/one", "b/animals/one", "c/someone/animals"):
-        make_hf(tmp_path, str(Path(place).parent), Path(place).name)
-    assert find_folder("someone/animals", "one", data_dir=tmp_path / "a") == tmp_path / "a/someone/animals/one"
-    assert find_folder("someone/animals", None, data_dir=tmp_path / "b") == tmp_path / "b/animals/one"
-    assert find_folder("someone/animals", None, data_dir=tmp_path / "c") == tmp_path / "c/someone/animals"
-    assert find_folder("someone/animals", None, data_dir=None) is None
-    make_hf(tmp_path / "a", subset="two")
-    with pytest.raises(FileNotFoundError, match=r"2 subsets with shards, choose one: subset=one, two"):
-        find_folder("someone/animals", None, data_dir=tmp_path / "a")
-    with pytest.raises(FileNotFoundError, match=r"no shards in .*three.*subsets with shards: one, two"):
-        find_folder("someone/animals", "three", data_dir=tmp_path / "a")
-    with pytest.raises(FileNotFoundError, match=r"no folder other/thing in .*\(--data-dir\)"):
-        find_folder("other/thing", None, data_dir=tmp_path / "a")
-
-
 @pytest.mark.parametrize("name", ["../animals", "/etc", "a/b/c", "a/../b", "", "a//b", "a/."])
 def test_a_name_that_leaves_the_mirror_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=r"expected dataset=.* to be a name"):
         find_folder(name, None, data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"expected subset=.* to be a name"):
         find_folder("someone/animals", "../up", data_dir=tmp_path)
-
-
-def replace_train(root: Path, images: list[np.ndarray], **features) -> None:
-    file = root / "someone/animals/default/train-00000-of-00001.parquet"
-    write_shard(
-        file, [encode(image) for image in images], [0] * len(images), columns=("picture", "kind"), features=DECLARED
-    )
-
-
-def test_images_of_several_sizes_are_named(tmp_path):
-    make_hf(tmp_path)
-    replace_train(tmp_path, [pixels_of(1, i, side=side)[0] for i, side in enumerate((20, 20, 20, 30, 30, 16))])
-    with pytest.raises(
-        ValueError,
-        match=r"expected image 3 of .* to be 20x20 RGB, got 30x30 RGB; it holds 20x20 RGB \(3\), 30x30 RGB \(2\), "
-        r"16x16 RGB \(1\): bring them to one size first",
-    ):
-        load_hf(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("first", "got"),
-    [
-        (pixels_of(1, 0, side=20, channels=4)[0], "20x20 RGBA"),
-        (pixels_of(1, 0, side=20)[0][:, :16], "16x20 RGB"),
-        (np.zeros((20, 20), dtype=bool), "20x20 1"),
-    ],
-)
-def test_an_image_mode_or_form_that_is_not_read(tmp_path, first, got):
-    make_hf(tmp_path)
-    replace_train(tmp_path, [first])
-    with pytest.raises(ValueError, match=rf"expected square images, L or RGB, got image 0 of .* with {got}: convert"):
-        load_hf(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -288,62 +154,6 @@ def test_a_wrong_option_lists_what_there_is(tmp_path, options, message):
     make_hf(tmp_path)
     with pytest.raises(ValueError, match=message):
         load_hf(tmp_path, **options)
-
-
-def test_a_missing_split_lists_those_there_are(tmp_path):
-    make_hf(tmp_path, test="validation")
-    with pytest.raises(
-        FileNotFoundError, match=r"no split 'test' in .*; there are: train, validation .test_split names"
-    ):
-        load_hf(tmp_path)
-    assert len(load_hf(tmp_path, test_split="validation").test) == 2
-
-
-def test_labels_without_declared_classes_are_refused(tmp_path):
-    make_hf(tmp_path, features=None)
-    with pytest.raises(ValueError, match=r"expected one ClassLabel column.*picture \(Image\), kind \(int64\), note"):
-        load_hf(tmp_path)
-    with pytest.raises(ValueError, match=r"label_column='kind' to be a column of ClassLabel, got int64; cast it"):
-        load_hf(tmp_path, label_column="kind")
-
-
-@pytest.mark.parametrize(("label", "seen"), [(3, "0..3"), (-7, "-7..2"), (None, "-1..2")])
-def test_a_label_out_of_range_is_refused(tmp_path, label, seen):
-    make_hf(tmp_path, labels=(0, 2, 1, label))
-    with pytest.raises(ValueError, match=rf"expected labels in 0..2 in .*, got {seen}"):
-        load_hf(tmp_path)
-
-
-def test_two_image_columns_need_a_name():
-    features = {"left": {"_type": "Image"}, "right": {"_type": "Image"}, "kind": CLASSES, "boxes": [{"dtype": "x"}]}
-    with pytest.raises(ValueError, match=r"expected one Image column, or its name in input_columns; .*boxes \(list\)"):
-        choose_columns(features, Options(), "made")
-    chosen = choose_columns(features, Options(input_columns="right"), "made")
-    assert (chosen.image, chosen.label, chosen.num_classes) == ("right", "kind", 3)
-    with pytest.raises(ValueError, match=r"expected two classes or more in the ClassLabel column kind of made, got 1"):
-        choose_columns(features | {"kind": CLASSES | {"names": ["a"]}}, Options(input_columns="left"), "made")
-
-
-def test_the_cache_tells_columns_and_splits_apart(tmp_path):
-    """Two label columns of one file are two data sets; so are two test splits."""
-    folder = tmp_path / "someone/animals/default"
-    folder.mkdir(parents=True)
-    images = [encode(image) for image in pixels_of(4, 0, side=20)]
-    for split in ("train", "test"):
-        write_shard(
-            folder / f"{split}-00000-of-00001.parquet", images, [0, 1, 2, 1], columns=("picture", "kind"),
-            features=DECLARED | {"mood": CLASSES}, more={"mood": [2, 2, 0, 0]},
-        )  # fmt: skip
-    assert load_hf(tmp_path, label_column="kind").train.labels.tolist() == [0, 1, 2, 1]
-    assert load_hf(tmp_path, label_column="mood").train.labels.tolist() == [2, 2, 0, 0]
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-
-
-def test_an_empty_split_is_refused(tmp_path):
-    make_hf(tmp_path)
-    replace_train(tmp_path, [])
-    with pytest.raises(ValueError, match=r"someone/animals: the split train holds no images"):
-        load_hf(tmp_path)
 
 
 # --- the hub ---
@@ -400,24 +210,6 @@ def test_the_hub_gives_what_the_mirror_gives(tmp_path, monkeypatch):
     assert workload.num_classes == 3
 
 
-def test_what_came_from_the_hub_is_decoded_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(in_memory(tmp_path)))
-    said: list[str] = []
-    options = Options(dataset="someone/animals")
-    workloads.load("hf-image", options=options, progress=said.append)
-    assert "decoded 6 images in" in said[-1]
-    said.clear()
-    workloads.load("hf-image", options=options, progress=said.append)
-    assert said == []
-
-
-def test_an_image_stored_elsewhere_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(in_memory(tmp_path)))
-    (tmp_path / "1.png").unlink()
-    with pytest.raises(ValueError, match=r"image 1 of someone/animals, test split holds no bytes"):
-        load_hf(None)
-
-
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
@@ -440,30 +232,4 @@ def test_what_the_hub_cannot_do_is_said_in_one_line(monkeypatch, answer, error, 
     assert "\n" not in str(caught.value)
 
 
-def test_without_the_extra_the_message_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlsg\[hub\]'.*--data-dir or FEDLSG_DATA"):
-        load_hf(None)
-
-
 # --- the real CIFAR-10 through the general door ---
-
-
-@pytest.mark.data
-def test_cifar10_read_as_any_set_is_cifar10(tmp_path):
-    """Oracle: the last shard alone, through both doors."""
-    source = MIRROR / "cifar10" / "plain_text"
-    if not source.is_dir():
-        pytest.skip("no local mirror of CIFAR-10: set FEDLSG_DATA to a folder that holds cifar10/plain_text")
-    folder = tmp_path / "cifar10" / "plain_text"
-    folder.mkdir(parents=True)
-    for split, shard in (("train", "train-00003-of-00004"), ("test", "test-00000-of-00001")):
-        rows = pq.read_table(source / f"{shard}.parquet").slice(0, 300)
-        assert isinstance(rows, pa.Table)
-        pq.write_table(rows, folder / f"{split}-00000-of-00001.parquet")
-    named = workloads.load("cifar10", data_dir=tmp_path)
-    general = workloads.load("hf-image", data_dir=tmp_path, options=Options(dataset="uoft-cs/cifar10"))
-    assert general.num_classes == 10
-    for ours, theirs in ((general.train, named.train), (general.test, named.test)):
-        assert np.array_equal(ours.inputs, theirs.inputs)
-        assert torch.equal(ours.labels, theirs.labels)

@@ -4,15 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
 
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import give, load
 from simulations.workloads.base.workload import GIVEN, Options
 from simulations.workloads.partition import natural_parts
-from tests.simulations.support.own import QUICK, TEST, TRAIN, refused, workload
-from tests.simulations.support.own import load as loaded
+from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 
 N = len(TRAIN[0])
 WRITERS = np.array(["b", "a", "c"])[np.arange(N) % 3]
@@ -30,17 +28,6 @@ def base(made, **settings):
 
 def lists(*parts):
     return workload(partition=parts)
-
-
-def test_one_client_for_each_value_in_their_order():
-    parts = natural_parts(loaded(workload(train=table(writer=WRITERS), partition="writer", test=table())), "writer")
-    assert [part.tolist() for part in parts] == [list(range(1, N, 3)), list(range(0, N, 3)), list(range(2, N, 3))]
-
-
-def test_a_column_that_makes_clients_is_no_input():
-    made = loaded(workload(train=table(writer=np.arange(N) % 4), partition="writer", test=table()))
-    assert made.train.batch(torch.arange(2))[0].shape == (2, 8)
-    assert [len(part) for part in natural_parts(made, "writer")] == [N // 4] * 4
 
 
 def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
@@ -89,22 +76,6 @@ def test_lists_that_are_no_partition_are_refused(case):
     parts, words = WRONG[case]
     with refused(words):
         base(lists(*parts))
-
-
-@pytest.mark.parametrize(("column", "words"), [
-    ([None, *WRITERS[1:]], "partition=writer: row 0 has a missing value (None)"),
-    ([np.nan, *range(N - 1)], "partition=writer: row 0 has a missing value (nan)"),
-    ([[1]] * N, "column 'writer' holds lists"),
-])  # fmt: skip
-def test_a_row_without_a_client_is_refused(column, words):
-    with refused(words, "give each row its client"):
-        base(workload(train=table(writer=column), partition="writer", test=table()))
-
-
-def test_classes_are_needed_where_a_scheme_reads_them():
-    made = workload(train=(TRAIN[0], TRAIN[0]), test=(TEST[0], TEST[0]), loss=nn.MSELoss())
-    with refused("partition=shards needs targets that are classes (int64, one an example), which own has not"):
-        base(made, partition="shards")
 
 
 @pytest.mark.parametrize("option", [{"train_rows": 30}, {"holdout": 0.5}, {"train_rows": 40, "holdout": 0.25}])

@@ -1,10 +1,7 @@
 """``normalise=public``: constants of the public test rows, the same for train, test and a client's own rows."""
 
-import numpy as np
-import pytest
 import torch
 
-from simulations.workloads.base.split import Split
 from simulations.workloads.base.workload import normalised
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 
@@ -23,23 +20,6 @@ def test_no_number_comes_from_a_training_row():
     assert first.normalised == second.normalised
     one, many = first.train.batch(torch.tensor([3])), first.train.batch(torch.arange(9))
     assert torch.equal(one[0][0], many[0][3])  # each row by itself
-
-
-def test_a_constant_column_and_images():
-    x = np.random.default_rng(0).normal(size=(24, 8))
-    x[:, 2] = 5.0
-    assert normalised(load(workload(test=(x, TEST[1])))).test.batch(ALL)[0][:, 2].eq(0).all()
-    stored = torch.rand(24, 3, 4, 4) + torch.tensor([0.0, 10, 20])[:, None, None]
-    split = Split(inputs=stored.numpy(), labels=torch.zeros(24).long(), prepare=torch.from_numpy)
-    made = normalised(load(workload()).__class__(**{**vars(load(workload())), "test": split}))
-    channels = made.test.batch(ALL)[0].transpose(0, 1).flatten(1)
-    torch.testing.assert_close(channels.mean(1), torch.zeros(3), atol=1e-4, rtol=0)
-
-
-def test_inputs_without_columns_are_refused():
-    tokens = workload(train=(np.ones((60, 4), int), TRAIN[1]), test=(np.ones((24, 4), int), TEST[1]))
-    with pytest.raises(ValueError, match="normalise=public: expected numbers"):
-        normalised(load(tokens))
 
 
 def test_a_run_records_the_constants(tmp_path):

@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from simulations.workloads import Split, fetcher, to_device
-from simulations.workloads.base import split as stored
-from simulations.workloads.images.augment import drawn_copies, flip_crop
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 ROWS = torch.tensor([4, 0, 4])
@@ -25,13 +23,6 @@ TEXTS = Split(
 )
 
 
-def counted(split: Split, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows the split has prepared at each time, from now on."""
-    sizes, plain = [], Split.batch
-    monkeypatch.setattr(Split, "batch", lambda self, rows: sizes.append(len(rows)) or plain(self, rows))
-    return sizes
-
-
 @pytest.mark.parametrize("rows", [ROWS, torch.arange(0)])
 @pytest.mark.parametrize("split", [IMAGES, TEXTS])
 def test_batches_are_those_of_the_split(split, rows, monkeypatch):
@@ -44,37 +35,6 @@ def test_batches_are_those_of_the_split(split, rows, monkeypatch):
         assert_close((inputs, targets.cpu()), expected, rtol=0, atol=0)
 
 
-def test_on_the_cpu_nothing_changes():
-    assert fetcher(IMAGES, "cpu") == IMAGES.batch
-
-
-def test_a_small_split_is_prepared_once(monkeypatch):
-    with pretended_cuda(monkeypatch):
-        sizes = counted(IMAGES, monkeypatch)
-        monkeypatch.setattr(stored, "AT_ONCE", 2)
-        fetch = fetcher(IMAGES, "cuda")
-        assert sizes == [1, 2, 2, 1]
-        fetch(ROWS), fetch(ROWS)
-        assert sizes == [1, 2, 2, 1]
-
-
-@pytest.mark.parametrize(("name", "value"), [("RESIDENT_BYTES", 119), ("RESIDENT_SHARE", 2**34)])
-def test_a_large_split_stays_where_it_is(name, value, monkeypatch):
-    """5 examples of 6 numbers are 120 bytes; the pretended device has 2^34 free."""
-    monkeypatch.setattr(stored, name, value)
-    with pretended_cuda(monkeypatch):
-        fetch = fetcher(IMAGES, "cuda")
-        sizes = counted(IMAGES, monkeypatch)
-        fetch(ROWS)
-        assert sizes == [3]
-
-
-@pytest.mark.parametrize("wrong", [torch.tensor([5]), torch.tensor([-1])])
-def test_rows_that_are_not_there_are_refused(wrong, monkeypatch):
-    with pretended_cuda(monkeypatch), pytest.raises(IndexError, match="expected indices in"):
-        fetcher(IMAGES, "cuda")(wrong)
-
-
 def test_a_copy_to_cuda_is_page_locked_and_does_not_wait(monkeypatch):
     with pretended_cuda(monkeypatch):
         asked, plain = [], Tensor.to
@@ -85,12 +45,3 @@ def test_a_copy_to_cuda_is_page_locked_and_does_not_wait(monkeypatch):
         assert isinstance(there, Tensor)
         assert to_device(there, "cuda") is there
         assert asked[2:] == [{}]
-
-
-def test_copies_are_augmented_where_the_images_are(monkeypatch):
-    images, targets, drawn = torch.rand(3, 1, 6, 6), torch.arange(3), torch.tensor([[0, 161], [80, 7], [100, 3]])
-    expected = drawn_copies(images, targets, drawn, flip_crop)
-    with pretended_cuda(monkeypatch):
-        found = drawn_copies(to_device(images, "cuda"), to_device(targets, "cuda"), drawn, flip_crop)
-        assert [t.device.type for t in found] == ["cuda", "cuda"]
-        assert_close(tuple(t.cpu() for t in found), expected, rtol=0, atol=0)

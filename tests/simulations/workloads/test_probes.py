@@ -5,10 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-import fedlsg
-from fedlsg import user_code
 from fedlsg.synthetic import dead_leaves, pink
 from simulations import workloads
 from simulations.workloads.base.split import NoRows, Split
@@ -65,35 +62,6 @@ def test_images_in_floats_keep_their_range(least, most, black, white):
     torch.testing.assert_close(drawn, dead_leaves(5, (3, SIDE, SIDE), generator()) * (white - black) + black)
 
 
-def test_vectors_have_no_source_but_a_users_function():
-    with pytest.raises(ValueError, match=r"no probe source 'auto': none is known.*probe=lambda count, generator"):
-        probe_source(load(workload()))
-    loaded = load(workload(probe=normal))
-    source = probe_source(loaded)
-    assert source.name == "test_probes.py:normal"
-    assert torch.equal(source.draw(4, generator()), torch.randn(4, 8, generator=generator()))
-    assert torch.equal(probe_source(loaded, source.name).draw(4, generator()), source.draw(4, generator()))
-
-
-def normal(count, generator):
-    return torch.randn(count, 8, generator=generator)
-
-
-def test_a_function_of_a_file_is_a_source_where_it_is_permitted(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("import torch\ndef draw(count, generator):\n    return torch.ones(count, 8), torch.zeros(count)\n")
-    with pytest.raises(ValueError, match="names code, and this process runs none"):
-        probe_source(load(workload()), f"{file}:draw")
-    user_code.permit(f"{file}:draw")
-    source = probe_source(load(workload(loss=nn.MSELoss(), train=REGRESSION, test=REGRESSION)), f"{file}:draw")
-    assert (source.name, source.num_classes) == ("mine.py:draw", None)
-    inputs, targets = source.batch(nn.Identity(), 4, trained=False, generator=generator())
-    assert (inputs.shape, targets.shape) == ((4, 8), (4,))
-
-
-REGRESSION = (np.ones((6, 8), np.float32), np.arange(6.0, dtype=np.float32))
-
-
 @pytest.mark.parametrize(("made", "found"), [
     (lambda count, generator: torch.ones(count + 1, 8), r"gave \[\(5, 8\)\] for count=4"),
     (lambda count, generator: None, r"gave \['NoneType'\]"),
@@ -102,27 +70,6 @@ REGRESSION = (np.ones((6, 8), np.float32), np.arange(6.0, dtype=np.float32))
 def test_a_function_that_gives_something_else_is_refused(made, found):
     with pytest.raises(ValueError, match=found):
         probe_source(load(workload(probe=made))).draw(4, generator())
-
-
-def test_a_function_that_fails_is_named():
-    def broken(count, generator):
-        return 1 / 0
-
-    with pytest.raises(ImportError, match=r"broken.*ZeroDivisionError"):
-        probe_source(load(workload(probe=broken))).draw(4, generator())
-    with pytest.raises(ValueError, match="expected a function probe"):
-        workload(probe=torch.ones(3))
-
-
-def test_an_unknown_source_is_named_with_those_that_there_are():
-    with pytest.raises(
-        ValueError, match=r"digits has no probe source 'leafs': it has leaves, pink; did you mean 'leaves'"
-    ):
-        probe_source(workloads.load("digits"), "leafs")
-
-
-def test_the_code_of_a_probe_is_part_of_the_workloads_digest():
-    assert workload().digest != workload(probe=normal).digest
 
 
 SOURCES = ("auto", "leaves", "pink")
@@ -136,13 +83,6 @@ def test_draws_do_not_change_with_any_private_row(spec):
     drawn = [probe_source(one, spec).draw(20, generator()) for one in (loaded, other, none)]
     assert torch.equal(drawn[0], drawn[1])
     assert torch.equal(drawn[0], drawn[2])
-
-
-def test_held_out_training_rows_do_not_change_a_draw():
-    """With holdout the test split is made of training rows."""
-    loaded = workloads.load("digits", options=workloads.Options(holdout=0.2))
-    other = replace(loaded, train=changed(loaded.train), test=changed(loaded.test))
-    assert torch.equal(*(probe_source(one).draw(20, generator()) for one in (loaded, other)))
 
 
 def test_a_source_that_reads_private_rows_is_found_by_that_test():
@@ -160,20 +100,3 @@ def changed(split: Split) -> Split:
     """The split with another value in every row."""
     stored = np.asarray(split.inputs[np.arange(len(split))])
     return replace(split, inputs=(stored + 1) % 17, labels=split.labels.flip(0))
-
-
-def test_the_face_takes_a_probe():
-    assert (
-        fedlsg.Workload(model=nn.Identity, train=REGRESSION, test=REGRESSION, loss=nn.MSELoss(), probe=normal).probe
-        is normal
-    )
-
-
-def test_the_range_of_images_is_not_that_of_training_rows():
-    """It is read from public test rows: training rows outside of it change nothing."""
-    x = np.random.default_rng(0).random((12, 1, 8, 8), dtype=np.float32)
-    y = np.arange(12) % 3
-    seen = [load(workload(train=(x * scale, y), test=(x, y))) for scale in (1, 200)]
-    draws = [probe_source(one, "leaves").draw(4, torch.Generator().manual_seed(1)) for one in seen]
-    assert seen[0].pixels.white == seen[1].pixels.white == 1.0
-    assert torch.equal(*draws)

@@ -1,18 +1,16 @@
 """Public data as a probe's source: any size and form of images, texts of the same model, never the workload's own."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from simulations import workloads
 from simulations.workloads import Options
 from simulations.workloads.base.split import NoRows
-from simulations.workloads.public_data import fitted, probe_source
+from simulations.workloads.public_data import probe_source
 from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.own import load, workload
 
@@ -40,61 +38,6 @@ def folder_of(root, arrays):
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(array).save(place / f"{number}.png")
     return root
-
-
-def test_a_built_in_set_takes_the_size_and_channels_of_the_workload(tmp_path):
-    loaded, _ = colours()
-    source = probe_source(loaded, "data:digits", cache_dir=tmp_path)
-    assert source.name == "data:digits"
-    drawn = source.draw(30, generator())
-    assert drawn.shape == (30, 3, 12, 12)
-    assert torch.equal(drawn[:, 0], drawn[:, 1])
-    stored = torch.from_numpy(
-        np.asarray(DIGITS.train.inputs[torch.randperm(len(DIGITS.train), generator=generator())[:30].numpy()])
-    )
-    expected = (fitted(stored / 16, (3, 12, 12)) * 255).round() / 255
-    torch.testing.assert_close(drawn, loaded.test.prepare((expected * 255).round().to(torch.uint8).numpy()))
-
-
-def test_a_folder_of_images_of_any_size_is_read(tmp_path):
-    sizes = ((20, 30), (12, 12), (9, 40), (16, 16))
-    folder = folder_of(tmp_path / "photos", [pixels(1, *size, 3, seed=i)[0] for i, size in enumerate(sizes)])
-    source = probe_source(DIGITS, f"data:{folder}")
-    assert source.name == "data:photos"
-    drawn = source.draw(6, generator())
-    assert drawn.shape == (6, 1, 8, 8)
-    assert len({row.numpy().tobytes() for row in drawn}) == 4, "more than there are: each comes again"
-    assert -0.6 <= drawn.min() <= drawn.max() <= 1.4
-
-
-@pytest.mark.parametrize("pair", [True, False])
-def test_a_file_of_tensors_is_read(tmp_path, pair):
-    array = torch.rand(5, 3, 10, 10)
-    torch.save((array, torch.zeros(5)) if pair else array, tmp_path / "x.pt")
-    drawn = probe_source(colours()[0], f"data:{tmp_path / 'x.pt'}").draw(5, generator())
-    assert drawn.shape == (5, 3, 12, 12)
-
-
-def test_a_file_without_targets_gives_none_where_a_probe_needs_them(tmp_path):
-    array = pixels(8, 3, 12, 12)
-    own = load(workload(train=(array, torch.rand(8)), test=(array, torch.rand(8)), loss=nn.MSELoss()))
-    for targets, words in (((torch.rand(5),), None), ((), "must give .inputs, targets.")):
-        torch.save((torch.rand(5, 3, 10, 10), *targets) if targets else torch.rand(5, 3, 10, 10), tmp_path / "x.pt")
-        source = probe_source(own, f"data:{tmp_path / 'x.pt'}")
-        with nullcontext() if words is None else pytest.raises(ValueError, match=words):
-            source.batch(nn.Identity(), 3, trained=False, generator=generator())
-
-
-def test_rows_of_a_table_give_targets_where_the_workload_has_no_classes(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    own = load(workload(train=(rows[:, :2], rows[:, 2]), test=(rows[:, :2] + 1, rows[:, 2]), loss=nn.MSELoss()))
-    file = tmp_path / "public.csv"
-    file.write_text("a,b,label\n1.5,2.5,0.5\n3.5,4.5,1.5\n")
-    source = probe_source(own, f"data:{file}")
-    assert source.num_classes is None
-    inputs, targets = source.draw(2, generator())
-    assert sorted(inputs[:, 0].tolist()) == [1.5, 3.5]
-    assert sorted(targets.tolist()) == [0.5, 1.5]
 
 
 def test_the_workloads_own_name_is_refused():
@@ -128,13 +71,6 @@ def test_one_equal_row_is_refused_whether_of_train_or_test(tmp_path, row):
     torch.save(torch.from_numpy(public), place)
     with pytest.raises(ValueError, match="1 of its 20 rows are rows of that workload"):
         probe_source(own, f"data:{place}")
-
-
-def test_equal_rows_are_found_through_another_form(tmp_path):
-    """A copy of the training images as files."""
-    own, array = colours()
-    with pytest.raises(ValueError, match="8 of its 8 rows"):
-        probe_source(own, f"data:{folder_of(tmp_path / 'copy', array[:8].transpose(0, 2, 3, 1))}")
 
 
 def test_equal_images_are_found_in_another_range_of_values(tmp_path):
@@ -183,18 +119,6 @@ def test_equal_texts_are_found_where_inputs_are_features(tmp_path):
     assert len(probe_source(own, named, cache_dir=tmp_path / "cache").draw(3, generator())) == 3  # control
 
 
-@pytest.mark.parametrize("less", [{"train_rows": 200}, {"holdout": 0.5}, {"train_rows": 200, "holdout": 0.5}])
-def test_rows_that_a_run_leaves_out_are_its_workloads_all_the_same(less, tmp_path):
-    whole = workloads.load("digits")
-    part = workloads.load("digits", options=Options(**less))
-    images = whole.train.inputs[np.arange(len(whole.train))]
-    kept = {image.tobytes() for image in part.train.inputs[np.arange(len(part.train))]}
-    others = np.stack([image for image in images if image.tobytes() not in kept])
-    torch.save(torch.from_numpy(others), tmp_path / "others.pt")
-    with pytest.raises(ValueError, match=f"{len(others)} of its {len(others)} rows are rows of that workload"):
-        probe_source(part, f"data:{tmp_path / 'others.pt'}")
-
-
 def test_draws_do_not_change_with_any_private_row(tmp_path):
     """Private rows are compared, and change nothing but a refusal; a deployment has none to compare."""
     (own, _), (other, _) = colours(), colours(seed=2)
@@ -204,16 +128,3 @@ def test_draws_do_not_change_with_any_private_row(tmp_path):
     drawn = [probe_source(one, spec).draw(9, generator()) for one in (own, other, replace(own, train=NoRows()))]
     assert torch.equal(drawn[0], drawn[1])
     assert torch.equal(drawn[0], drawn[2])
-
-
-def test_rows_that_the_model_does_not_take_are_refused(tmp_path):
-    own = load(workload(train=(pixels(6, 4), np.arange(6) % 3), test=(pixels(6, 4), np.arange(6) % 3)))
-    (tmp_path / "x.csv").write_text("a,b,label\n1,2,0\n")
-    with pytest.raises(ValueError, match=r"inputs|takes"):
-        probe_source(own, f"data:{tmp_path / 'x.csv'}")
-    with pytest.raises(ValueError, match="no such file or folder, and no data set of this name"):
-        probe_source(own, "data:imagenette")
-    with pytest.raises(ValueError, match="source=data:/no/where: there is no such file"):
-        probe_source(own, "data:/no/where")
-    with pytest.raises(ValueError, match="expected source as data:NAME or data:PATH, got 'data:'"):
-        probe_source(own, "data:")  # not the working folder

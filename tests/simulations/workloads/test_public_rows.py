@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from simulations import workloads
 from simulations.workloads import public_rows
 from simulations.workloads.base.workload import LoadedWorkload, Options
-from simulations.workloads.public_rows import locate
-from tests.simulations.support import own
 from tests.simulations.support.made_texts import make_bert, write_sst2
 
 COUNT = 40
@@ -30,44 +27,11 @@ def digits(rows: object, **options: object) -> LoadedWorkload:
     return public_rows.load("digits", str(setting), data_dir=None, options=Options(**options))  # type: ignore[arg-type]
 
 
-def images(split: workloads.Split) -> np.ndarray:
-    inputs, _ = split.batch(torch.arange(len(split)))
-    found: np.ndarray = inputs.flatten(1).numpy()
-    return found
-
-
 def test_the_rows_of_a_path_are_trained_on_and_the_test_split_stays(public):
     loaded = digits(public)
     assert len(loaded.train) == 31  # of the classes 0 to 9; 10, 11 and 12 are left out
     assert sorted(loaded.train.labels.tolist()) == sorted(k % 13 for k in range(COUNT) if k % 13 < 10)
     assert len(loaded.test) == len(workloads.load("digits").test)
-
-
-def test_inputs_without_targets_are_refused(public):
-    """All labels would be one class, which every model learns."""
-    torch.save(torch.load(public)[0], public)
-    with pytest.raises(ValueError, match=rf"public_rows=data:{public} holds inputs alone: save a pair"):
-        digits(public)
-
-
-def test_a_share_is_held_out_before_rows_are_repeated(public):
-    loaded = digits(public, holdout=0.2, train_rows=100)
-    assert (len(loaded.train), len(loaded.test), loaded.test_name) == (80, 6, "holdout")
-    trained, held = ({row.tobytes() for row in images(split)} for split in (loaded.train, loaded.test))
-    assert (len(trained), len(held), trained & held) == (25, 6, set())
-    assert digits(public, holdout=0.2, train_rows=10).train.labels.numel() == 8
-
-
-def test_synthetic_rows_have_labels_of_a_teacher_and_are_the_same_each_time():
-    first, again = digits("synthetic", train_rows=200), digits("synthetic", train_rows=200)
-    assert len(first.train) == 200
-    assert torch.equal(first.train.labels, again.train.labels)
-    assert (images(first.train) == images(again.train)).all()
-    assert torch.bincount(first.train.labels, minlength=10).min() >= 5  # every class is there
-    # negative control: labels depend on the inputs
-    assert torch.equal(public_rows.teacher_labels(first, None, first.train), first.train.labels)
-    backwards = first.train.pick(torch.arange(200).flip(0))
-    assert not torch.equal(public_rows.teacher_labels(first, None, backwards), first.train.labels)
 
 
 def test_no_training_file_is_opened_for_synthetic_texts(tmp_path):
@@ -86,39 +50,6 @@ def test_no_training_file_is_opened_for_synthetic_texts(tmp_path):
         workloads.load("glue-sst2", data_dir=mirror, options=Options(model=str(bert), max_length=16))
 
 
-def test_a_workload_of_a_users_own_has_the_inputs_of_its_probe(tmp_path):
-    def draw(count: int, generator: torch.Generator) -> torch.Tensor:
-        return torch.randn(count, own.WIDTH, generator=generator, dtype=torch.float64)
-
-    unread = Path("/nowhere/private.csv")
-    workloads.give("probed", own.workload(train=unread, probe=draw, model=lambda: own.build().double()))
-    loaded = public_rows.load("probed", "synthetic", data_dir=None, options=Options(train_rows=20))
-    assert len(loaded.train) == 20
-    workloads.give("regression", own.workload(train=unread, probe=draw, test=(own.TEST[0], own.TEST[0][:, :3]),
-                                              loss=torch.nn.MSELoss()))  # fmt: skip
-    with pytest.raises(ValueError, match="public_rows=synthetic needs targets that are classes"):
-        public_rows.load("regression", "synthetic", data_dir=None, options=Options(train_rows=20))
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("data:nothing", "there is no file .*nothing, and no workload of that name"),
-        ("other", "expected public_rows as data:NAME, data:PATH or synthetic, got 'other'"),
-        ("data:", "expected public_rows as data:NAME"),
-    ],
-)
-def test_a_setting_of_another_form_is_refused(setting, words):
-    with pytest.raises(ValueError, match=words):
-        locate(setting)
-
-
 def test_the_workloads_own_rows_are_refused():
     with pytest.raises(ValueError, match="public_rows=data:digits is refused: it is the run's own workload"):
         digits("digits")
-
-
-def test_a_path_is_kept_from_the_root(public, monkeypatch):
-    monkeypatch.chdir(public.parent)
-    assert locate("data:public.pt") == f"data:{public}"
-    assert [locate(same) for same in ("data:digits", "synthetic", None)] == ["data:digits", "synthetic", None]

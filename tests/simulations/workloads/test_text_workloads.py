@@ -1,7 +1,5 @@
 """GLUE and hf-text from made shards and a tiny BERT: columns, labels, splits, the token cache, and what goes wrong."""
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +17,7 @@ from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
-from simulations.server.evaluate import score
-from simulations.workloads import LoadedWorkload, Options, build_model, text_sets, texts
-from simulations.workloads.rows.decode import TextColumns, Texts, count_classes
-from simulations.workloads.text_sets import TASKS
+from simulations.workloads import LoadedWorkload, Options, build_model, texts
 from simulations.workloads.texts import Tokens
 from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
@@ -61,18 +56,6 @@ def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **opt
 # --- GLUE
 
 
-def test_mnli_is_tested_on_both_validation_splits(mirror, bert):
-    workload = load("glue-mnli", mirror, bert)
-    assert {name: len(split) for name, split in workload.tests.items()} == {
-        "validation_matched": 9,
-        "validation_mismatched": 6,
-    }
-    assert (len(workload.train), workload.num_classes, workload.test) == (30, 3, workload.tests["validation_matched"])
-    model = build_model(workload)
-    measured = score(model, workload, device="cpu")
-    assert measured.accuracy == pytest.approx(sum(measured.by_split.values()) / 2)
-
-
 def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
     """Oracle: transformers' own padding of the same pairs, to the padded length of the longest."""
     from transformers import AutoTokenizer
@@ -90,15 +73,6 @@ def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
     for name, tensor in inputs.items():
         assert torch.equal(tensor, oracle[name]), name
     assert targets.tolist() == [1, 0, 1]
-
-
-def test_glue_of_the_papers():
-    assert {name: (task.inputs, task.num_classes, task.delta) for name, task in TASKS.items()} == {
-        "glue-sst2": (("sentence",), 2, 1e-5),
-        "glue-qnli": (("question", "sentence"), 2, 1e-5),
-        "glue-qqp": (("question1", "question2"), 2, 1e-6),
-        "glue-mnli": (("premise", "hypothesis"), 3, 1e-6),
-    }
 
 
 def replace_split(root: Path, **columns: object) -> None:
@@ -123,29 +97,6 @@ def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
     with pytest.raises(ValueError, match=message):
         load("glue-qqp", mirror, bert)
     assert not list((mirror.parent / "cache").glob("glue*"))
-
-
-def test_other_columns_are_listed(mirror, bert):
-    write_split(mirror / "glue" / "qqp", "validation", {"text": ["a"], "label": [0]})
-    with pytest.raises(ValueError, match=r"no column question1, question2 in .*which has text, label"):
-        load("glue-qqp", mirror, bert)
-    (mirror / "glue" / "qqp" / "validation-00000-of-00001.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"cannot read .*download it again"):
-        load("glue-qqp", mirror, bert)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_length": 4}, r"expected 5 <= max_length=4 <= 32"),
-        ({"max_length": 33}, r"expected 5 <= max_length=33 <= 32"),
-        ({"dataset": "a/b"}, r"workload glue-qqp has no use for dataset='a/b'"),
-        ({"input_columns": "a"}, r"no use for input_columns='a'"),
-    ],
-)
-def test_options_out_of_place_are_refused(mirror, bert, options, message):
-    with pytest.raises(ValueError, match=message):
-        load("glue-qqp", mirror, bert, **{"max_length": 32, **options})
 
 
 # --- tokens
@@ -181,14 +132,6 @@ def test_padding_gives_back_every_text(lengths, data, typed):
         assert batch["attention_mask"][place].tolist() == [1] * size + [0] * (longest - size)
 
 
-def test_texts_are_cut_at_the_length_that_is_set(mirror, bert):
-    said: list[str] = []
-    workload = load("glue-qqp", mirror, bert, said, max_length=8)
-    assert int(workload.train.lengths.max()) == 8
-    assert int(load("glue-qqp", mirror, bert).train.lengths.max()) > 8  # another length, another cache entry
-    assert any("texts fill or pass max_length=8" in line for line in said)
-
-
 def test_tokens_are_made_once_and_mapped_afterwards(mirror, bert, monkeypatch):
     first, second = [], []
     before = load("glue-qqp", mirror, bert, first)
@@ -199,34 +142,6 @@ def test_tokens_are_made_once_and_mapped_afterwards(mirror, bert, monkeypatch):
     assert torch.equal(before.train.batch(torch.arange(20))[0]["input_ids"],
                        after.train.batch(torch.arange(20))[0]["input_ids"])  # fmt: skip
     assert isinstance(after.train.inputs.ids.base, np.memmap)
-
-
-def test_another_tokenizer_or_text_is_another_cache_entry(mirror, bert, tmp_path):
-    load("glue-qqp", mirror, bert)
-    other = make_bert(tmp_path / "other")
-    load("glue-qqp", mirror, other)  # same tokenizer, other folder
-    entries = mirror.parent / "cache"
-    assert len(list(entries.iterdir())) == 1
-    config = json.loads((other / "tokenizer_config.json").read_text())
-    assert config["do_lower_case"]
-    (other / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": False}))
-    load("glue-qqp", mirror, other)
-    assert len(list(entries.iterdir())) == 2
-    replace_split(mirror)
-    assert len(load("glue-qqp", mirror, bert).test) == 1
-    assert len(list(entries.iterdir())) == 3
-
-
-def test_a_model_that_asks_for_no_types_gets_none(mirror, bert, monkeypatch):
-    loader = texts.load_tokenizer
-
-    def without_types(*args):
-        tokenizer = loader(*args)
-        tokenizer.model_input_names = ["input_ids", "attention_mask"]
-        return tokenizer
-
-    monkeypatch.setattr("simulations.workloads.texts.load_tokenizer", without_types)
-    assert set(load("glue-qqp", mirror, bert).train.batch(torch.tensor([0]))[0]) == {"input_ids", "attention_mask"}
 
 
 # --- sorted by length
@@ -278,84 +193,7 @@ def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, b
     assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)
 
 
-def test_order_is_a_stable_permutation(mirror, bert):
-    train = load("glue-mnli", mirror, bert).train
-    rows = torch.randperm(30)[:20]
-    ordered = train.order(rows)
-    assert sorted(ordered.tolist()) == sorted(rows.tolist())
-    lengths = train.lengths[ordered]
-    assert bool((lengths.diff() >= 0).all())
-    ties = [i for i in range(19) if lengths[i] == lengths[i + 1]]
-    positions = {int(row): place for place, row in enumerate(rows)}
-    assert ties
-    assert all(positions[int(ordered[i])] < positions[int(ordered[i + 1])] for i in ties)
-
-
 # --- any data set
-
-
-def write_any(root: Path, label: str = "label", names: list[str] | None = None) -> None:
-    for split, count in (("train", 12), ("test", 5)):
-        columns = {"id": list(range(count)), "body": sentences(count), label: [row % 3 for row in range(count)]}
-        write_split(root / "someone" / "reviews" / "default", split, columns, class_names=names)
-
-
-def test_any_set_by_name_and_columns(tmp_path, bert):
-    root = tmp_path / "data"
-    write_any(root, names=["no", "perhaps", "yes", "never seen"])
-    said: list[str] = []
-    workload = load("hf-text", root, bert, said, dataset="someone/reviews")
-    assert (len(workload.train), len(workload.test), workload.num_classes) == (12, 5, 4)
-    assert "hf-text: 4 classes, from its published label names: no, perhaps, yes, never seen" in said
-    assert build_model(workload).classifier.weight.shape == (4, 16)
-
-
-def test_classes_are_counted_in_the_public_test_split_where_none_are_published(tmp_path, bert):
-    root = tmp_path / "data"
-    write_any(root, label="stars")
-    said: list[str] = []
-    workload = load("hf-text", root, bert, said, dataset="someone/reviews", label_column="stars", input_columns="body")
-    assert workload.num_classes == 3
-    assert "hf-text: 3 classes, from the largest label of the public test split, plus one" in said
-
-
-def test_the_number_of_classes_is_not_read_off_private_labels(tmp_path, bert):
-    root = tmp_path / "data"
-    for split, labels in (("train", [0, 1, 2, 3]), ("test", [0, 1, 2])):
-        columns = {"body": sentences(len(labels)), "label": labels}
-        write_split(root / "someone" / "reviews" / "default", split, columns)
-    with pytest.raises(ValueError, match=r"hf-text: expected labels in 0..2 in train, got 0..3"):
-        load("hf-text", root, bert, [], dataset="someone/reviews")
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({}, ValueError, r"needs a data set of the hub: -c dataset=OWNER/NAME"),
-        ({"dataset": "someone/else"}, FileNotFoundError, r"no folder someone/else"),
-        ({"dataset": "someone/reviews", "test_split": "dev"}, FileNotFoundError, r"no split 'dev'.*test, train"),
-        ({"dataset": "someone/reviews", "test_split": "train"}, ValueError, r"a test_split other than 'train'"),
-        ({"dataset": "someone/reviews", "input_columns": "text"}, ValueError, r"no column text .*id, body, label"),
-        ({"dataset": "someone/reviews", "label_column": "y"}, ValueError, r"no column y .*id, body, label"),
-        ({"dataset": "someone/reviews", "input_columns": "id"}, ValueError, r"expected text in column id, row 0"),
-        ({"dataset": "someone/reviews", "input_columns": "a,b,c"}, ValueError, r"one or two names in input_columns"),
-        ({"dataset": "someone/reviews", "input_columns": "a,"}, ValueError, r"one or two names in input_columns"),
-    ],
-)
-def test_what_a_set_does_not_have_is_listed(tmp_path, bert, options, error, message):
-    write_any(tmp_path / "data")
-    with pytest.raises(error, match=message):
-        load("hf-text", tmp_path / "data", bert, **options)
-
-
-def test_too_many_text_columns_want_a_choice():
-    with pytest.raises(ValueError, match=r"choose input_columns among the 3 text columns of made, which has a, b, c"):
-        text_sets.choose_columns(list("abcy"), list("abc"), Options(label_column="y"), place="made")
-    for twice in (Options(input_columns="a,a", label_column="y"), Options(input_columns="a,y", label_column="y")):
-        with pytest.raises(ValueError, match="input_columns and label_column without repetitions"):
-            text_sets.choose_columns(list("abcy"), list("abc"), twice, place="made")
-    chosen = text_sets.choose_columns(list("abcy"), list("ab"), Options(label_column="y"), place="made")
-    assert chosen == TextColumns(inputs=("a", "b"), label="y")
 
 
 def test_a_set_of_the_hub(tmp_path, bert, monkeypatch):
@@ -378,45 +216,12 @@ def test_a_set_of_the_hub(tmp_path, bert, monkeypatch):
         workloads.load("hf-text", cache_dir=tmp_path, options=replace(options, test_split="validation"))
 
 
-def test_a_hub_that_cannot_be_reached(tmp_path, bert, monkeypatch):
-    import datasets
-
-    def unreachable(*_: object) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    options = Options(model=str(bert), dataset="someone/pairs")
-    with pytest.raises(ConnectionError, match=r"someone/pairs .*no route to host.*--data-dir or FEDLSG_DATA"):
-        workloads.load("hf-text", cache_dir=tmp_path, options=options)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlsg\[hub\]'"):
-        workloads.load("hf-text", cache_dir=tmp_path, options=options)
-
-
-def test_class_counts_by_hand():
-    texts = Texts(first=["a"], second=None, labels=np.array([4]))
-    named = Texts(first=["a"], second=None, labels=np.array([0]), class_names=("x", "y"))
-    assert count_classes({"train": texts, "test": named}, ["test"])[0] == 2
-    assert count_classes({"train": texts, "test": texts}, ["test"])[0] == 5
-    few = Texts(first=["a"], second=None, labels=np.array([1]))
-    assert count_classes({"train": texts, "test": few}, ["test"])[0] == 2  # never off the private labels
-
-
 # --- real data
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
-
-
-@pytest.mark.data
-def test_real_qnli(bert, cache):
-    if not (MIRROR / "glue" / "qnli").is_dir():
-        pytest.skip(f"no glue/qnli in {MIRROR}")
-    workload = workloads.load("glue-qnli", data_dir=MIRROR, cache_dir=cache, options=Options(model=str(bert)))
-    assert (len(workload.train) >= 2000, len(workload.test)) == (True, 5_463)
-    assert 0.45 < float(workload.test.labels.float().mean()) < 0.55
 
 
 @pytest.mark.data

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import pytest
-import torch
 from flwr.app import RecordDict
 
 from fedlsg.carriers.probe import flatten
-from strategies.federation.basis_wire import Holders, basis_record, read_basis
+from strategies.federation.basis_wire import Holders, read_basis
 from strategies.federation.downlink import FullDownlink
-from strategies.federation.wire import array_bytes, read_frame
+from strategies.federation.wire import array_bytes
 from tests.strategies.small_federation import server_state, values_for
 
 CHOICES: dict[str, Any] = {"rank": 3, "out_rank": 4, "probes": 12, "refresh_rounds": 3}
@@ -77,22 +75,6 @@ def test_who_derives_others_is_sent_the_carriers_and_no_frame():
     assert a_round(down, [0]) == {0: False}
 
 
-def test_positions_go_with_them_where_a_mask_has_any():
-    """Of the frame the kept positions alone: L and R would be sent twice."""
-    down = downlink(sparsity=0.5)
-    frame = down.state.frame()
-    records = down.records([0], frame, framed={0})[0]
-    assert set(records) == {"weights", "basis", "frame"}
-    assert list(records["frame"]) == ["indices"]
-    assert read_frame(RecordDict(records), frame).digest == frame.digest
-
-
-def test_nothing_is_sent_where_nothing_is_probed():
-    down = FullDownlink(server_state("lsg"))
-    assert set(down.records([0], down.state.frame())[0]) == {"weights"}
-    assert down.state_dict() == {}
-
-
 def test_the_basis_of_each_refresh_is_kept_before_anybody_is_asked():
     kept: list[int] = []
     down = downlink()
@@ -101,12 +83,3 @@ def test_the_basis_of_each_refresh_is_kept_before_anybody_is_asked():
         a_round(down, [0])
         assert kept[-1] == round - (round - 1) % 3
     assert kept == [1, 4, 7]
-
-
-def test_a_record_that_is_none_is_refused():
-    record = basis_record(downlink().state.basis_of(1))
-    record["flat"].stype = "numpy.ndarray"
-    with pytest.raises(ValueError, match="stype 'raw'"):
-        read_basis(RecordDict({"basis": record}))
-    assert read_basis(RecordDict({})) is None
-    assert torch.is_tensor(read_basis(RecordDict({"basis": basis_record(downlink().state.basis_of(1))})))

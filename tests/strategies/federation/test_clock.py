@@ -29,28 +29,6 @@ def test_the_clock_reads_the_payload_bytes_of_every_message_and_goes_on_from_rou
         assert done.simulated_clock == clock.now == 5.0 * round, "client 1: a second down, one of work, three up"
 
 
-def test_what_follows_the_values_counts_for_those_who_answered():
-    """The last stage of a secure sum: 800 bytes more up from client 0, after its values came in time."""
-    clock = SimulatedClock(Participation(clients=2, per_round=2, seed=0, compute_seconds=[2.0, 1.0], uplink=800.0))
-    done = report(round=1, asked=clock.select(1), sent=[Sent(0, "up", 0, 100, 0), Sent(1, "up", 0, 0, 0)])
-    assert clock.late(done, [0, 1]) == []
-    done.sent.append(Sent(0, "up", 0, 80, 0))
-    done.answered = [0, 1]
-    clock.close(done)
-    assert clock.now == 2.0 + 1.0 + 0.8
-
-
-def test_the_pruning_round_and_a_federation_without_a_clock_take_no_time():
-    timed = Participation(clients=3, per_round=3, seed=0, dropout=0.9, compute_seconds=[1.0] * 3)
-    for participation, round in ((timed, 0), (Participation(clients=3, per_round=3, seed=0), 1)):
-        clock = SimulatedClock(participation)
-        done = report(round=round)
-        assert clock.open(done) == frozenset()
-        assert clock.late(done, [0, 1, 2]) == []
-        clock.close(done)
-        assert (done.simulated_clock, clock.now) == (None, 0.0)
-
-
 def test_dropouts_are_no_refusals_and_a_federation_without_budget_ends_regularly_after_three_rounds():
     everybody = report(rejected=dict.fromkeys(range(3), REFUSED))
     with pytest.raises(BudgetSpentError, match="the privacy budget of every client was spent before round 3"):

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from math import nan
 from typing import Any
 
@@ -12,7 +11,7 @@ from flwr.app import ConfigRecord, Message
 import strategies.federation.nodes
 from simulations.engines.local import LocalGrid
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.nodes import Identity, Roster, wait_for_nodes, warn_of_clock
+from strategies.federation.nodes import Roster, warn_of_clock
 from strategies.federation.wire import failure, identity
 
 Node = tuple[int, int] | str
@@ -65,14 +64,6 @@ def test_partitions_are_found_whatever_the_node_ids():
     assert grid.questions == [0, 1, 2], "each node is asked once"
 
 
-def test_nodes_beyond_the_clients_stay_idle():
-    grid = Nodes((0, 5), (1, 6), (2, 0))
-    roster = gathered(grid, [5, 6])
-    assert found(roster, 2) == [0, 1]
-    roster.refresh(grid)
-    assert grid.questions == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
@@ -107,22 +98,6 @@ def test_one_error_in_the_first_query_does_not_end_a_run(declared):
     assert roster.refused == {}
 
 
-def test_sizes_are_what_nodes_said_first():
-    grid = Nodes((0, 5), (1, 6))
-    roster = Roster(1.0)
-    assert roster.gather(grid, 2) == [5, 6]
-    grid.there = [0]
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, None]
-    grid.there, grid.nodes[1] = [0, 1], (1, 7)
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, None], "another N_k than the one that the run was planned with"
-    assert "declares 6" in roster.refused[FIRST_NODE + 1]
-    grid.nodes[1] = (1, 6)
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, 1]
-
-
 @pytest.mark.parametrize("again", [1, 2], ids=["same id", "other id"])
 def test_a_node_that_comes_back_is_asked_who_it_is(again):
     grid = Nodes((0, 5), (1, 6), (1, 6))
@@ -140,40 +115,6 @@ def test_a_node_that_comes_back_is_asked_who_it_is(again):
     assert grid.questions == [again], "it is known now"
 
 
-def test_a_newcomer_waits_until_the_client_of_its_number_has_left():
-    grid = Nodes((0, 5), (1, 6), (1, 6))
-    grid.there = [0, 1]
-    roster = gathered(grid, [5, 6])
-    grid.there = [0, 1, 2]
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, 1]
-    assert "both declare that they are client 1" in roster.refused[FIRST_NODE + 2]
-    grid.there = [0, 2]
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, 2]
-
-
-def test_a_forgotten_node_is_asked_again():
-    grid = Nodes((0, 5), (1, 6))
-    roster = gathered(grid, [5, 6])
-    grid.questions = []
-    roster.forget(1)
-    assert found(roster, 2) == [0, None]
-    roster.refresh(grid)
-    assert found(roster, 2) == [0, 1]
-    assert grid.questions == [1]
-
-
-def test_who_is_not_accepted_is_no_client():
-    def accept(identity: Identity) -> None:
-        if identity.num_examples == 6:
-            raise ValueError("its ledger lacks entries")
-
-    roster = Roster(1.0, declared=[5, 6], accept=accept)
-    with pytest.raises(RuntimeError, match="its ledger lacks entries"):
-        roster.gather(Nodes((0, 5), (1, 6)), 2)
-
-
 def test_everyone_is_asked_for_the_last_time():
     grid = Nodes((0, 5), (1, 6), (2, 7))
     roster = gathered(grid, [5, 6, 7])
@@ -181,18 +122,6 @@ def test_everyone_is_asked_for_the_last_time():
     grid.questions = []
     assert set(roster.ask_again(grid)) == {1}
     assert grid.questions == [0, 2]
-
-
-def test_too_few_nodes_are_named_with_the_fix():
-    with pytest.raises(RuntimeError, match=r'the run has 3 clients, the federation only 1 nodes.*"num-supernodes=3"'):
-        wait_for_nodes(Nodes((0, 5)), 3)
-
-
-def test_nodes_that_connect_late_are_waited_for(monkeypatch):
-    grid = Nodes((0, 5), (1, 6))
-    counts: Callable[[], int] = iter([0, 1, 2]).__next__
-    monkeypatch.setattr(grid, "get_node_ids", lambda: list(range(counts())))
-    assert wait_for_nodes(grid, 2) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -237,28 +166,9 @@ def test_a_deployment_goes_on_without_a_node_that_breaks_a_bound(bad, why, caplo
     assert found(roster, 3)[2] == 2, "it declares the number that the run was planned with, and may join"
 
 
-def test_a_number_that_is_no_clients_is_named():
-    assert (
-        "it is client 7, and the run has clients 0 to 2"
-        in deployed(Nodes((0, 5), (1, 6), (7, 5)), 3).refused.popitem()[1]
-    )
-
-
 def test_a_deployment_without_half_of_its_clients_does_not_start():
     with pytest.raises(RuntimeError, match=r"one of the clients \[1\].*planted"):
         Roster(1.0).gather(Nodes((0, 5), "planted"), 2)
-
-
-def test_a_node_that_fails_again_and_again_is_asked_less_often():
-    grid = Nodes((0, 5), (1, 6), (2, 7))
-    roster = deployed(grid, 3)
-    grid.nodes[2] = "planted"
-    roster.forget(2)
-    grid.questions = []
-    for _ in range(64):
-        roster.refresh(grid)
-    assert 5 <= grid.questions.count(2) <= 8
-    assert set(grid.questions) == {2}
 
 
 @pytest.mark.parametrize("odd", [True, 0.5, math.nan, "1", b"1", [1], None])

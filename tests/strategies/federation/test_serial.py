@@ -1,7 +1,6 @@
 """A message without its arrays weighs what the whole one weighs, and arrives as the whole one would."""
 
-import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
@@ -47,21 +46,8 @@ def test_what_arrives_is_what_the_whole_message_says(given_records):
             assert copy.data is array.data, "the bytes themselves are shared: nobody can change them"
 
 
-def test_an_error_travels_too():
-    asked = message_of({})
-    asked.metadata.__dict__["_message_id"] = "asked"
-    reply = Message(Error(code=1001, reason="why"), reply_to=asked)
-    assert wire_size(reply) == len(whole(reply))
-    assert over_the_wire(reply).error.reason == "why"
-
-
 def test_a_forgotten_length_prefix_is_found(monkeypatch):
     """Negative control: lengths above 127 take another byte in each message around the array."""
     message = message_of({"x": [70_000]})
     monkeypatch.setattr(serial, "_growth", lambda size, more: more)
     assert wire_size(message) < len(whole(message))
-
-
-@pytest.mark.parametrize("number", [0, 1, 127, 128, 16_383, 16_384, 2**21 - 1, 2**21])
-def test_varints_take_a_byte_for_every_seven_bits(number):
-    assert serial._varint(number) == max(1, -(-number.bit_length() // 7))

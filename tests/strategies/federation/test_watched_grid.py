@@ -85,51 +85,12 @@ def ask(link: SuperLink, *, timeout: float | None = 5.0) -> dict[int, Error | No
     return found
 
 
-def test_all_that_answer_are_waited_for():
-    link = SuperLink([1, 3])
-    assert ask(link, timeout=None) == {0: None, 1: None}
-    assert link.pulls == 3
-
-
-def test_silence_ends_with_the_timeout():
-    assert ask(SuperLink([1, None]), timeout=0.2) == {0: None}
-
-
 def test_a_node_that_started_anew_is_taken_for_one_that_is_gone():
     link = SuperLink([4, None])
     link.happens[2] = lambda: link.activated.__setitem__(1, "10:05")
     found = ask(link, timeout=None)
     assert found[0] is None
     assert found[1].code in NODE_GONE
-
-
-def test_a_node_that_left_and_came_back_while_nobody_looked():
-    link = SuperLink([6, None])
-    link.happens[2] = lambda: link.activated.__setitem__(1, "")
-    link.happens[4] = lambda: link.activated.__setitem__(1, "10:05")
-    assert ask(link, timeout=None)[1] is not None
-
-
-def test_one_that_was_away_when_it_was_asked_is_waited_for():
-    """Nobody had taken its message: it gets it when it is back."""
-    link = SuperLink([1, 5])
-    link.activated[1] = ""
-    link.happens[3] = lambda: link.activated.__setitem__(1, "10:05")
-    assert ask(link, timeout=None) == {0: None, 1: None}
-
-
-def test_a_message_that_flower_did_not_take_is_not_waited_for():
-    link = SuperLink([2, None])
-    link.unregistered = {1}
-    found = ask(link, timeout=None)
-    assert found[0] is None
-    assert found[1] is not None
-
-
-def test_nothing_to_ask_is_no_question():
-    link = SuperLink([])
-    assert list(WatchedGrid(link).send_and_receive([], timeout=None)) == []
-    assert link.pulls == 0
 
 
 def send(grid: WatchedGrid, link: SuperLink, *nodes: int, kind: str = "train") -> dict[int, str]:
@@ -146,12 +107,6 @@ def test_nobody_waits_longer_than_the_limit_for_a_node():
     assert found[0] == "reply"
     assert "client_timeout" in found[1]
     assert WatchedGrid(link).limit.seconds(0) == float("inf"), "negative control: it has no limit of its own"
-
-
-def test_a_query_has_no_limit():
-    """It may load data."""
-    link = SuperLink([1, None])
-    assert send(WatchedGrid(link, ClientLimit(0.1)), link, 0, 1, kind="query") == {0: "reply"}
 
 
 def test_a_node_that_owes_a_reply_gets_no_message_until_it_came_and_that_one_is_not_used():

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import fedlsg.gradients.formulas.layers
-import fedlsg.gradients.hooks
 from fedlsg.carriers import Dense, prepare_model
 from fedlsg.frame import Frame
 from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
@@ -37,13 +35,6 @@ def test_biases_and_classifier_are_trained():
     assert list(trainable(prepared(cnn()))) == ["1.bias", "2.bias", "4.bias", *CLASSIFIER]
 
 
-def test_what_is_frozen_stays_frozen():
-    model = mlp()
-    model[0].bias.requires_grad_(False)
-    with pytest.raises(ValueError, match="no bias terms"):
-        prepared(model)
-
-
 def test_a_model_without_biases_is_refused():
     model = nn.Sequential(nn.Linear(FEATURES, WIDTH, bias=False), nn.Tanh())
     model.add_module("classifier", nn.Linear(WIDTH, 3))
@@ -63,46 +54,6 @@ def test_per_example_gradients_are_autograds(make):
         wanted = torch.autograd.grad(loss, list(trainable(model).values()))
         torch.testing.assert_close(got[i], torch.cat([g.flatten() for g in wanted]))
     torch.testing.assert_close(summed_gradient(model, cross_entropy, x, y, frame), got.sum(0))
-
-
-def weights_formed(monkeypatch, method: str) -> list[tuple[int, ...]]:
-    """Shapes of the weights whose gradients a step forms, or keeps for ghost clipping, on the convolution net."""
-    formed: list[tuple[int, ...]] = []
-    for kind in (fedlsg.gradients.formulas.layers.LinearGradients, fedlsg.gradients.formulas.layers.ConvGradients):
-
-        def watched(self, g, x, shipped=kind.weight):
-            formed.append(tuple(self.layer.weight.shape))
-            return shipped(self, g, x)
-
-        monkeypatch.setattr(kind, "weight", watched)
-    model = prepare_model(cnn(), Dense(train="biases" if method == "bitfit" else "all"), seed=0)
-    x = torch.randn(4, FEATURES)
-    per_example_gradients(model, cross_entropy, x, torch.arange(4), of_method(method, model))
-    return formed
-
-
-def test_no_gradient_of_a_frozen_weight_is_formed(monkeypatch):
-    assert weights_formed(monkeypatch, "bitfit") == [(WIDTH, WIDTH)]
-
-
-def test_the_gradients_that_dpsgd_forms_are_seen(monkeypatch):
-    """Negative control of the count above."""
-    assert len(weights_formed(monkeypatch, "dpsgd")) == 3
-
-
-def test_inputs_of_frozen_weights_are_not_remembered(monkeypatch):
-    remembered: dict[str, bool] = {}
-    shipped = fedlsg.gradients.hooks.remember
-
-    def watched(layer, x, again):
-        memory = shipped(layer, x, again)
-        remembered[layer.path] = memory.x is not None
-        return memory
-
-    monkeypatch.setattr(fedlsg.gradients.hooks, "remember", watched)
-    model = prepared(cnn())
-    per_example_gradients(model, cross_entropy, torch.randn(4, FEATURES), torch.arange(4), of_method("bitfit", model))
-    assert remembered == {"1": False, "2": False, "4": False, "classifier": True}
 
 
 def test_the_payload_is_small():

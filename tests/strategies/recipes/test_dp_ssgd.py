@@ -1,38 +1,27 @@
 """DP-SSGD and ranked RS in the federation: the pruning round, and masks that only the server can make."""
 
-import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Message
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
-from fedlsg.masks.mask import Mask
-from fedlsg.masks.pruning import Prune
-from fedlsg.method import Method, Schedule, make_frame
+from fedlsg.method import Schedule, make_frame
 from fedlsg.payload.message import pack
-from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase
+from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
 from strategies import recipe
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import (
     OVER_BUDGET,
-    Announcement,
     failure,
-    payload_size,
-    raw_array,
     read_kept,
     read_round,
 )
-from strategies.strategy import BudgetSpentError
-from tests.strategies.small_federation import Federation, announcement, model, public_terms, server_state, values_for
+from tests.strategies.small_federation import Federation, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 
@@ -89,17 +78,6 @@ def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
     assert torch.equal(((state.weights == 0) & (start != 0)).nonzero().squeeze(1), wanted)
 
 
-def test_the_pruning_round_goes_on_without_a_client_that_fails():
-    def answer(partition: int, message: Message, honest: Message) -> Message:
-        announced = read_round(message.content)
-        return failure("broken", 1001, message) if (announced.round, partition) == (0, 1) else honest
-
-    federation = PrunedFederation(server_state("dp-ssgd", **SNIP), answer=answer, min_survivors=2)
-    assert [report.answered for report in federation.run(1)] == [[0, 1, 2]]
-    assert federation.pruned[0].answered == [0, 2]
-    assert federation.pruned[0].reasons == "1: [1001] broken"
-
-
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
@@ -120,14 +98,6 @@ def test_the_pruning_round_needs_enough_clients(code, error, message):
     assert zeros(federation.state) == 0
 
 
-def test_the_pruning_round_ends_the_run_where_no_client_has_the_budget():
-    federation = PrunedFederation(
-        server_state("dp-ssgd", **SNIP), answer=lambda _, message, __: failure("spent", OVER_BUDGET, message)
-    )
-    with pytest.raises(BudgetSpentError, match="in the pruning round, 0 replied"):
-        federation.run(1)
-
-
 def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
     """The bound is that of the pruning round: N C_prune of signal and its own noise, far below training's."""
 
@@ -144,52 +114,6 @@ def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
     federation.run(1)
     assert federation.pruned[0].answered == [1, 2]
     assert "norm" in federation.pruned[0].rejected[0]
-
-
-def test_a_resumed_run_does_not_prune_again():
-    state = server_state("dp-ssgd", **SNIP, momentum=0.9)
-    federation = PrunedFederation(state)
-    federation.run(1)
-    again = server_state("dp-ssgd", **SNIP, momentum=0.9)
-    again.load_state_dict(copy.deepcopy(state.state_dict()))
-    resumed = PrunedFederation(again)
-    resumed.run(1)
-    federation.run(1)
-    assert {round for round, _ in resumed.asked} == {2}
-    assert resumed.pruned == []
-    assert torch.equal(again.weights, state.weights)
-
-
-@pytest.mark.parametrize("prune", ["random", "synflow", "none"])
-def test_pruning_without_data_has_no_pruning_round(prune):
-    state = server_state("dp-ssgd", prune=prune, prune_rate=0.4, drop="none")
-    federation = PrunedFederation(state)
-    federation.run(1)
-    assert {round for round, _ in federation.asked} == {1}
-    assert zeros(state) == (0 if prune == "none" else 60)
-
-
-@pytest.mark.parametrize(
-    ("choices", "mask", "prune"),
-    [
-        ({"drop": "none"}, Mask(), Prune(kind="synflow", rate=0.3)),
-        ({"prune": "none", "drop_rate": 0.2}, Mask(kind="drop", drop="random", sparsity=0.2), Prune()),
-        (
-            {
-                "prune": "dp-snip",
-                "prune_rate": 0.7,
-                "prune_epsilon_share": 0.2,
-                "prune_clip_norm": 2.0,
-                "drop": "magnitude",
-            },
-            Mask(kind="drop", drop="magnitude", sparsity=0.5),
-            Prune(kind="dp-snip", rate=0.7, epsilon_share=0.2, clip_norm=2.0),
-        ),
-    ],
-)
-def test_choices_of_the_recipe(choices, mask, prune):
-    method = recipe("dp-ssgd", **choices)
-    assert (method.mask, method.prune) == (mask, prune)
 
 
 def ranked_state(rounds: int = 8) -> ServerState:
@@ -248,51 +172,3 @@ def test_the_ranking_holds_for_an_epoch_and_survives_a_checkpoint():
     assert torch.equal(kept[4], kept[5])
     assert not torch.equal(kept[1], kept[2])
     assert not torch.equal(kept[3], kept[4])
-
-
-def test_the_memory_gets_the_deviation_of_the_sum():
-    """Three clients at sigma 1, C 1: sqrt(3) over the frozen half."""
-    state = ranked_state()
-    RankedFederation(state).run(1)
-    before = ranked_state().frame()
-    frozen = torch.ones(before.size, dtype=torch.bool).index_fill(0, before.indices, False)
-    values = state.memory.current
-    assert abs(float(values[frozen].std()) / 3**0.5 - 1) < 0.2
-    assert float(values[~frozen].std()) < 0.3  # what the clients of this test send is small
-
-
-@given(size=st.integers(1, 70), data=st.data())
-def test_a_bitmap_comes_back_as_it_was(size, data):
-    kept = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
-    method = Method(name="test", mask=Mask(kind="uniform", ranking="gradients"), mechanism=Mechanism())
-    frame = make_frame(
-        method, {"w": torch.zeros(size)}, {}, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0,
-        kept=torch.tensor(kept),
-    )  # fmt: skip
-    content = announcement(torch.zeros(size), example(), ranked=frame)
-    assert read_kept(content, size).tolist() == kept
-    assert payload_size(content) == 4 * size + (size + 7) // 8
-    assert read_kept(announcement(torch.zeros(size), example()), size) is None
-
-
-@pytest.mark.parametrize("bitmap", [np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.zeros(2, np.float32)])
-def test_a_bitmap_of_another_length_or_type_is_refused(bitmap):
-    content = announcement(torch.zeros(9), example())
-    content["kept"] = type(content["weights"])({"bitmap": raw_array(bitmap)})
-    with pytest.raises(ValueError, match="bitmap of 9 coordinates"):
-        read_kept(content, 9)
-
-
-def example() -> Announcement:
-    return Announcement(
-        round=1, updates=0, frame_digest=b"", sample_rate=1.0, noise_multiplier=1.0, expected_batch=1.0, run_dir=""
-    )
-
-
-def test_terms_of_a_phase():
-    terms = ClientTerms(num_examples=5, sample_rate=0.1, noise_multiplier=1.0, prune_noise_multiplier=9.0)
-    assert terms.of(Phase.TRAINING) == terms
-    first = terms.of(Phase.PRUNING)
-    assert (first.num_examples, first.sample_rate, first.noise_multiplier) == (5, 1.0, 9.0)
-    assert first.mechanism(Mechanism(noise_multiplier=2.0)).noise_multiplier == 9.0
-    assert first.mechanism(Mechanism(kind="none")).noise_std == 0.0

@@ -6,19 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers import Lora, prepare_model
+from fedlsg.carriers import prepare_model
 from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, effective_weight, frozen_bases
 from fedlsg.gradients.supported import trainable
-from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step
-from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.server_optimizer import ServerOptimizer
 from fedlsg.training.update import move
 from strategies import recipe
-from tests.strategies.contract import WIDTH, Data, cnn, data_set, mlp, weighted_loss
+from tests.strategies.contract import Data, cnn, data_set, mlp, weighted_loss
 
 CLIENTS, RANK, RATE = 3, 2, 0.5
 
@@ -97,15 +94,6 @@ def test_one_factor_and_the_classifier_are_trained_and_the_rest_is_public(name, 
             torch.testing.assert_close(A.flatten(1) @ A.flatten(1).mT, torch.eye(RANK).to(A), rtol=0, atol=1e-6)
 
 
-def test_a_and_b_of_fed_sb_are_near_the_top_of_w_0():
-    """They keep most of what the best rank-r part of W_0 keeps."""
-    model = model_of(recipe("fed-sb", rank=RANK))
-    W_0, A, B = (model.get_parameter("0" + name).detach() for name in (BASE, DOWN, UP))
-    torch.testing.assert_close(B.mT @ B, torch.eye(RANK).to(B), rtol=0, atol=1e-6)
-    best = torch.linalg.svdvals(W_0)[:RANK].square().sum()
-    assert (B.mT @ W_0 @ A.mT).square().sum() > 0.9 * best
-
-
 def test_a_factorisation_after_every_round_does_not_change_fed_svd():
     """Lee et al. 2025: A = V^T, B = U S of the server's B A. It turns noise, so there is none: the same weights."""
     models = []
@@ -144,31 +132,3 @@ def test_a_factorisation_after_every_round_does_not_change_fed_svd():
 
 def paths(model: nn.Module) -> list[str]:
     return [name.removesuffix(BASE) for name in frozen_bases(model)]
-
-
-def test_half_of_what_lora_sends_of_a_square_weight():
-    sizes = {}
-    for name in ("lora", "ffa-lora", "fed-svd", "fed-sb"):
-        model = model_of(recipe(name, rank=RANK))
-        sizes[name] = sum(p.numel() for n, p in trainable(model).items() if n.startswith("2."))
-    half = RANK * WIDTH
-    assert sizes == {"lora": 2 * half, "ffa-lora": half, "fed-svd": half, "fed-sb": RANK**2}
-
-
-def test_a_layer_that_is_called_up_is_no_factor():
-    """Gated feed-forward layers are often named so: it is adapted like any other, and its base stays frozen."""
-    model = nn.Sequential()
-    model.add_module("up", nn.Linear(WIDTH, WIDTH))
-    model.add_module("block", nn.Sequential())
-    model.block.add_module("up", nn.Linear(WIDTH, 2))  # too narrow to pay
-    model.add_module("classifier", nn.Linear(2, 3))
-    prepare_model(model, Lora(rank=RANK, train="up"), classifier="classifier", seed=0)
-    assert list(trainable(model)) == ["up.up.weight", "classifier.weight", "classifier.bias"]
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="both factors"):
-        Method(
-            name="x", carrier=Lora(rank=2, train="up"), mask=Mask(kind="units", sparsity=0.5),
-            mechanism=Mechanism(), server=ServerOptimizer(),
-        )  # fmt: skip

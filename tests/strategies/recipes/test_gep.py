@@ -8,15 +8,12 @@ import torch
 from torch import Tensor
 
 from fedlsg.accounting import Event, compose
-from fedlsg.attacks.replay import in_frame
-from fedlsg.carriers.probe.anchors import LARGEST, anchor_basis, anchor_gradients
+from fedlsg.carriers.probe.anchors import LARGEST, anchor_gradients
 from fedlsg.frame import Frame
 from fedlsg.gradients import per_example_gradients, trainable
-from fedlsg.gradients.embedding import clip_parts, embed
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit
-from fedlsg.training.client import allows_ghost_clipping
 from strategies import recipe
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state
@@ -58,20 +55,6 @@ def test_embedding_and_rest_are_the_gradient():
         assert all(same) is not biased
 
 
-def test_the_basis_spans_what_the_anchors_span():
-    G = torch.randn(40, RANK, generator=torch.Generator().manual_seed(1)) @ torch.randn(
-        RANK, 30, generator=torch.Generator().manual_seed(2)
-    )
-    L, energy = anchor_basis(G, RANK, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(L.mT @ L, torch.eye(RANK), atol=1e-5, rtol=0)
-    assert (G - G @ L @ L.mT).norm() < 1e-4 * G.norm()
-    assert float(energy.sum()) == pytest.approx(1, abs=1e-5)
-    other = torch.linalg.qr(torch.randn(30, RANK, generator=torch.Generator().manual_seed(3)))[0]
-    assert (G - G @ other @ other.mT).norm() > 0.5 * G.norm()
-    nothing, _ = anchor_basis(torch.zeros(5, 30), RANK, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(nothing.mT @ nothing, torch.eye(RANK), atol=1e-5, rtol=0)
-
-
 def test_the_anchors_gradients_are_those_of_single_backward_passes():
     net, inputs, targets = model(), INPUTS[:3], TARGETS[:3]
     found = anchor_gradients(net, losses, inputs, targets)
@@ -93,14 +76,6 @@ def test_each_part_is_clipped_on_its_own():
     assert (unclipped["rest"] > 0.4 * bound * 1.5).all()
 
 
-def test_parts_of_equal_weight_are_clipped_on_their_own_too():
-    """Ghost clipping has the joint clip alone: it must not be taken where no block has a weight."""
-    frame = frame_of(residual_clip=1.0)
-    assert all(b.weight == 1 for b in frame.blocks)
-    assert not allows_ghost_clipping(frame)
-    assert allows_ghost_clipping(frame_of(biased=True))
-
-
 def test_one_example_moves_both_parts_together_by_c():
     """It reaches C, so that the bound is tight. Parts that are clipped to C each would move by sqrt(2) C (control)."""
     mechanism, frame = Mechanism(clip_norm=C), frame_of()
@@ -110,14 +85,6 @@ def test_one_example_moves_both_parts_together_by_c():
     planted = units_of(replace(frame, part_norm=C))
     assert torch.cat(planted, 1)[0].norm() > 1.4 * C
     assert clipped_sum([u[:1] for u in planted], mechanism).norm() <= C  # the joint clip does not rest on the parts'
-
-
-def test_an_adversarys_replay_has_the_same_coordinates():
-    frame, net = frame_of(), model()
-    dense = per_example_gradients(net, losses, INPUTS[:4], TARGETS[:4], frame.embedded)
-    gradients = {name: g.reshape(4, *p.shape) for g, (name, p) in zip(dense, trainable(net).items(), strict=True)}
-    own = per_example_gradients(net, losses, INPUTS[:4], TARGETS[:4], frame)
-    torch.testing.assert_close(in_frame(gradients, frame), own)
 
 
 def test_the_joint_clip_changes_nothing_after_the_parts():
@@ -148,12 +115,6 @@ def test_the_ledger_is_charged_for_both_releases_of_one_batch():
     assert spent(*s) < 0.99 * spent(joint)  # two samples of their own would hide the example better than one for both
 
 
-def test_b_gep_sends_k_values_a_parameter():
-    sizes = [p.numel() for p in trainable(model()).values()]
-    assert frame_of(biased=True).kept == sum(min(RANK, size) for size in sizes)
-    assert frame_of().kept == sum(min(RANK, size) + size for size in sizes)
-
-
 def test_what_does_not_combine_is_refused():
     with pytest.raises(
         ValueError, match=r"method 'gep' needs a mask of kind 'all' and clip='joint', got 'all' and 'per"
@@ -166,10 +127,3 @@ def test_what_does_not_combine_is_refused():
     many = LARGEST // size + 1
     with pytest.raises(ValueError, match=rf"probes={many} anchor gradients .* at most {LARGEST // size}, or freeze"):
         anchor_gradients(net, losses, torch.empty(many, 1).expand(many, 12), torch.empty(many))
-
-
-def test_rows_that_are_not_finite_are_left_to_the_joint_clip():
-    frame = frame_of()
-    units = embed([torch.full((2, p.numel()), float("inf")) for p in trainable(model()).values()], frame)
-    total = clipped_sum(clip_parts(units, frame), Mechanism(clip_norm=C))
-    assert torch.equal(total, torch.zeros(frame.kept))

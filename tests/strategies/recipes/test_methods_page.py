@@ -1,19 +1,15 @@
 """docs/methods.md lists every recipe with its real parameters and defaults, and its variants build."""
 
 import re
-import sys
 from inspect import signature
 
 import pytest
-import torch
 
 import fedlsg
 import strategies
-from fedlsg.payload import find_codec
 from fedlsg.payload.layout import payload_bytes
 from simulations.rundir.rundir import RunDir
 from strategies import _build, names, recipe
-from tests.fedlsg.support.coarse_codec import planted
 from tests.places import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "methods.md").read_text()
@@ -36,26 +32,6 @@ def parameters(name: str) -> list[str]:
 
 def listed(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
-
-
-def test_the_method_of_ones_own_runs(tmp_path, monkeypatch):
-    (tmp_path / "wide.py").write_text(CODE["A uniformly random mask of tenths."])
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    try:
-        assert recipe("wide", width=3).mask.sparsity == 0.3
-        with pytest.raises(ValueError, match="expected 1 <= width=0 <= 9"):
-            recipe("wide", width=0)
-    finally:
-        sys.modules.pop("strategies.recipes.wide", None)
-
-
-def test_the_codec_of_ones_own_runs(tmp_path):
-    with planted(tmp_path, coarse=CODE["Two bytes a value: the nearest multiple of one step."]):
-        codec = find_codec("coarse").with_settings({"coarse_step": 0.5})
-        body = codec.encode(torch.tensor([0.7, -1.2]), [2], None, 1)
-        assert codec.decode(body, [2], None, 1, max_norm=2.0).tolist() == [0.5, -1.0]
-        with pytest.raises(ValueError, match="expected 4 bytes"):
-            codec.decode(b"x", [2], None, 1, max_norm=2.0)
 
 
 def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):
@@ -86,11 +62,6 @@ def test_every_recipe_has_its_row():
 @pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
 def test_parameters_are_those_of_the_recipe(name):
     assert listed(ROWS[name][5]) == parameters(name)
-
-
-@pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
-def test_the_mechanism_is_the_recipes_default(name):
-    assert listed(ROWS[name][4]) == [recipe(name).mechanism.kind]
 
 
 def test_a_changed_default_is_seen():

@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import strategies
 from fedlsg.carriers import Dense, Factors, Lora, LowRank, LowRankChange, RandomCarriers
@@ -14,8 +12,7 @@ from fedlsg.masks.pruning import Prune
 from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.compression import Compression
-from fedlsg.training.server_optimizer import ServerOptimizer
-from strategies import names, own_settings, recipe, recipe_settings, takers_of
+from strategies import names, own_settings, recipe
 
 FOLDER = Path(strategies.recipes.__path__[0])
 NONE = Mechanism(kind="none")
@@ -61,22 +58,6 @@ def test_recipes_are_found_by_the_names_of_their_files():
     files = {path.stem.replace("_", "-") for path in FOLDER.glob("*.py")}
     assert set(GOLDEN) <= set(names()) <= files
     assert [recipe(name).name for name in names()] == list(names())
-
-
-@given(
-    st.integers(1, 9), st.floats(0, 0.9), st.sampled_from(["top", "bottom"]), st.floats(0.1, 9), st.floats(0.1, 9),
-    st.sampled_from(["dp", "noise-only", "clip-only", "none"]), st.floats(0.01, 1),
-)  # fmt: skip
-def test_every_setting_reaches_its_place(rank, sparsity, direction, sigma, clip_norm, kind, rate):
-    method = recipe(
-        "lsg", rank=rank, sparsity=sparsity, direction=direction, power_steps=2, noise_multiplier=sigma,
-        clip_norm=clip_norm, mechanism=kind, clip="per-block", learning_rate=rate,
-        optimizer="adam", estimator="averaged",
-    )  # fmt: skip
-    assert method.carrier == LowRank(rank=rank, power_steps=2)
-    assert method.mask == Mask(kind="units", sparsity=sparsity, direction=direction)
-    assert method.mechanism == Mechanism(kind=kind, noise_multiplier=sigma, clip_norm=clip_norm, clip="per-block")
-    assert method.server == ServerOptimizer(learning_rate=rate, optimizer="adam", estimator="averaged")
 
 
 def test_what_each_recipe_can_be_told():
@@ -128,17 +109,6 @@ def test_a_wrong_name_or_setting_is_named(name, settings, message):
         recipe(name, **settings)
 
 
-def test_the_share_of_the_noise_is_not_offered():
-    """It follows from trust='aggregate'; whoever sets it alone would claim an epsilon that is not there."""
-    with pytest.raises(ValueError, match="it has ") as error:
-        recipe("lsg", ranks=4)
-    assert "noise_share" not in str(error.value)
-
-
-def test_clipped_sgd_is_reachable():
-    assert recipe("sgd", mechanism="clip-only", clip_norm=2.0).mechanism == Mechanism(kind="clip-only", clip_norm=2.0)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder whose files are recipes, too."""
@@ -161,49 +131,8 @@ def test_a_new_file_is_a_new_method(folder):
     assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (2, "bottom", 3.0)
 
 
-def test_a_helper_file_is_no_method(folder):
-    (folder / "shared_pieces.py").write_text("RANK = 3\n")
-    assert "shared-pieces" not in names()
-    with pytest.raises(ValueError, match="unknown method 'shared-pieces'"):
-        recipe("shared-pieces")
-
-
-@pytest.mark.parametrize("source", ["from strategies.recipes.lsg import recipe\n", "recipe = 3\n"])
-def test_what_a_file_does_not_define_as_a_function_is_no_method(source, folder):
-    """An imported recipe is the method of its own file, and stays that."""
-    (folder / "pieces.py").write_text(source)
-    assert "pieces" not in names()
-    assert recipe("lsg") == GOLDEN["lsg"]
-
-
 @pytest.mark.parametrize("source", ["import no_such_module\n", "RANK = undefined\n", "def (:\n"])
 def test_a_file_that_cannot_be_imported_is_named(source, folder):
     (folder / "spoilt_pieces.py").write_text(source)
     with pytest.raises(ImportError, match=r"^strategies/recipes/spoilt_pieces\.py cannot be imported: \w+Error: "):
         names()
-
-
-WIDE = (
-    "from typing import Annotated\n"
-    "from fedlsg.method import Method\n"
-    "from fedlsg.setting import Setting\n"
-    "def recipe(*, width: Annotated[{kind}, Setting('Width.', at_least=1)] = 2, rank: int = 3, mechanism, server):\n"
-    "    return Method(name='{name}', mechanism=mechanism, server=server)\n"
-)
-
-
-def test_a_new_file_declares_its_parameters(folder):
-    (folder / "wide.py").write_text(WIDE.format(kind="int", name="wide"))
-    (folder / "wider.py").write_text(WIDE.format(kind="int", name="wider"))
-    width, rank = recipe_settings()["width"], recipe_settings()["rank"]
-    assert (width.kind, width.range, width.setting.meaning) == (int, "x >= 1", "Width.")
-    assert (rank.range, takers_of("width")) == ("x >= 0", ("wide", "wider"))
-    with pytest.raises(ValueError, match="expected width=0 >= 1"):
-        recipe("wide", width=0)
-
-
-def test_two_recipes_that_declare_one_name_differently(folder):
-    (folder / "wide.py").write_text(WIDE.format(kind="int", name="wide"))
-    (folder / "wider.py").write_text(WIDE.format(kind="float", name="wider"))
-    with pytest.raises(ValueError, match="'width' has two different declarations: int x >= 1 by method 'wide', float"):
-        recipe_settings()

@@ -36,15 +36,17 @@ def failed(made: Setting, plant: str | None = None, seed: int = 0) -> set[str]:
 
 
 FITTING = [(mode, plant) for mode in MODES for plant in PLANTS if fits(plant, small(mode))]
-"""Every plant in two modes, and all modes; the other pairs run with the slow tests."""
+"""Every plant in one mode, and all modes; the other pairs run with the slow tests."""
 CASES = [
-    case if turn < 2 else pytest.param(*case, marks=pytest.mark.slow)
+    case if turn < 1 else pytest.param(*case, marks=pytest.mark.slow)
     for plant in PLANTS
     for turn, case in enumerate(turned([pair for pair in FITTING if pair[1] == plant], list(PLANTS).index(plant)))
 ]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["client", *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:-1]), MODES[-1]]
+)
 def test_correct_code_is_not_accused(mode):
     assert not [names for seed in range(2) if (names := failed(small(mode), seed=seed))]
     assert audit(small(mode), canaries=40).words == "not falsified"
@@ -59,11 +61,8 @@ def test_every_plant_is_found(mode, plant):
     ("mode", "plant", "reason"),
     [
         ("secure", "shares-for-all", "noise deviation, all"),
-        ("secure, clients", "readers-not-counted", "noise deviation, all"),
-        ("secure", "noise-left-out", "noise deviation, all"),
         ("server", "tenth-of-noise", "noise deviation, all"),
         ("secure", "rotation-doubles", "sensitivity of many"),
-        ("server", "clip-misses-block", "sensitivity of many"),
         ("secure, clients", "noise-reused", "fresh noise, on the grid"),
     ],
 )

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from fedlsg.attacks.audit.setting import RATIO, Setting, Z, canaries, found_ratio, silent_rounds
+from fedlsg.attacks.audit.setting import RATIO, Setting, canaries, found_ratio, silent_rounds
 from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
-from tests.fedlsg.support.audit_setting import aggregated, at_client_level, secure, setting
+from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
 
 CLAIM: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "steps": 6}
 
 
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "epsilon"),
-    [(0.5, 3.118, 100, 8.0), (0.01, 1.0, 1000, 2.0), (0.3, 1.5, 4, 5.0), (0.05, 2.0, 2, 0.5), (0.01, 0.5, 30, 3.0)],
+    [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)],
 )
 def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
     one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
@@ -65,16 +65,6 @@ def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting)
     smallest = max(RATIO, math.sqrt((h - 1) / h))
     assert found_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest
     assert 200 <= canaries(made) <= 5000
-
-
-def test_more_clients_take_more_outputs():
-    assert silent_rounds(aggregated(setting(), 30)) > silent_rounds(aggregated(setting(), 4))
-
-
-def test_the_power_by_hand():
-    """Alarm 1e-6 and miss 1e-3: 4.753 + 3.090 deviations, each 1 / sqrt(2 N)."""
-    assert abs(Z - 4.753 - 3.090) < 1e-3
-    assert found_ratio(20_000) == pytest.approx(1 - Z / 200)
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "q"), [(14.2, 3.7e-8, 0.00546), (14.0, 1e-6, 0.01)])

@@ -1,16 +1,13 @@
 """The unit-mode audit as a whole: it accuses no correct code, and finds every plant."""
 
-import json
-
 import numpy as np
 import pytest
 
 import fedlsg.training.client
-from fedlsg.attacks.audit.bounds import gaussian_epsilon
 from fedlsg.attacks.audit.plants import PLANTS, planted
-from fedlsg.attacks.audit.unit_mode import record, ticks
-from fedlsg.attacks.audit.verdict import Claim, as_dict, estimate, judge, stated_claim
-from tests.fedlsg.support.audit_setting import aggregated, audit, same, setting, verdict
+from fedlsg.attacks.audit.unit_mode import record
+from fedlsg.attacks.audit.verdict import Claim, estimate, judge, stated_claim
+from tests.fedlsg.support.audit_setting import aggregated, audit, setting, verdict
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -19,12 +16,7 @@ def test_correct_code_is_not_accused(seed):
     assert found.words == "not falsified", found.reasons
 
 
-@pytest.mark.parametrize("name", ["rgp", "rs", "dpsgd"])
-def test_correct_code_of_other_methods_is_not_accused(name):
-    found = audit(setting(name, rounds=4))
-    assert found.words == "not falsified", found.reasons
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [
@@ -52,23 +44,6 @@ def test_a_bound_alone_finds_a_wrong_clip():
     assert found.one_run.refutes
 
 
-def test_the_estimate_is_the_claim_of_a_gaussian_mechanism():
-    """One full-batch round is 1/sigma-GDP: mu within its interval."""
-    made = setting(rounds=1, sample_rate=1.0)
-    found = audit(made, canaries=2000)
-    assert found.estimate.mu.low <= 1.0 <= found.estimate.mu.high
-    assert found.estimate.epsilon.value == pytest.approx(gaussian_epsilon(found.estimate.mu.value, 1e-5))
-    assert found.f_dp.epsilon <= found.claim.epsilon
-    assert found.one_run.epsilon <= found.claim.epsilon
-
-
-def test_a_seed_repeats_and_none_does_not():
-    made = setting(rounds=2)
-    assert same(record(made, 40, seed=3), record(made, 40, seed=3))
-    assert not same(record(made, 40, seed=3), record(made, 40, seed=4))
-    assert not same(record(made, 40, seed=None), record(made, 40, seed=None))
-
-
 def test_the_auditor_sees_no_coin():
     """Scores shuffled against the inclusion bits are noise: they come from the outputs alone."""
     made = setting(rounds=4)
@@ -76,12 +51,6 @@ def test_the_auditor_sees_no_coin():
     shuffled = np.random.default_rng(0).permutation(seen.included)
     assert judge(seen.scores, shuffled, stated_claim(made.stated)).one_run.epsilon < 0.2
     assert verdict(made, seen).one_run.epsilon > 0.4
-
-
-def test_progress_is_counted():
-    made, counted = setting(rounds=3), []
-    record(made, 50, seed=0, tick=lambda: counted.append(1))
-    assert len(counted) == ticks(made, 50)
 
 
 def test_plants_leave_the_client_as_it_was():
@@ -92,12 +61,6 @@ def test_plants_leave_the_client_as_it_was():
     assert dict(vars(fedlsg.training.client)) == before
     with pytest.raises(ValueError, match="halved-noise"), planted("nothing-known"):
         pass
-
-
-def test_the_verdict_is_plain_json():
-    text = json.dumps(as_dict(audit(setting(rounds=2), canaries=50)))
-    assert '"not falsified"' in text
-    assert "verified" not in text
 
 
 def test_refuses():

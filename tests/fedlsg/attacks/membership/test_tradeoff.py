@@ -4,14 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fedlsg.accounting.bounds import epsilon as epsilon_of
-from fedlsg.attacks.audit.bounds import from_curve, gaussian, gaussian_delta, gaussian_epsilon, subsampled
-
-shares = st.floats(0.0, 1.0)
+from fedlsg.attacks.audit.bounds import from_curve, gaussian, gaussian_delta, subsampled
 
 
 def test_randomized_response_by_hand():
@@ -21,24 +17,6 @@ def test_randomized_response_by_hand():
     assert least(0.25) == pytest.approx(0.25 / 3)
     assert least(1.0) == pytest.approx(1.0)
     assert least(0.0) == 0.0
-
-
-def test_a_revealed_event_costs_delta():
-    least = from_curve(np.array([0.0]), np.array([0.01]))
-    assert least(0.01) == 0.0
-    assert least(0.5) == pytest.approx(0.49)
-
-
-@given(x=shares, y=shares, mu=st.floats(0.0, 5.0))
-def test_curves_are_increasing_and_never_above_the_event(x, y, mu):
-    low, high = sorted((x, y))
-    for least in (gaussian(mu), from_curve(np.linspace(0, 5, 9), gaussian_deltas(mu))):
-        assert 0 <= least(low) <= least(high) + 1e-12
-        assert least(x) <= x + 1e-12
-
-
-def gaussian_deltas(mu):
-    return np.array([gaussian_delta(mu, e) for e in np.linspace(0, 5, 9)])
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
@@ -70,24 +48,7 @@ def test_epsilon_agrees_with_the_accountant(q, sigma, steps):
     assert epsilon == pytest.approx(bound.upper, rel=3e-3)
 
 
-def test_published_gaussian_epsilon():
-    """mu = 1 at delta = 1e-5 is 4.377 (Balle and Wang 2018, and both accountants)."""
-    assert gaussian_epsilon(1.0, 1e-5) == pytest.approx(4.377, abs=1e-3)
-    assert gaussian_epsilon(0.0, 1e-5) == 0.0
-    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
-
-
 def test_a_curve_that_claims_too_much_is_seen():
     """Negative control: half the noise has events below the claimed curve."""
     least = gaussian(1.0)
     assert least(norm.sf(0.0)) > gaussian(2.0)(norm.sf(0.0))
-
-
-@pytest.mark.parametrize("mu", [-1.0, math.inf, math.nan])
-def test_refuses(mu):
-    with pytest.raises(ValueError, match="mu"):
-        gaussian(mu)
-    with pytest.raises(ValueError, match="deltas"):
-        from_curve(np.zeros(2), np.zeros(3))
-    with pytest.raises(ValueError, match="delta"):
-        gaussian_epsilon(1.0, 0.0)

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlsg.carriers import Carrier, carried_sizes
 from fedlsg.carriers.own import check_orthonormal
-from fedlsg.carriers.probe import CannotDrawError, Probe, ProbeSource, flatten, probe_basis, refresh_of, unflatten
+from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, refresh_of, unflatten
 from fedlsg.carriers.probe.moments import second_moments
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import flatten_kernel
@@ -83,19 +83,6 @@ def test_a_core_is_scaled_by_the_spectrum_that_it_predicts():
             assert kept == pytest.approx(0.5, rel=1e-5)
 
 
-def test_a_preconditioner_is_a_power_of_the_whole_moments():
-    """U = (B / mean + damping I)^-1/2, so that U (B / mean + damping I) U = I; and the same of A."""
-    model, generator = net().eval(), public(WHOLE).generator("probe", 1)
-    inputs, targets = SOURCE.batch(model, 12, trained=False, generator=generator)
-    moments = second_moments(model, loss, inputs, targets, CARRIED)
-    for name, pair in probe_basis(WHOLE, public(WHOLE), SOURCE).pairs.items():
-        for U, moment in ((pair.L, moments[name].B), (pair.R, moments[name].A)):
-            damped = (moment / moment.trace() * len(moment) + 0.1 * torch.eye(len(moment))).double()
-            assert torch.allclose(U, U.mT, atol=1e-5)
-            assert torch.allclose(U.double() @ damped @ U.double(), torch.eye(len(U)).double(), atol=1e-4)
-            assert not torch.allclose(U.double() @ damped @ U.double() / 2, torch.eye(len(U)).double(), atol=1e-4)
-
-
 def test_the_predicted_energy_is_that_of_the_probes_gradients():
     """Core: of the gradients projected on each carrier. Tangent: of each row, and of each column or in channel."""
     model, generator = net().eval(), public(CORE).generator("probe", 1)
@@ -128,11 +115,6 @@ def test_a_basis_is_a_function_of_weights_seed_and_round(carrier):
     assert first.equal(flat(carrier, time=RoundTime(round=1, rounds=9, epoch=3, epochs=5)))
 
 
-def test_labels_are_the_models_own_once_it_was_trained():
-    assert not flat(CORE).equal(flat(CORE, updates=1))
-    assert flat(CORE, updates=1).equal(flat(CORE, updates=7))
-
-
 @pytest.mark.parametrize("carrier", [TANGENT, CORE, WHOLE])
 def test_a_basis_comes_back_from_its_numbers(carrier):
     seen = public(carrier)
@@ -159,20 +141,3 @@ def test_other_numbers_are_no_basis(wrong):
     numbers[0] = torch.nan
     with pytest.raises(ValueError, match="finite float32 numbers"):
         unflatten(numbers, CORE, weights, CARRIED, round=1)
-
-
-def test_a_process_that_must_not_draw_says_so():
-    with pytest.raises(CannotDrawError, match=r"normal.*must be sent"):
-        probe_basis(CORE, public(CORE), replace(SOURCE, draw=None))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        replace(SOURCE, draw=lambda count, generator: torch.randn(count, 2, 6, 6, generator=generator)),
-        replace(SOURCE, num_classes=40),
-    ],
-)
-def test_inputs_or_classes_that_do_not_fit_are_named(wrong):
-    with pytest.raises(ValueError, match="probe source 'normal': the model or the loss fails on what it gives"):
-        probe_basis(CORE, public(CORE), wrong)

@@ -1,7 +1,5 @@
 """Layers that users register: right against autograd, wrong results refused by name, one registration a type."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,6 @@ from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
-from tests.places import REPOSITORY
 
 
 class Bend(nn.Module):
@@ -66,13 +63,6 @@ def test_a_registered_layer_has_the_gradients_of_autograd(gradients):
     check_independent(model, squared_error, x, y)
 
 
-def test_torch_func_needs_no_function():
-    fedlsg.register_layer(Bend)
-    model, x, y = problem()
-    model.layer.b.requires_grad_(False)
-    assert naive_error(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)) < TOLERANCE
-
-
 WRONG = {
     "a name is missing": (lambda found: found.pop("b"), "gave no gradient for b"),
     "summed over the batch": (
@@ -96,13 +86,6 @@ def test_a_wrong_result_is_refused_by_name(case):
     fedlsg.register_layer(Bend, gradients)
     model, x, y = problem()
     with pytest.raises(UnsupportedLayerError, match=rf"^layer \(Bend\): .*{message}"):
-        per_example_gradients(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False))
-
-
-def test_what_is_no_dict_is_refused():
-    fedlsg.register_layer(Bend, lambda module, inputs, g: g)
-    model, x, y = problem()
-    with pytest.raises(UnsupportedLayerError, match=r"layer \(Bend\): expected a dict of gradients by parameter"):
         per_example_gradients(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False))
 
 
@@ -157,12 +140,6 @@ def test_registration():
         fedlsg.register_layer(Bend, {"a": 1})
 
 
-def test_conv1d_of_transformers_is_built_in():
-    module = pytest.importorskip("transformers.pytorch_utils")
-    with pytest.raises(ValueError, match="Conv1D has built-in gradients"):
-        fedlsg.register_layer(module.Conv1D, by_torch_func)
-
-
 def test_a_registered_layer_that_mixes_by_type_stays_refused():
     class OwnBatchNorm(nn.BatchNorm1d):
         pass
@@ -170,13 +147,3 @@ def test_a_registered_layer_that_mixes_by_type_stays_refused():
     fedlsg.register_layer(OwnBatchNorm)
     with pytest.raises(UnsupportedLayerError, match="mixes the examples of a batch"):
         check_supported(nn.Sequential(OwnBatchNorm(4)))
-
-
-def test_the_example_of_the_documents():
-    text = (REPOSITORY / "docs" / "layers.md").read_text()
-    names: dict[str, Any] = {}
-    exec(text.split("```python\n")[1].split("```")[0], names)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), names["Bend"](4)).double()
-    x, y = torch.randn(5, 3, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    assert naive_error(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)) < TOLERANCE

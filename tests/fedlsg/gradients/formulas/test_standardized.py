@@ -12,19 +12,12 @@ from torch import Tensor, nn
 
 import fedlsg.gradients.blocks as blocks
 import fedlsg.gradients.formulas.layers as layer_gradients
-from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.gradients.formulas import standardized
 from fedlsg.gradients.formulas.standardized import (
-    EPS,
     StandardizedConv2d,
-    finish_left,
-    finish_right,
     note_output,
-    standardize,
 )
-from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.plan import Layer, plan
-from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
+from fedlsg.gradients.plan import Layer
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 masks = {"sparsity": st.sampled_from([0.0, 0.3, 0.5]), "rank": st.integers(1, 4), "flat": st.booleans()}
@@ -84,68 +77,6 @@ def test_a_network_of_them_equals_autograd(bias, carry):
     assert gradient_error(*stack(bias), rank=3, sparsity=0.3, flat=False, carry=carry) < TOLERANCE
 
 
-@given(problem=problems(), factor=st.floats(0.5, 20), shift=st.floats(-3, 3))
-@settings(max_examples=60, deadline=None)
-def test_scale_and_shift_of_a_filter_change_nothing(problem, factor, shift):
-    model, x = problem
-    conv = model[0]
-    filters = conv.weight.flatten(1)
-    far = (
-        ((filters - filters.mean(1, keepdim=True)).square().sum(1) * min(1, factor) ** 2 > 2 * EPS).nonzero().flatten()
-    )
-    before = conv(x)
-    with torch.no_grad():
-        conv.weight.mul_(factor).add_(shift)
-    torch.testing.assert_close(conv(x)[:, far], before[:, far], atol=1e-7, rtol=1e-7)
-
-
-@given(problem=problems())
-@settings(max_examples=60, deadline=None)
-def test_the_kernel_has_mean_zero_and_unit_norm_and_its_gradient_is_orthogonal_to_both(problem):
-    conv, x = problem[0][0], problem[1]
-    W = conv.weight.flatten(1)
-    K = standardize(W)
-    assert float(K.kernel.sum(1).detach().abs().max()) < 1e-9
-    norms, counts = K.kernel.square().sum(1).detach(), K.counts.bool()
-    torch.testing.assert_close(norms[counts], torch.ones_like(norms[counts]))
-    (dW,) = torch.autograd.grad(conv(x).square().sum(), conv.weight)
-    dW = dW.flatten(1)
-    assert float(dW.sum(1).abs().max()) < 1e-7 * (1 + float(dW.abs().max()))
-    along = (dW * K.kernel.detach()).sum(1)[counts]
-    assert float(torch.cat([along, along.new_zeros(1)]).abs().max()) < 1e-7 * (1 + float(dW.abs().max()))
-
-
-def by_hand() -> tuple[StandardizedConv2d, Tensor, Tensor]:
-    """One filter (4, 5, 6): K = (-1, 0, 1) / sqrt 2 and s = 1 / sqrt 2; x = (1, 2, 6), g = 1."""
-    conv = StandardizedConv2d(1, 1, (1, 3), bias=False).double()
-    with torch.no_grad():
-        conv.weight.copy_(torch.tensor([[[[4.0, 5, 6]]]]))
-    return conv, torch.tensor([[[[1.0, 2, 6]]]]).double(), torch.ones(1, 1, 1, 1).double()
-
-
-def test_golden_by_hand():
-    """G = (1, 2, 6) less its mean 3 is (-2, -1, 3); less A K = 5 / 2 (-1, 0, 1) it is (1, -2, 1) / 2; times s."""
-    conv, x, g = by_hand()
-    assert conv(x).item() == pytest.approx(5 / 2**0.5)
-    wanted = [0.5 / 2**0.5, -1 / 2**0.5, 0.5 / 2**0.5]
-    formulas = layer_gradients.StandardizedConvGradients(conv)
-    assert formulas.weight(g, x).flatten().tolist() == pytest.approx(wanted)
-    note = note_output(conv, x, conv(x).detach())
-    L, R = torch.ones(1, 1).double(), torch.tensor([[1.0, 0, 0]]).double()
-    dL = finish_left(formulas.left(g, formulas.inner(x, R)), g, R, note, None)
-    dR = finish_right(formulas.right(formulas.outer(g, L), x), g, L, note, None)
-    assert dL.item() == pytest.approx(wanted[0])
-    assert dR.flatten().tolist() == pytest.approx(wanted)
-
-
-def test_the_published_formula_gives_the_same_kernel():
-    """De et al. write (w - mean) / sqrt(max(n var, 1e-4)) with the biased variance."""
-    W = torch.randn(4, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    W[3] = 0.2 + 1e-4 * W[3]
-    n, var = W.shape[1], W.var(1, unbiased=False, keepdim=True)
-    torch.testing.assert_close(standardize(W).kernel, (W - W.mean(1, keepdim=True)) / (n * var).clamp(min=1e-4).sqrt())
-
-
 def test_the_weight_gradient_of_an_example_is_never_formed():
     model, x = stack()
     shapes = []
@@ -160,51 +91,10 @@ def test_the_weight_gradient_of_an_example_is_never_formed():
     assert shapes == [2, 2]
 
 
-def test_it_is_supported_and_carried_by_the_usual_rule():
-    model = stack()[0]
-    check_supported(model)
-    assert carried_parameters(model, LowRank(rank=2), classifier="5") == ("0.weight", "3.weight")
-
-
-class Changed(StandardizedConv2d):
-    """A subclass with a computation of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 2
-
-
-@pytest.mark.parametrize("conv", [StandardizedConv2d(4, 4, 3, groups=2), Changed(4, 4, 3)])
-def test_torch_func_computes_other_forms(conv):
-    torch.manual_seed(0)
-    model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(36, 3)).double()
-    x, y = torch.randn(3, 4, 5, 5, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
-    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
-    assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
-
-
-def test_an_output_that_changes_in_place_is_refused():
-    conv = StandardizedConv2d(2, 3, 3)
-    model = nn.Sequential(nn.Conv2d(2, 2, 1), conv, nn.ReLU(inplace=True))
-    x, targets = torch.randn(2, 2, 5, 5), torch.zeros(2)
-    frame = make_frame(model, rank=1, sparsity=0.0)
-    with pytest.raises(UnsupportedLayerError, match=r"1 \(StandardizedConv2d\): its output was changed in place"):
-        per_example_gradients(model, squared_error, x, targets, frame)
-
-
 def note(layer: Layer, x: Tensor, y: Tensor) -> standardized.OutputNote | None:
     memory = blocks.LayerMemory()
     blocks.remember_output(layer, memory, x, y, None)
     return memory.note
-
-
-def test_other_layers_remember_no_output():
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), StandardizedConv2d(3, 3, 3), nn.Flatten(), nn.Linear(12, 2))
-    x = torch.randn(2, 3, 6, 6)
-    carried = plan(model, make_frame(model, rank=1, sparsity=0.0))
-    dense = plan(model, make_frame(model, rank=1, sparsity=0.0, carry=False))
-    assert [note(layer, x, layer.module(x)) is None for layer in (carried[1], dense[1])] == [False, True]
-    assert note(carried[0], x[:, :2], x) is None
-    assert note(carried[2], x, x[..., :2]) is None
 
 
 # Planted mistakes: each must make the blocks differ from autograd's.

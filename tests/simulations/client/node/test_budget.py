@@ -12,7 +12,6 @@ import pytest
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.account import NodeAccount
-from simulations.client.node import folder
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.refusals import OverBudgetError
@@ -83,23 +82,6 @@ def test_the_same_question_is_answered_where_the_budget_is_not_spent(way, tmp_pa
     assert len(entries(tmp_path / "node")) == 1
 
 
-def test_a_second_server_begins_where_the_first_one_ended(tmp_path):
-    node = terms(tmp_path / "node", epsilon_max=BUDGET)
-    first, second = (Server.start(node, tmp_path / f"copy-{run}", run=run) for run in ("a", "b"))
-    assert (first.rounds(2), second.rounds(5)) == (2, STEPS - 2)
-    assert [(e.run, e.round, e.attempt) for e in entries(tmp_path / "node")] == [("a", 1, 0), ("a", 2, 0), ("b", 1, 0)]
-    assert (tmp_path / "copy-b").read_bytes() == (tmp_path / "node" / "ledger.jsonl").read_bytes()
-
-
-def test_a_run_that_gives_less_than_the_client_stops_at_its_own_epsilon(tmp_path):
-    node = terms(tmp_path / "node")
-    server = Server.start(node, tmp_path / "copy", epsilon=BUDGET)
-    assert server.rounds(10) == STEPS
-    assert "of this run" in refusal(server.train(STEPS + 1))
-    assert Server.start(node, tmp_path / "copy", run="run-2", epsilon=BUDGET).rounds(10) == STEPS
-    assert len(entries(tmp_path / "node")) == 2 * STEPS
-
-
 def test_a_budget_of_the_run_alone_would_be_passed(tmp_path, monkeypatch):
     """Negative control: a client that looks at the run's own budget only goes on in every new run."""
     monkeypatch.setattr(NodeAccount, "budgets", property(lambda self: shipped(self)[1:]))
@@ -110,23 +92,6 @@ def test_a_budget_of_the_run_alone_would_be_passed(tmp_path, monkeypatch):
 
 
 shipped = NodeAccount.budgets.fget
-
-
-def test_no_epsilon_is_set_and_next_to_no_noise(tmp_path):
-    """q = 1 and sigma = 0.001 were answered where the server's run config sets no epsilon."""
-    node = terms(tmp_path / "node")
-    server = Server.start(node, tmp_path / "copy")
-    assert "[1003] round 1 would pass epsilon-max=3" in refusal(server.train(1, sample_rate=1.0, noise_multiplier=1e-3))
-    server.config |= {"sample-rate": 1.0, "noise-multiplier": 1e-3}
-    assert "[1003] a single round at sample_rate=1 and noise_multiplier=0.001" in refusal(server.query())
-    assert entries(tmp_path / "node") == ()
-
-
-def test_what_is_charged_is_what_was_announced(tmp_path):
-    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
-    payload(server.train(1, sample_rate=0.02, noise_multiplier=3.0))
-    (entry,) = entries(tmp_path / "node")
-    assert (entry.sample_rate, entry.noise_multiplier, entry.steps, entry.run) == (0.02, 3.0, 1, "run-1")
 
 
 def test_a_stored_payload_is_sent_again_for_free(tmp_path):
@@ -198,15 +163,3 @@ def test_check_and_charge_are_one_step(tmp_path, monkeypatch):
     assert charged_between_check_and_charge(tmp_path / "held", held=True) == STEPS
     monkeypatch.setattr(NodeFolder, "_locked", lambda self: contextlib.nullcontext())
     assert charged_between_check_and_charge(tmp_path / "planted", held=False) == STEPS + 1
-
-
-def test_a_ledger_that_no_server_would_take_is_charged_no_more(tmp_path, rows, monkeypatch):
-    server = Server.start(terms(tmp_path / "node", epsilon_max=3.0, data=rows), tmp_path / "copy")
-    assert server.rounds(1) == 1
-    size = (tmp_path / "node/ledger.jsonl").stat().st_size
-    monkeypatch.setattr(folder, "LARGEST_BYTES", size + folder.ENTRY_BYTES - 1)
-    assert "ledger.jsonl is full: with one more entry" in refusal(server.train(2))
-    assert len(entries(tmp_path / "node")) == 1
-    monkeypatch.setattr(folder, "LARGEST_BYTES", size + folder.ENTRY_BYTES)
-    assert payload(server.train(2))
-    assert len(entries(tmp_path / "node")) == 2

@@ -4,14 +4,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedlsg.privacy.ledger import LedgerError
-from fedlsg.training import microbatches
 from simulations import workloads
 from simulations.client.node import conditions
 from simulations.client.node.folder import NodeFolder
@@ -26,11 +23,10 @@ from tests.simulations.support.deployed import (
     entries,
     examples,
     new_process,
-    payload,
     refusal,
     terms,
 )
-from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
+from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -112,13 +108,6 @@ def test_accepted_data_go_on_at_the_epsilon_that_is_spent(what, spent, tmp_path)
     assert examples(same.query()) == size
 
 
-def test_the_same_data_are_answered_again(spent, tmp_path):
-    """Control: nothing but the change is refused. A file that was written again holds the same rows."""
-    change(tmp_path / "rows.npz", lambda inputs, labels: (inputs, labels.astype(np.int32)))
-    assert examples(spent.query()) == 200
-    payload(spent.train(STEPS))
-
-
 def test_n_k_is_fixed_within_a_run(spent, tmp_path):
     change(tmp_path / "rows.npz", CHANGES["one row removed"][0])
     again = Server.start(spent.node | {"accept-changed-data": True}, spent.copy)
@@ -133,21 +122,6 @@ def test_a_digest_that_does_not_see_the_rows_lets_them_change(spent, tmp_path, m
     (tmp_path / "node/data.json").write_text(json.dumps(record))
     change(tmp_path / "rows.npz", first_pixel)
     assert examples(spent.query()) == 200
-
-
-def test_another_partition_is_refused_by_its_number(tmp_path):
-    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
-    payload(server.train(1))
-    other = Server.start(terms(tmp_path / "node", partition_id=1), tmp_path / "copy-1", run="run-2")
-    for reply in (other.query(), other.train(1)):
-        assert "is the ledger of partition-id=0, and this client's node config says partition-id=1" in refusal(reply)
-    assert len(entries(tmp_path / "node")) == 1
-
-
-def test_another_partition_of_the_same_run_is_other_data(tmp_path):
-    """Without data of its own a client takes its part; another seed gives it other rows."""
-    payload(Server.start(terms(tmp_path / "node"), tmp_path / "copy").train(1))
-    assert "other training rows" in refusal(Server.start(terms(tmp_path / "node"), tmp_path / "copy", seed=3).query())
 
 
 # --- the folder
@@ -251,83 +225,10 @@ def test_an_interrupted_beginning_is_a_beginning(tmp_path):
     assert (node / "secret.key").read_bytes() == bytes(32)
 
 
-def test_two_clients_have_two_secrets_and_two_hashes_of_the_same_rows(tmp_path):
-    rows = digits_file(tmp_path / "rows.npz")
-    for name in "ab":
-        Server.start(terms(tmp_path / name, data=str(rows)), tmp_path / f"copy-{name}").query()
-    records = [json.loads((tmp_path / name / "data.json").read_text()) for name in "ab"]
-    assert records[0]["digest"] != records[1]["digest"]
-    assert (tmp_path / "a/secret.key").read_bytes() != (tmp_path / "b/secret.key").read_bytes()
-
-
 # --- files of a client's own
 
 
-def save_arrays(path: Path, **arrays: Any) -> Path:
-    np.savez(path, **arrays)
-    return path
-
-
 IMAGES, LABELS = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "labels", "text"),
-    [
-        (IMAGES.astype(np.float32), LABELS, "expected inputs of uint8"),
-        (IMAGES[:, :, :4], LABELS, "expected inputs of uint8"),
-        (IMAGES, LABELS[:3], "expected 4 integer labels"),
-        (IMAGES, LABELS.astype(float), "expected 4 integer labels"),
-        (IMAGES[:0], LABELS[:0], "one at least"),
-    ],
-)
-def test_a_file_of_another_form_is_refused(inputs, labels, text, tmp_path):
-    path = save_arrays(tmp_path / "rows.npz", inputs=inputs, labels=labels)
-    with pytest.raises(ValueError, match=text):
-        read_client(path, workloads.load("digits", public_only=True), tmp_path)
-
-
-def test_a_file_holds_the_rows_that_were_written(tmp_path):
-    digits = workloads.load("digits")
-    rows = read_client(digits_file(tmp_path / "rows.npz"), workloads.load("digits", public_only=True), tmp_path)
-    for found, wanted in zip(rows.batch(torch.arange(200)), digits.train.batch(torch.arange(200)), strict=True):
-        assert torch.equal(found, wanted)
-
-
-def test_texts_of_a_clients_own(tmp_path, monkeypatch):
-    """A parquet file; of the workload's mirror the client needs the public test split alone."""
-    pytest.importorskip("transformers")
-
-    write_sst2(tmp_path / "mirror", train=40, validation=8)
-    own = write_sst2(tmp_path / "own", train=30, validation=8) / "train-00000-of-00001.parquet"
-    monkeypatch.setenv("FEDLSG_DATA", str(tmp_path / "mirror"))
-    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(conditions, "_refuse_paths", lambda settings: None)  # the small encoder is a folder
-    run = {"workload": "glue-sst2", "method": "bitfit", "model": str(make_bert(tmp_path / "bert")), "max_length": 16}
-    server = Server.start(terms(tmp_path / "node", data=f"glue-sst2:{own}"), tmp_path / "copy", **run)
-    for shard in (tmp_path / "mirror").rglob("train-*"):
-        shard.unlink()
-    assert examples(server.query()) == 30
-    payload(server.train(1))
-    assert [path.name for path in (tmp_path / "node" / "cache").iterdir()], "as private as the rows"
-    new_process()
-    server.config["max-length"] = 6
-    assert "in another form (workload, columns or, for texts, model and max_length)" in refusal(server.query())
-    server.config["workload"] = "glue-qqp"
-    assert "the run trains on workload 'glue-qqp', and this client's data are for 'glue-sst2'" in refusal(
-        server.query()
-    )
-
-
-def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_weights_are(tmp_path, monkeypatch):
-    rows = digits_file(tmp_path / "rows.npz")
-    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy", sample_rate=0.5)
-    seen: set[int] = set()
-    passes = microbatches.fill
-    monkeypatch.setattr("fedlsg.training.client.fill", lambda batch, n: seen.add(n) or passes(batch, n))
-    for round in (1, 2, 3):
-        payload(server.train(round))
-    assert len(seen) == 1
 
 
 def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch):

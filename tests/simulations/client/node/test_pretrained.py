@@ -1,13 +1,11 @@
 """A deployed client starts from a copy of its own, of the announced digest; no file that the server names is opened."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from simulations.models import pretrained
 from simulations.models.pretrained import digest_of
 from tests.simulations.support.deployed import Server, entries, examples, payload, refusal, terms
 
@@ -61,24 +59,6 @@ def test_every_form_of_a_path_is_refused_alike_whether_it_is_there_or_not(name, 
     weights(tmp_path / "folder" / "weights.pt")
     assert refusal(server.query()) == before
     assert "this client needs a copy of its own" in before
-
-
-def test_a_name_of_the_hub_is_no_folder_here(tmp_path, monkeypatch):
-    """It might hold weights that this client's other rows trained, and its answer would say that it is there."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pretrained, "_find_on_hub", unreachable)
-    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
-    server.config["pretrained"] = "owner/mine"
-    before = refusal(server.query())
-    (tmp_path / "owner" / "mine").mkdir(parents=True)
-    weights(tmp_path / "owner" / "mine" / "model.safetensors")
-    for reply in (server.query(), server.train(1)):
-        assert refusal(reply) == before
-    assert "cannot download owner/mine" in before
-
-
-def unreachable(repository: str, names: Sequence[str]) -> Path:
-    raise ConnectionError(f"cannot download {repository}")
 
 
 @pytest.mark.parametrize("name", ["/a/folder", "~/folder", "owner/mine", "mine"])

@@ -4,10 +4,8 @@ import errno
 import pickle
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
@@ -15,10 +13,8 @@ from flwr.app import Context, Message
 import fedlsg.training.client
 import simulations.client.deployed
 import simulations.client.train
-from fedlsg.privacy.ledger import LedgerError
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.grids.refusals import OwnDataError
 from strategies.federation.serial import over_the_wire
 from strategies.federation.wire import IN_RUN_LOG, NO_REASON
 from tests.simulations.support.deployed import (
@@ -127,45 +123,7 @@ def test_what_a_client_app_raises_leaves_an_engine_without_its_text(failure, tmp
     assert type(FAILURES[failure]).__name__ in run.log
 
 
-def test_the_ledgers_errors_name_the_file(tmp_path, monkeypatch):
-    """They are raised before a batch is drawn, and speak of a file that the server has a copy of."""
-    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
-    server.query()
-    monkeypatch.setattr(
-        "fedlsg.privacy.ledger.Ledger.charge", fail(LedgerError("/ledger.jsonl: cannot write (disk full)"))
-    )
-    assert refusal(server.train(1)) == "[1001] /ledger.jsonl: cannot write (disk full)"
-
-
 # --- the client's own data
-
-BROKEN: dict[str, Callable[[Path], None]] = {
-    "missing": lambda path: path.unlink(),
-    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200]),
-    "no such form": lambda path: path.write_bytes(b"1,2,3"),
-    "a pickle": lambda path: np.savez(path, inputs=np.array([{"row": 17}], dtype=object), labels=np.array([7])),
-    "another key": lambda path: np.savez(path, rows=np.zeros((4, 1, 8, 8), np.uint8)),
-    "a label out of range": lambda path: np.savez(path, inputs=np.zeros((4, 1, 8, 8), np.uint8), labels=[1, 2, 3, 10]),
-    "a negative label": lambda path: np.savez(path, inputs=np.zeros((4, 1, 8, 8), np.uint8), labels=[1, 2, 3, -1]),
-}
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_data_that_cannot_be_loaded_leave_one_text(how, tmp_path, caplog):
-    rows = digits_file(tmp_path / "rows.npz")
-    BROKEN[how](rows)
-    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy")
-    for reply in (server.query(), server.train(1)):
-        assert refusal(reply) == f"[1001] {OwnDataError()}"
-    assert "Traceback" in caplog.text
-    assert entries(tmp_path / "node") == ()
-
-
-def test_a_folder_of_rows_that_is_none_leaves_one_text(tmp_path):
-    (tmp_path / "rows").mkdir()
-    for place in ("rows", "nowhere"):
-        server = Server.start(terms(tmp_path / "node", data=f"digits:{tmp_path / place}"), tmp_path / "copy")
-        assert refusal(server.query()) == f"[1001] {OwnDataError()}", "and never the public digits"
 
 
 @pytest.mark.parametrize(

@@ -116,14 +116,6 @@ def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(se
     assert f"the epsilon of choosing by 6 trials like this one: {epsilon_words(spent)}" in printed
 
 
-def test_public_rows_cost_nothing(search, tmp_path):
-    _, printed, _ = search(on="synthetic", trials=1)
-    assert "Choosing costs no privacy" in printed
-    assert "epsilon of choosing" not in printed
-    assert "notes" in (tmp_path / "search" / "best.toml").read_text()
-    assert "public-rows" in next((tmp_path / "search" / "cells").glob("*/config.toml")).read_text()
-
-
 def test_an_interrupted_search_goes_on_as_one_that_ran_through(search, tmp_path):
     def stop(job: CellJob) -> Outcome:
         if "lsg-trial001" in job.path:
@@ -147,54 +139,6 @@ def test_an_interrupted_search_goes_on_as_one_that_ran_through(search, tmp_path)
     assert interrupted == through
     _, _, asked = search(trials=4)
     assert asked == ["start dpsgd-trial003", "start lsg-trial003"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"search": "learning_rate=log:0.25..8; rank=int:2..16"},
-            "a search of dpsgd with other ranges of learning_rate",
-        ),
-        ({"settings": {"rounds": 3}}, r"rounds = 2 \(now 3\); give the same settings, or another --out"),
-    ],
-)
-def test_another_search_in_the_same_folder_is_refused(changes, words, search):
-    search(trials=1)
-    with pytest.raises(ValueError, match=words):
-        search(**changes)
-
-
-def test_a_run_that_diverged_counts_and_is_never_the_best(search, tmp_path):
-    def outcomes(job: CellJob) -> Outcome:
-        return finish(job, diverged="dpsgd-trial000" in job.path)
-
-    status, printed, _ = search(outcomes, methods=("dpsgd",), search="learning_rate=0.5..2")
-    assert status == 0
-    assert "dpsgd-trial000: failed: the loss is nan" in printed
-    own = json.loads((tmp_path / "search" / "search.json").read_text())["methods"]["dpsgd"]
-    assert (own["trials"], own["done"]) == (3, 2)
-    assert own["best_trial"] != 0
-
-
-def test_a_method_whose_first_trials_fail_gets_no_more(search, tmp_path):
-    def outcomes(job: CellJob) -> Outcome:
-        return Outcome(status="failed", reason="no room") if "lsg" in job.path else finish(job)
-
-    status, printed, asked = search(outcomes, trials=5)
-    assert status == 1
-    assert sum("lsg" in line for line in asked) == 3
-    assert sum("dpsgd" in line for line in asked) == 5
-    assert "lsg: its first 3 trials failed: no room" in printed
-    assert [entry.label for entry in search.best.entries] == ["dpsgd"]
-
-
-def test_out_of_time_it_says_that_it_is_not_finished(search, tmp_path):
-    status, printed, _ = search(lambda job: None if "lsg" in job.path else finish(job), budget_minutes=0.01)
-    assert status == 1  # lsg has no finished trial
-    assert "the search is not finished; the same command continues it" in printed
-    assert search.best is None
-    assert json.loads((tmp_path / "search" / "search.json").read_text())["finished"] is False
 
 
 @pytest.mark.parametrize(
@@ -223,26 +167,6 @@ def test_a_wrong_option_is_refused_before_anything_is_written(options, words, se
     with pytest.raises(ValueError, match=words):
         search(**options)
     assert not (tmp_path / "search").exists()
-
-
-def test_random_draws_do_not_depend_on_what_was_measured(search, tmp_path):
-    """Negative control: those of TPE do, once it has some."""
-
-    def worse(job: CellJob) -> Outcome:
-        done = finish(job)
-        summary = Path(job.path) / "summary.json"
-        found = json.loads(summary.read_text())
-        summary.write_text(json.dumps(found | {"accuracy": 1 - found["accuracy"]}))
-        return done
-
-    for sampler, count, same in (("random", 4, True), ("tpe", 14, False)):
-        drawn = []
-        for name, outcomes in (("better", finish), ("worse", worse)):
-            out = tmp_path / f"{sampler}-{name}"
-            search(outcomes, methods=("dpsgd",), search="learning_rate=0.25..4", sampler=sampler, trials=count,
-                   out=str(out))  # fmt: skip
-            drawn.append([row["learning_rate"] for row in trials_of(out).values()])
-        assert (drawn[0] == drawn[1]) is same
 
 
 GRID = {"search": "learning_rate=0.5,1; rank=2,8", "sampler": "grid", "trials": None}
@@ -318,18 +242,3 @@ def test_a_real_grid_on_synthetic_rows(fedlsg, tmp_path):
     before = {path: path.read_bytes() for path in (here / "cells").rglob("*") if path.is_file()}
     assert fedlsg(*words)[0] == 0
     assert {path: path.read_bytes() for path in (here / "cells").rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("tune", "digits", "--method", "lsg", "--on", "synthetic"), "fedlsg tune is now fedlsg compare --search"),
-        (("compare", "--methods", "lsg", "--study", "rank=2,4"), "--study is now --search"),
-        (("compare", "--methods", "lsg", "--on", "held-out"), "--on belongs to --search"),
-    ],
-)
-def test_old_names_say_the_new_ones(words, message, fedlsg):
-    status, _, err = fedlsg(*words)
-    assert status == 1
-    assert message in err
-    assert len(err.splitlines()) == 1

@@ -9,8 +9,7 @@ from dp_accounting.pld import PLDAccountant
 
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy import Entry, Ledger
-from simulations.compare.search.privacy import PARTITION, Trial, epsilon_of, read_trials, statement
-from simulations.report.words import epsilon_words
+from simulations.compare.search.privacy import PARTITION, Trial, epsilon_of, read_trials
 from simulations.rundir.rundir import RunDir
 
 DELTA = 1e-5
@@ -42,12 +41,6 @@ def test_trials_on_the_same_rows_compose(count):
     assert found == compose([own] * count, delta=DELTA).upper
 
 
-def test_trials_of_different_lengths_and_noise_compose():
-    events = [event(), event(sigma=3.0, steps=3)]
-    found, exact = epsilon_of([trial(e) for e in events], delta=DELTA), independent(*events)
-    assert exact * 0.999 <= found <= exact * 1.02 + 0.02
-
-
 def test_lambdas_of_trials_add_up():
     """Equal clients compose; unequal ones of two partitions cost the largest Lambda of each."""
     noisy = replace(event(), log_ratio=0.1)
@@ -57,11 +50,6 @@ def test_lambdas_of_trials_add_up():
     spread = epsilon_of([trial(noisy, event(steps=5), partition=seed) for seed in range(2)], delta=DELTA)
     each = independent(event(), delta=DELTA / 2 * math.exp(-0.1)) + 0.2
     assert 2 * each * 0.999 <= spread <= 2 * (each * 1.02 + 0.02)
-
-
-def test_the_cost_is_no_maximum_over_trials():
-    """Negative control: the report of one run is a maximum over clients, and trials are not clients."""
-    assert epsilon_of([trial(event())] * 4, delta=DELTA) > 1.5 * epsilon_of([trial(event())], delta=DELTA)
 
 
 def test_other_seeds_compose_too():
@@ -87,21 +75,6 @@ def test_what_is_not_private_has_no_epsilon():
     assert epsilon_of([], delta=DELTA) == 0
 
 
-def test_the_statement_names_both_kinds_of_rows_and_the_run_that_follows():
-    trials = [trial(event())] * 3
-    spent = epsilon_of(trials, delta=DELTA)
-    words = statement(trials, delta=DELTA, final_epsilon=8.0)
-    assert words[0].startswith(
-        f"Choosing among 3 trials by held-out private rows: the epsilon of choosing is "
-        f"{epsilon_words(spent)} at delta 1e-05"
-    )
-    assert "If the held-out rows count as private, the epsilon of choosing is inf for them" in words[1]
-    assert f"at most {epsilon_words(spent + 8)} at delta 2e-05" in words[2]
-    assert "Papernot and Steinke 2022" in words[3]
-    unbounded = statement([trial(private=False)], delta=DELTA, final_epsilon=None)
-    assert "is inf at delta" in unbounded[0]
-
-
 def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):
     def charge(name: str, *, rounds: int, **changes: object) -> None:
         run = RunDir(tmp_path / name)
@@ -121,14 +94,6 @@ def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):
     charge("d-seed100", rounds=1, reproducible=True)
     assert epsilon_of(read_trials(tmp_path), delta=DELTA) == math.inf
     assert read_trials(tmp_path / "nothing") == []
-
-
-def test_two_partitions_share_delta():
-    (a, b), halves = ((event(), event(sigma=1.0)), DELTA / 2)
-    worst = compose([b], delta=halves).upper
-    found = epsilon_of([trial(a, b, partition=seed) for seed in (0, 1)], delta=DELTA)
-    assert found == pytest.approx(2 * worst, rel=1e-3)
-    assert found > 2 * compose([b], delta=DELTA).upper
 
 
 @pytest.mark.parametrize("name", ["seed", "clients", "partition", "alpha", "train_rows", "holdout"])

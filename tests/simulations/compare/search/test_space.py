@@ -2,11 +2,8 @@
 
 import pytest
 
-from simulations.compare.cells.grid import Entry, dropped_lines, lacks
-from simulations.compare.search.output import edge_notes
+from simulations.compare.cells.grid import Entry, dropped_lines
 from simulations.compare.search.space import Choices, Span, make_spaces, read_spec
-from simulations.compare.search.trials import Arm, Trial
-from tests.simulations.support.compare_cases import result
 
 TEXT = "learning_rate=log:0.1..10; rank=int:2..16; clip-norm=0.5, 1,2; lsg.learning_rate=0.5..2"
 
@@ -30,22 +27,6 @@ def test_each_method_gets_what_it_has_and_the_rest_is_named():
         "rank: no setting of dpsgd, left out there",
         "rank, clip_norm: no setting of sgd, left out there",
     ]
-
-
-def test_a_file_says_the_same_as_the_text(tmp_path):
-    file = tmp_path / "search.toml"
-    file.write_text(
-        'learning_rate = "log:0.1..10"\nrank = "int:2..16"\nclip-norm = [0.5, 1, 2]\n[lsg]\nlearning_rate = "0.5..2"\n'
-    )
-    assert spaces(str(file), "dpsgd", "lsg") == spaces(TEXT, "dpsgd", "lsg")
-    assert read_spec(TEXT.split(";")) == read_spec([TEXT])  # given several times
-
-
-def test_a_setting_that_a_recipe_does_not_look_at_is_lacking():
-    assert lacks("rs", "rank", {}, (2, 16))
-    assert not lacks("rs", "rank", {"carrier": "low-rank"}, (2, 16))
-    assert lacks("dpsgd", "noise_multiplier", {"mechanism": "clip-only"})
-    assert not lacks("dpsgd", "clip_norm", {"mechanism": "clip-only"})
 
 
 @pytest.mark.parametrize(
@@ -89,13 +70,3 @@ def test_the_edges_of_a_range(dimension, value, side):
 def test_what_is_refused(text, words):
     with pytest.raises(ValueError, match=words.replace("(", r"\(")):
         spaces(text, "dpsgd", "lsg", momentum=0.5)  # given with -c
-
-
-def test_an_edge_that_the_setting_ends_at_asks_for_no_wider_range():
-    (space,) = spaces("power_steps=1,2,4", "lsg")[0].values()
-    arm = Arm(label="lsg", given={"method": "lsg"}, epsilon=None, space=space, start={}, trials=3)
-    lowest, highest = (
-        edge_notes(arm, Trial(arm=arm, number=0, params={"power_steps": value}, result=result(0.5))) for value in (1, 4)
-    )
-    assert lowest == ["The best power_steps of lsg, 1, is at the edge: it is the lowest that the setting takes."]
-    assert "A higher one may be better: give a wider range" in highest[0]

@@ -5,13 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulations.workloads.base import cache as cache_module
 from simulations.workloads.base.split import Split
 from simulations.workloads.features import encode
 from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_split, grouped
 from simulations.workloads.features.encoders import image_encoder
-from simulations.workloads.texts import Tokens
-from tests.simulations.support.own import refused
 
 ROWS = 6
 
@@ -89,15 +86,6 @@ def test_a_planted_running_mean_is_caught(tmp_path):
     assert carried_over(Encoder(name="running", digest="planted", encode=centred), tmp_path) > 1e-3
 
 
-def test_a_second_run_reads_the_cache(tmp_path, monkeypatch):
-    lines: list[str] = []
-    monkeypatch.setattr(encode, "SAID_EVERY", 2)
-    first = features(split_of(images()), scattering(), tmp_path, lines.append)
-    assert lines[-1] == "features of train: 6 of 6 examples"
-    assert features(split_of(images()), scattering(), tmp_path, lines.append).tobytes() == first.tobytes()
-    assert len(lines) == ROWS // 2
-
-
 def other_pixels() -> tuple[Split, Encoder]:
     stored = images()
     stored[3, 0, 2, 2] ^= 1
@@ -124,15 +112,6 @@ def test_another_setting_does_not_read_the_cache(other, tmp_path):
     assert len(list(tmp_path.glob("features-*"))) == 2
 
 
-def test_other_synthetic_inputs_do_not_read_the_cache(tmp_path):
-    found = [by_synthetic(scattering(), tmp_path, seed=seed) for seed in (0, 1)]
-    for encoder in found:
-        features(split_of(images()), encoder, tmp_path)
-    assert len(list(tmp_path.glob("features-norm-*"))) == 2
-    assert len(list(tmp_path.glob("features-*"))) == 4
-    assert by_synthetic(scattering(), tmp_path).digest == found[0].digest
-
-
 def test_a_damaged_entry_is_computed_again(tmp_path):
     first = np.array(features(split_of(images()), scattering(), tmp_path))
     (file,) = tmp_path.glob("features-*/features.npy")
@@ -140,41 +119,3 @@ def test_a_damaged_entry_is_computed_again(tmp_path):
     content[-1] ^= 1
     file.write_bytes(content)
     assert features(split_of(images()), scattering(), tmp_path).tobytes() == first.tobytes()
-
-
-def test_texts_are_encoded_at_their_own_length(tmp_path):
-    """A text's features do not depend on how far its neighbours are padded."""
-    lengths = []
-
-    def width(tokens) -> Tensor:
-        lengths.append(tokens["input_ids"].shape[1])
-        return tokens["input_ids"].float().mean(1, keepdim=True)
-
-    ids = np.arange(1, 31, dtype=np.int32)
-    tokens = Tokens(ids=ids, types=None, offsets=np.array([0, 3, 28, 30]), pad_id=0, max_length=32)
-    split = Split(inputs=tokens, labels=torch.zeros(3, dtype=torch.int64), prepare=dict)
-    features(split, Encoder(name="mean", digest="mean", encode=width), tmp_path)
-    assert lengths[-3:] == [8, 32, 8]
-
-
-@pytest.mark.parametrize(
-    ("encode_one", "words"),
-    [
-        (lambda x: x.flatten(1) * torch.inf, "not finite in float16: give feature_norm=group"),
-        (lambda x: x.flatten(), "gives (64,) for one example: expected (1, D) or (1, C, h, w)"),
-        (lambda x: x @ torch.zeros(3), "fails on the inputs of this workload: RuntimeError"),
-    ],
-)
-def test_encoders_of_another_form_are_refused(encode_one, words, tmp_path):
-    with refused("features=bad", words):
-        features(split_of(images()), Encoder(name="bad", digest="bad", encode=encode_one), tmp_path)
-    assert not list(tmp_path.glob("features-*"))
-
-
-def test_batches_are_copies_in_float32(tmp_path):
-    split = encode_split(split_of(images()), scattering(), cache=tmp_path, progress=lambda line: None, what="train")
-    inputs, _ = split.batch(torch.tensor([1, 4]))
-    assert inputs.dtype == torch.float32
-    inputs += 1
-    assert not torch.equal(split.batch(torch.tensor([1, 4]))[0], inputs)
-    assert cache_module.cache_folder(tmp_path) == tmp_path

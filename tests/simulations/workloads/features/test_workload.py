@@ -1,7 +1,6 @@
 """Workloads on features: what is loaded, runs from end to end, whose models, and what is refused."""
 
 import base64
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,13 @@ from simulations import workloads
 from simulations.client.node.data import form_of
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
-from simulations.report.words import carriers_line
 from simulations.rundir.model_files import write_model
 from simulations.settings.settings import from_mapping
-from simulations.workloads import Options, build_model
+from simulations.workloads import Options
 from simulations.workloads.images import digits
-from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.own import QUICK, refused
-from tests.simulations.support.runs import resume_local, run_local, stopped_after
+from tests.simulations.support.runs import run_local
 
 SCATTERING = {"workload": "digits", "features": "scattering"}
 
@@ -71,53 +68,6 @@ def test_every_head_trains_by_any_method(method, model, few_digits, tmp_path):
     assert run.plan.workload.train.inputs.shape[1:] == (81, 2, 2)
     head = {"linear": 324 * 10 + 10, "mlp": 324 * 64 + 64 + 650, "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650}[model]
     assert run.plan.dense_parameters == head
-
-
-def test_a_linear_head_has_nothing_to_carry(few_digits, tmp_path):
-    with refused("carries no layer", "dpsgd"):
-        run_local(tmp_path / "run", **SCATTERING, method="lsg")
-
-
-def test_a_run_resumes_to_the_same_weights(few_digits, tmp_path):
-    whole = run_local(tmp_path / "whole", **SCATTERING, method="dpsgd")
-    stopped_after(1, tmp_path / "part", **SCATTERING, method="dpsgd")
-    assert resume_local(tmp_path / "part").weights.equal(whole.weights)
-
-
-def test_held_out_rows_and_fewer_rows_share_the_features_of_all(few_digits, own_cache):
-    options = {"features": "scattering", "holdout": 0.25}
-    workload = workloads.load("digits", options=Options(**options))
-    assert (len(workload.train), len(workload.test), workload.test_name) == (180, 60, "holdout")
-    before = len(list(own_cache.iterdir()))
-    workloads.load("digits", options=Options(**{**options, "holdout": 0.5}))
-    assert len(list(own_cache.iterdir())) == before == 2
-
-
-def test_command_and_report_say_what_the_features_are(few_digits, fedlsg, with_pages):
-    status, out, _ = fedlsg(
-        "run", "digits", "-c", "features=scattering", "--method", "dpsgd", "--engine", "local", "--rounds", "1",
-        "-c", "noise_multiplier=2", "--out", "there", width=120,
-    )  # fmt: skip
-    assert status == 0
-    said = "scattering (public, frozen), 324 values an example"
-    assert said in out
-    assert said in Path("there/report.html").read_text()
-
-
-def test_carriers_are_probed_with_features_of_synthetic_images(few_digits, tmp_path):
-    """A probe draws synthetic images and pushes their features through the head; command and page name the source."""
-    options = {"probes": 20, "rank": 8, "out_rank": 4, "sparsity": 0.0}
-    run = run_local(tmp_path / "run", **SCATTERING, method="probe", model="mlp", **options)
-    assert run.summary["probe_source"] == "leaves"
-    assert "probed with public inputs: leaves" in carriers_line(run.summary)
-    assert run.plan.probe_source.inputs(2, torch.Generator().manual_seed(0)).shape == (2, 81, 2, 2)
-
-
-def test_images_of_a_user_from_python(tmp_path):
-    """No model of the user's is trained: ``model`` of a run names a head."""
-    run = fedlsg.simulate(workload=own_images(), **QUICK, features="scattering", out=tmp_path / "run")
-    assert run.summary["features"]["values"] == 324
-    assert [name for name, _ in run.model.named_children()] == ["flatten", "classifier"]
 
 
 @pytest.mark.slow
@@ -171,29 +121,6 @@ def written_network(folder: Path, *, channels: int = 1, classes: int = 4, **fact
     return folder
 
 
-def test_a_network_that_fedlsg_wrote_gives_what_its_classifier_reads(tmp_path):
-    from simulations.models import vision
-    from simulations.models.pretrained import load_pretrained
-
-    folder = written_network(tmp_path / "leaves")
-    made = own_images()
-    workloads.give("bright", made)
-    workload = workloads.load("bright", options=Options(features=str(folder)))
-    model = vision(1, 8, 4)["cnn"]()
-    load_pretrained(model, str(folder / "model.safetensors"))
-    x = torch.from_numpy(images(12, 2)[0]) / 255
-    wanted = model[:-1](x)
-    torch.testing.assert_close(workload.test.batch(torch.arange(12))[0], wanted, atol=1e-3, rtol=1e-3)
-    assert workload.features == {"name": "leaves", "values": 64, "norm": "none"}
-    assert list(workload.models) == ["linear", "mlp"]
-
-
-def test_what_went_says_how_it_still_runs():
-    workloads.give("bright", own_images())
-    with refused("features=random-process", "features=PATH", "commit 293cb648"):
-        workloads.load("bright", options=Options(features="random-process"))
-
-
 def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache):
     folder = written_network(tmp_path / "leaves")
     workloads.give("bright", own_images())
@@ -206,24 +133,6 @@ def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache)
     assert len(list(own_cache.iterdir())) == 4
 
 
-def test_a_vision_model_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
-    )
-    torch.manual_seed(0)
-    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 16, "width": 16}}))
-    folder = write_cifar10(tmp_path, train=4, test=3).parents[1]
-    found = [
-        workloads.load("cifar10", data_dir=folder, options=Options(features=str(tmp_path / "vit"))) for _ in range(2)
-    ]
-    assert found[0].features["values"] == 8
-    first, second = (workload.train.batch(torch.arange(4))[0] for workload in found)
-    assert torch.equal(first, second)
-    assert first.std() > 0
-
-
 @pytest.fixture
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers", reason="text models need the text extra")
@@ -234,22 +143,6 @@ def sst2(root: Path, features: object, **options: object):
     if not (root / "glue").exists():
         write_sst2(root, train=8, validation=6)
     return workloads.load("glue-sst2", data_dir=root, options=Options(features=str(features), **options))
-
-
-def test_texts_become_the_mean_of_their_last_states(bert, tmp_path):
-    from transformers import AutoModel
-
-    workload = sst2(tmp_path, bert)
-    raw = workloads.load("glue-sst2", data_dir=tmp_path, options=Options(model=str(bert)))
-    model = AutoModel.from_pretrained(bert).eval()
-    tokens, _ = raw.train.batch(torch.tensor([5]))
-    states = model(**tokens).last_hidden_state
-    real = tokens["attention_mask"].unsqueeze(-1)
-    wanted = (states * real).sum(1) / real.sum(1)
-    torch.testing.assert_close(workload.train.batch(torch.tensor([5]))[0], wanted, atol=2e-3, rtol=2e-3)
-    assert workload.features["values"] == 16
-    assert workload.train.lengths is None
-    assert workload.default_model == "linear"
 
 
 def test_a_text_model_that_a_run_wrote(bert, tmp_path):
@@ -267,15 +160,6 @@ def test_a_text_model_that_a_run_wrote(bert, tmp_path):
     wanted = model(**tokens)
     got = model.classifier(workload.test.batch(torch.tensor([2]))[0])
     torch.testing.assert_close(got, wanted, atol=5e-3, rtol=5e-3)
-
-
-def test_a_linear_head_on_texts_runs(bert, tmp_path):
-    write_sst2(tmp_path, train=40, validation=6)
-    run = run_local(
-        tmp_path / "run", workload="glue-sst2", features=str(bert), method="dpsgd", data_dir=str(tmp_path),
-        feature_norm="group", sample_rate=0.5,
-    )  # fmt: skip
-    assert run.summary["features"] == {"name": "bert", "values": 16, "norm": "group"}
 
 
 # --- public statistics
@@ -300,12 +184,6 @@ def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
     assert torch.equal(*found)
 
 
-def test_bags_of_words_centre_texts(bert, tmp_path):
-    x = sst2(tmp_path, bert, feature_norm="tokens").synthetic["tokens"](200, torch.Generator().manual_seed(1))
-    assert float(x.mean(0).abs().max()) < 0.4
-    assert float(x.var(0).mean()) == pytest.approx(1, abs=0.3)
-
-
 # --- refused
 
 
@@ -327,58 +205,3 @@ def test_bags_of_words_centre_texts(bert, tmp_path):
 def test_wrong_options_are_refused(options, words, few_digits):
     with refused(*words):
         workloads.load("digits", options=Options(**options))
-
-
-def test_a_model_of_texts_is_refused_for_images(bert, few_digits):
-    with refused(f"features={bert}", "no model of images"):
-        workloads.load("digits", options=Options(features=str(bert)))
-
-
-def test_scattering_of_texts_is_refused(tmp_path):
-    with refused("features=scattering is for images", "give features=minilm"):
-        sst2(tmp_path, "scattering")
-
-
-def test_an_unknown_head_is_refused(few_digits):
-    workload = workloads.load("digits", options=Options(features="scattering"))
-    with refused("unknown model of digits 'conv'", "linear, mlp, cnn"):
-        build_model(workload, "conv")
-
-
-def test_inputs_that_are_no_images_are_refused():
-    rows = (np.zeros((6, 5), np.float32), np.array([0, 1] * 3))
-    workloads.give("table", own_images(train=rows, test=rows, name="table", transform=None))
-    with refused("features=scattering needs images", "tensors (1, 5)", "leave features out"):
-        workloads.load("table", options=Options(features="scattering"))
-
-
-def test_sides_and_networks_that_do_not_fit_are_refused(tmp_path):
-    workloads.give("odd", own_images(train=images(6, 1, side=10), test=images(6, 2, side=10), name="odd"))
-    with refused("multiple of 4", "(1, 10, 10)"):
-        workloads.load("odd", options=Options(features="scattering"))
-    workloads.give("bright", own_images())
-    with refused("features=colour does not read images of (1, 8, 8)"):
-        workloads.load("bright", options=Options(features=str(written_network(tmp_path / "colour", channels=3))))
-    with refused("features=bare: model 'own' has no layer named classifier"):
-        workloads.load("bright", options=Options(features=str(written_network(tmp_path / "bare", model="own"))))
-
-
-def test_targets_that_are_no_classes_are_refused():
-    rows = (images(6, 1)[0], np.linspace(0, 1, 6))
-    workloads.give("level", own_images(train=rows, test=rows, loss=nn.MSELoss(), name="level"))
-    with refused("features=scattering needs targets that are classes"):
-        workloads.load("level", options=Options(features="scattering"))
-
-
-def test_augmentation_is_refused(few_digits, tmp_path):
-    with refused("augment=flip-crop does not go with features", "leave augment out"):
-        run_local(tmp_path / "run", **SCATTERING, augment="flip-crop")
-
-
-def test_inversion_attacks_are_refused(few_digits, fedlsg, tmp_path):
-    run = run_local(tmp_path / "run", **SCATTERING, method="dpsgd", record_updates=True)
-    status, _, err = fedlsg("attack", str(run.path))
-    assert status == 1
-    assert err.startswith("fedlsg: error: features=scattering: the run trains a head on features")
-    status, _, err = fedlsg("attack", "--compare", "lsg,dpsgd", "-c", "features=scattering")
-    assert (status, err.count("features=scattering: the run trains")) == (1, 1)

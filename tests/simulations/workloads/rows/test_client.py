@@ -13,7 +13,7 @@ from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.rows.files import read_client
-from tests.simulations.support.made_images import encode, pixels_of, write_cifar10, write_shard
+from tests.simulations.support.made_images import write_cifar10
 
 
 @pytest.fixture
@@ -38,28 +38,6 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
         for found, wanted in zip(rows.batch(torch.arange(12)), whole.train.batch(torch.arange(12)), strict=True):
             assert torch.equal(found, wanted)
     assert len(list((tmp_path / "own").iterdir())) == 1
-
-
-def test_images_of_another_size_are_refused(images, tmp_path):
-    write_shard(tmp_path / "rows.parquet", [encode(pixels) for pixels in pixels_of(3, 0, side=16)], [0, 1, 2])
-    with pytest.raises(ValueError, match="to be 32x32 RGB, got 16x16 RGB"):
-        read_client(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
-
-
-def test_a_label_that_is_no_class_is_refused(images, tmp_path):
-    write_shard(tmp_path / "rows.parquet", [encode(pixels) for pixels in pixels_of(3, 0)], [0, 1, 10])
-    with pytest.raises(ValueError, match=r"expected labels in 0..9"):
-        read_client(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
-
-
-def test_digits_read_no_parquet(tmp_path):
-    with pytest.raises(ValueError, match=r"workload digits reads .npz files"):
-        read_client(tmp_path / "rows.parquet", workloads.load("digits", public_only=True), tmp_path)
-
-
-def test_what_is_no_file_of_rows_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"to be a .npz or .parquet file"):
-        read_client(tmp_path / "rows.csv", workloads.load("digits", public_only=True), tmp_path)
 
 
 def test_texts_are_those_of_the_workload(tmp_path):

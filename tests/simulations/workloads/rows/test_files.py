@@ -40,11 +40,6 @@ def test_files_are_read_as_they_are_written(case, tmp_path):
     assert found == FRAME.to_dict("list")
 
 
-def test_parquet(tmp_path):
-    FRAME.to_parquet(tmp_path / "A.PARQUET")
-    assert files.read_file(tmp_path / "A.PARQUET", "train").to_pandas().equals(FRAME)
-
-
 @pytest.mark.parametrize("block", [None, 64])
 def test_line_breaks_in_quotes_at_any_size(block, tmp_path, monkeypatch):
     """Also where a text is longer than a block of the parser, or its first line break comes late."""
@@ -76,12 +71,3 @@ def test_a_damaged_file_is_named(data, words, tmp_path):
 def test_a_column_may_be_read_as_text(tmp_path):
     path = written(tmp_path, "a.csv", b"a,b\n007,1\n8,2\n")
     assert files.read_file(path, "train", ["a"]).to_pydict() == {"a": ["007", "8"], "b": [1, 2]}
-
-
-def test_files_of_numpy(tmp_path):
-    np.savez(tmp_path / "a.npz", inputs=np.ones((2, 3)), labels=np.arange(2))
-    assert [part.shape for part in files.read_npz(tmp_path / "a.npz")] == [(2, 3), (2,)]
-    np.savez(tmp_path / "b.npz", x=np.ones(2))
-    for path in (tmp_path / "b.npz", written(tmp_path, "c.npz", b"text"), written(tmp_path, "d.npz", b"PK\3\4")):
-        with refused("cannot be read: expected arrays inputs and labels by numpy.savez"):
-            files.read_npz(path)

@@ -132,38 +132,11 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
         loaded(place)
 
 
-def test_other_folders_are_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with refused("expected a folder of images for each class, as empty/cat/1.png"):
-        loaded(tmp_path / "empty")
-    place = folder(tmp_path / "a")
-    data = (place / "dog" / "1.png").read_bytes()
-    for damaged in (b"no image", data[: len(data) // 2], b""):
-        (place / "dog" / "1.png").write_bytes(damaged)
-        with refused(f"cannot decode {place / 'dog' / '1.png'}", "replace or remove it"):
-            loaded(place)
-    (place / "loose.png").write_bytes(data)
-    with refused("loose.png is in no folder of a class"):
-        loaded(place)
-
-
 def test_images_of_several_sizes_need_image_size(tmp_path):
     place = folder(tmp_path / "a", [GREY[0], GREY[1][:5, :6]])
     with refused("has images of several sizes (5x6, 8x8): give image_size="):
         loaded(place)
     assert inputs(place, image_size=4).shape == (4, 1, 4, 4)
-
-
-def test_classes_are_those_of_test(tmp_path):
-    first, second = folder(tmp_path / "a"), folder(tmp_path / "b", classes=("cat", "cow"))
-    with refused("has the class 'dog' in row 3, which is none of test"):
-        loaded(first, second)
-    with refused("has no folder of the class 'dog', which test has"):
-        loaded(folder(tmp_path / "c", classes=("cat",)), first)
-    found = loaded(first)
-    assert found.data["classes"] == ["cat", "dog"]
-    own = found.read(folder(tmp_path / "d", classes=("dog",)), tmp_path)  # a client need not have all classes
-    assert own.labels.tolist() == [1, 1, 1]
 
 
 # --- metadata ---

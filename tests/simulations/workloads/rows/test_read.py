@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from simulations.workloads.base.workload import LoadedWorkload
@@ -86,50 +85,10 @@ def test_numbers_come_as_float32_and_classes_as_int64(form):
     assert targets.tolist() == Y.tolist()
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_files_of_tables(suffix, tmp_path):
-    path = tmp_path / f"rows{suffix}"
-    FRAME.to_csv(path, index=False) if suffix == ".csv" else FRAME.to_parquet(path)
-    for given in (path, str(path)):
-        inputs, targets = whole(given)
-        assert torch.equal(inputs, torch.tensor(X, dtype=torch.float32))
-        assert targets.tolist() == Y.tolist()
-
-
-def test_chosen_columns_in_their_order():
-    inputs, targets = whole(FRAME.rename(columns={"label": "digit"}), inputs=["c", "a"], targets="digit")
-    assert torch.equal(inputs, torch.tensor(X[:, [2, 0]], dtype=torch.float32))
-    assert targets.tolist() == Y.tolist()
-    one, _ = whole(FRAME, inputs="b")
-    assert one.shape == (N, 1)
-
-
-def test_several_target_columns():
-    table = pd.DataFrame({"a": X[:, 0], "p": [0, 1] * 3, "q": [1.0, 0.0] * 3, "t": list("abcdef")})
-    inputs, targets = whole(table, inputs="a", targets=["p", "q"], loss=nn.BCEWithLogitsLoss())
-    assert torch.equal(targets, torch.tensor([[0.0, 1.0], [1.0, 0.0]] * 3))
-    assert inputs.shape == (N, 1)
-    with refused("train", "numbers", "several target columns"):
-        loaded(table, table.assign(t=table.p), inputs="a", targets=["p", "t"])
-
-
 def test_a_dict_of_splits_is_refused_by_their_names():
     table = pd.DataFrame({"a": X[:, 0], "label": Y})
     with refused("test has the splits train, test", "data['train']"):
         loaded({"train": table, "test": table})
-
-
-def test_a_path_of_another_kind_is_named():
-    with refused(f"test={__file__!r}", ".csv"):
-        loaded(__file__)
-
-
-def test_a_batch_is_a_fresh_copy():
-    made = loaded((X, Y))
-    made.train.batch(ALL)[0].zero_()
-    made.train.batch(ALL)[1].zero_()
-    assert torch.equal(made.train.batch(ALL)[0], torch.tensor(X, dtype=torch.float32))
-    assert made.train.batch(ALL)[1].tolist() == Y.tolist()
 
 
 FIELDS = {"ids": np.arange(N * 4).reshape(N, 4), "mask": np.ones((N, 4), dtype=np.int64), "x": X}
@@ -146,32 +105,11 @@ def test_inputs_by_the_names_of_the_models_arguments(form):
     assert targets.tolist() == Y.tolist()
 
 
-@pytest.mark.parametrize("form", ["arrays", "dataset"])
-def test_inputs_of_a_dict_stay_next_to_their_targets(form):
-    """Whatever rows are asked for, in whatever order: every field and the target are those of the row."""
-    ids = np.arange(N)
-    fields = {"a": ids[:, None], "b": 10 * ids[:, None]}
-    rows = Pairs([({"b": fields["b"][i], "a": fields["a"][i]}, ids[i]) for i in range(N)])
-    made = loaded((fields, ids) if form == "arrays" else rows, loss=functional.cross_entropy)
-    for order in ([3, 1, 5], [5, 5, 0], [], list(range(N - 1, -1, -1))):
-        inputs, targets = made.train.batch(torch.tensor(order, dtype=torch.int64))
-        assert inputs["a"].flatten().tolist() == order == targets.tolist()
-        assert inputs["b"].flatten().tolist() == [10 * i for i in order]
-
-
 def lengths(texts):
     return torch.tensor([[len(text), text.count("a")] for text in texts])
 
 
 TEXTS = ["a", "banana", "cc", "abracadabra", "", "d"]
-
-
-def test_texts_become_what_the_transform_makes():
-    table = datasets.Dataset.from_dict({"text": TEXTS, "label": Y.tolist()})
-    inputs, _ = whole(table, transform=lengths)
-    assert inputs.tolist() == [[len(text), text.count("a")] for text in TEXTS]
-    named, _ = whole((TEXTS, Y), transform=lambda texts: {"ids": lengths(texts)})
-    assert torch.equal(named["ids"], inputs)
 
 
 def test_a_transform_of_two_columns_gets_each():
@@ -261,19 +199,6 @@ def test_other_data_are_refused_with_what_to_do(case):
     make, *words = NO[case]
     with refused(*words):
         loaded(make(), test=(X, Y) if case != "negative classes" else None)
-
-
-@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "folder", "rows.txt"])
-def test_a_path_that_is_not_there_is_named(name, tmp_path):
-    with refused(f"{tmp_path / name}", "there is no such file", error=FileNotFoundError):
-        loaded(tmp_path / name)
-
-
-def test_a_damaged_file_is_named(tmp_path):
-    for name in ("rows.csv", "rows.parquet"):
-        (tmp_path / name).write_bytes(b"a,b\n1\n2,3,4\n")
-        with refused(name, "cannot be read"):
-            loaded(tmp_path / name)
 
 
 def test_train_and_test_have_one_form():

@@ -150,19 +150,6 @@ def test_each_class_is_a_client(tmp_path):
         assert run.summary["clients"] == 3
 
 
-def test_columns_of_arrays():
-    images = np.random.default_rng(0).integers(0, 256, (3, 4, 4), dtype=np.uint8)
-    features = datasets.Features({"x": datasets.Array2D((4, 4), "uint8"), "label": datasets.Value("int64")})
-    made = loaded(datasets.Dataset.from_dict({"x": images.tolist(), "label": [0, 1, 2]}, features=features))
-    assert torch.equal(rows(made.train), torch.from_numpy(images) / 255)
-    lists = pd.DataFrame({"x": [[0.5, 1.0], [2.0, 3.0]], "label": [0, 1]})
-    assert rows(loaded(lists).train).tolist() == lists.x.tolist()
-    lacking = loaded(lists.assign(x=[[0.5, np.nan], [2.0, 3.0]]))  # what looks at all rows names it
-    assert rows(lacking.train).isnan().tolist() == [[False, True], [False, False]]
-    with refused("column 'x' holds lists of different lengths"):
-        loaded(lists.assign(x=[[0.5], [2.0, 3.0]]))
-
-
 # --- classes ---
 
 

@@ -157,22 +157,6 @@ def test_a_transform_that_fails_is_refused(change, words):
         loaded(X, change)
 
 
-def test_an_empty_batch_calls_no_transform():
-    """Its failure would tell that a Poisson batch was empty."""
-    train = loaded(X, lambda x: torch.stack([row * 2 for row in x])).train
-    inputs, targets = train.batch(torch.zeros(0, dtype=torch.int64))
-    assert (len(inputs), len(targets)) == (0, 0)
-
-
-def test_a_transform_of_texts_that_fails_is_refused():
-    with refused("transform fails: ValueError: too long"):
-        loaded(TEXTS, _fail)
-
-
-def _fail(texts):
-    raise ValueError("too long")
-
-
 @pytest.mark.parametrize("count", [lambda text: text.count("1"), len])
 def test_texts_that_look_like_numbers_are_texts_where_the_transform_takes_texts(count, tmp_path, monkeypatch):
     """A column of short answers such as 12: as numbers, the transform fails, or counts something else in silence."""
