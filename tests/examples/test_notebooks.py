@@ -13,15 +13,11 @@ from tests.examples.notebooks import NOTEBOOKS, code_cells, digest, execute, kin
 from tests.places import REPOSITORY
 
 MOST_BYTES = 300_000
-LONG = ("sparsity", "own-model-and-method")
-"""These notebooks run under the mark slow."""
 BY_NAME = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-RUN = [pytest.param(path, marks=pytest.mark.slow if path.stem in LONG else ()) for path in NOTEBOOKS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RUN, ids=[path.stem for path in NOTEBOOKS])
+@BY_NAME
 def test_a_notebook_runs_and_its_stored_outputs_are_of_the_same_kinds(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

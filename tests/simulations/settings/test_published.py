@@ -66,7 +66,10 @@ def test_rounds_and_rate_are_the_papers_epochs_and_batch():
         assert (s["clients"], s["local_steps"]) == (1, 1), preset.name
 
 
-@pytest.mark.parametrize(("method", "epsilon"), PAPERS_NOISE)
+@pytest.mark.parametrize(
+    ("method", "epsilon"),
+    [c if n == 0 else pytest.param(*c, marks=pytest.mark.slow) for n, c in enumerate(PAPERS_NOISE)],
+)
 def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
     preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle")
     assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
