@@ -1,7 +1,7 @@
 """Every file that fedlsg leaves, declared once: what it is, who writes it, who may read it, how damage is found.
 
-A test makes every kind of run and fails for a file that is not declared, or has another mode. docs/files.md has
-these as tables, and the manifest follows them.
+A test makes every kind of run and fails for a file that is not declared, or has another mode. The tables of
+docs/files.md are made of these, and the manifest follows them.
 
 Classes:
 
