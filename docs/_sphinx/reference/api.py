@@ -115,6 +115,7 @@ def annotation(found: Any) -> str:
     text = found if isinstance(found, str) else getattr(found, "__name__", "") if inspect.isclass(found) else str(found)
     text = re.sub(r"typing\.Annotated\[(.*?), Setting\(.*?fallback=[^)]*\)\]", r"\1", text)
     text = re.sub(r"(?:[a-z_]\w*\.)+(?=\w)", "", text)
+    text = re.sub(r"\*<class '(\w+)'>", r"Unpack[\1]", text)
     return re.sub(r"Optional\[(\w+)\]", r"\1 | None", text)
 
 
