@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import ceil
 
 from simulations.report.chart import Axis, Chart, Series, guessing
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
@@ -12,6 +13,8 @@ ROUND = Axis(label="round", whole=True)
 CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
 SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
 """Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
+MOST = 600
+"""Points of a line, about: more cannot be told apart, and a page of very many rounds would be large."""
 
 
 def course(rows: Sequence[Row], chance: float | None) -> tuple[Chart, ...]:
@@ -29,7 +32,7 @@ def _tested(rows: Sequence[Row], chance: float | None) -> Chart:
     """Accuracy; the loss where targets are no classes."""
     measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
     losses = [] if measured else [(row.round, row.loss) for row in rows if row.loss is not None]
-    line = Series(x=[at for at, _ in measured or losses], y=[value for _, value in measured or losses])
+    line = thinned(Series(x=[at for at, _ in measured or losses], y=[value for _, value in measured or losses]))
     levels = () if chance is None else (guessing(100 * chance),)
     if losses:
         return Chart(title="test loss", x=ROUND, series=(line, *levels), height=300)
@@ -68,4 +71,16 @@ def _clients(rows: Sequence[Row]) -> list[Chart]:
 
 
 def _line(rows: Sequence[Row], name: str, colour: str, dashes: str, values: Iterable[float]) -> Series:
-    return Series(name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes)
+    return thinned(Series(name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes))
+
+
+def thinned(line: Series) -> Series:
+    """A line of many points with the lowest and the highest of each stretch, so that no peak is lost, and both ends."""
+    x, y = line.x, [0.0 if value is None else value for value in line.y]
+    if len(x) <= MOST:
+        return line
+    size, kept = ceil(2 * len(x) / MOST), {0, len(x) - 1}
+    for start in range(0, len(x), size):
+        stretch = range(start, min(start + size, len(x)))
+        kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
+    return replace(line, x=[x[place] for place in sorted(kept)], y=[y[place] for place in sorted(kept)])

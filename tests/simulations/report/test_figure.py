@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import strategies
 from simulations.inspection.figures import PANELS, intensity
 from simulations.report.chart import Axis, Chart, Series, describe, spaced
+from simulations.report.course import MOST, thinned
 from simulations.report.figure import interactive, photo, save_paper
 from simulations.report.looks import LOOKS
 from tests.places import REPOSITORY
@@ -130,3 +132,14 @@ def test_a_figure_for_a_paper_is_as_wide_as_a_column_and_the_same_again(kind, st
     assert found == save_paper(planted("a name"), kind)
     if kind == "svg":
         assert float(re.search(rb'width="([\d.]+)pt"', found)[1]) == pytest.approx(3.3 * 72)
+
+
+def test_a_line_of_ten_thousand_rounds_keeps_its_peaks_and_ends():
+    values = [round(math.sin(place / 300), 6) for place in range(10_000)]
+    values[4321], values[8765] = 5.0, -5.0
+    line = thinned(Series(x=range(10_000), y=values))
+    assert 500 < len(line.x) <= MOST + 2
+    assert all(values[place] == value for place, value in zip(line.x, line.y, strict=True))
+    assert {4321, 8765, 0, 9_999} <= set(line.x)
+    short = Series(x=range(MOST), y=values[:MOST])
+    assert thinned(short) is short
