@@ -8,7 +8,7 @@ Values of parameters and batches are no part of it: whatever depends on them is 
 """
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -19,6 +19,10 @@ from fedlsg.gradients.formulas.layers import LAYERS
 
 SETTINGS = ("groups", "padding_mode", "max_norm", "scale_grad_by_freq", "track_running_stats", "dropout", "num_layers")
 """Attributes of layers of torch that answers read. Formulas read others (a stride) in each pass."""
+
+
+class Watching(partial[Any]):
+    """A hook that looks at a call and changes nothing: no part of a model's state."""
 
 
 class Known:
@@ -63,7 +67,7 @@ def _mark(module: nn.Module, marks: list[Any], parts: list[Any]) -> None:
     if has_settings(kind):  # type: ignore[arg-type]
         marks += map(own.get, SETTINGS)
         marks += [buffer is None for buffer in module._buffers.values()]
-    marks += map(type, module._forward_pre_hooks.values())
+    marks += [type(hook) for hook in module._forward_pre_hooks.values() if not isinstance(hook, Watching)]
     for name, child in module._modules.items():
         if child is not None:
             parts.append(child)

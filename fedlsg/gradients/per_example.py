@@ -182,9 +182,7 @@ def run_pass(
         )
 
 
-def survey_of(
-    model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any] | None = None
-) -> Survey:
+def survey_of(model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any]) -> Survey:
     """Where the examples are in what the model's layers and tables read; kept in ``answers`` (``known``).
 
     Positions of a sequence of length 1 do not show, so that a survey of one does not count for longer ones.
@@ -197,7 +195,7 @@ def survey_of(
 
     tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
     kind = (*parameters, *(tuple(n == 1 for n in t.shape[1:]) for t in tensors))
-    return survey(model, lambda scales: call(model, copies(scales)), kind, {} if answers is None else answers)
+    return survey(model, lambda scales: call(model, copies(scales)), kind, answers)
 
 
 def summable(frame: Frame) -> bool:

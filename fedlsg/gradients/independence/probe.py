@@ -23,6 +23,7 @@ from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules
+from fedlsg.gradients.known import known
 from fedlsg.gradients.loss_contents import other_leaves, untrained
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients, survey_of
@@ -163,7 +164,7 @@ def prepare(
     targets = each(targets, lambda x: torch.cat([x, x]))
     frame = Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
     with suppress(Exception):  # what fails here fails in the first pass, too, where the layer is named
-        survey_of(copied, inputs, trainable(copied))
+        survey_of(copied, inputs, trainable(copied), known(copied).answers)
     return Subject(
         model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame, loss_dtype=loss_dtype
     )  # fmt: skip

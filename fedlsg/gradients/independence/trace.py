@@ -20,6 +20,7 @@ from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
 from fedlsg.gradients.independence.coupled_draws import longer_dimension
+from fedlsg.gradients.known import Watching
 
 WIDTH = 3
 Key = tuple[str, str, int, int]
@@ -191,7 +192,7 @@ def trace_modules(model: nn.Module, trace: Trace) -> Iterator[None]:
     handles = []
     try:
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(trace.enter, path), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(Watching(trace.enter, path), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(trace.leave, path)))
         yield
     finally:

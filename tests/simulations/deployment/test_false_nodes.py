@@ -39,6 +39,9 @@ class Nodes(LocalGrid):
         super().__init__(self.answer, len(nodes), config)
         self.nodes = nodes
 
+    def representatives(self) -> range:
+        return range(len(self.nodes))
+
     def answer(self, message: Message, context: Context) -> Message:
         return give_id(self.nodes[int(context.node_config["partition-id"])].reply(message))
 
