@@ -25,6 +25,7 @@ from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
 from fedlsg.row_checks import FIX, check_extremes, check_numbers, check_targets, fields, model_outputs, on_cpu
 from fedlsg.training.microbatches import Shape
+from fedlsg.turn import alone
 
 ROOT = Path(__file__).parents[2]
 OURS = [str(ROOT / name) + os.sep for name in ("fedlsg", "strategies", "simulations")]
@@ -71,7 +72,7 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Inputs, targets: In
     """
     check_numbers(inputs, "training", fix=f"{FIX}; a batch function of your own is not looked at")
     cpu = next(model.parameters()).device.type == "cpu"
-    with restored(model, loss), own_draws("cpu"):
+    with alone(), restored(model, loss), own_draws("cpu"):
         here = model if cpu else deepcopy(model).cpu()
         made, wanted = made_up(_part(inputs, torch.arange(1)), _part(targets, torch.arange(1)))
         try:

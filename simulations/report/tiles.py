@@ -93,6 +93,7 @@ def _sent(summary: Mapping[str, Any]) -> list[Tile]:
             note=f"{against_dense(float(summary[f'{way}_bytes_dense']), summary[f'{way}_bytes'])}",
         )
         for name, way in ways
+        if f"{way}_bytes_dense" in summary
     ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from benchmarks.adversaries import align, image_cases, made_images, made_texts, 
 from benchmarks.neighbours import BOUND, Moved, Subject, move, of_tensors, subject
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.frame import Frame
+from fedlsg.gradients.known import Watching
 from fedlsg.gradients.precision import Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism
@@ -323,7 +324,7 @@ def shapes_seen(made: Subject, rows: Sequence[int], step: Callable[[Subject, Seq
     step(made, rows, 0)  # the first pass of a model surveys it
     sizes: set[int] = set()
     first = next(module for module in made.model.modules() if isinstance(module, nn.Conv2d | nn.Linear))
-    handle = first.register_forward_pre_hook(lambda _, args: sizes.add(len(args[0])))
+    handle = first.register_forward_pre_hook(Watching(lambda _, args: sizes.add(len(args[0]))))
     step(made, rows, 0)
     handle.remove()
     return sizes

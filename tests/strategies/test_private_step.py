@@ -3,6 +3,7 @@
 import copy
 import gc
 import random
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -105,8 +106,8 @@ def test_weights_and_ledger_are_those_of_a_run_with_one_client(method, tmp_path)
         step.step(lambda positions: plan.fetch(plan.parts[0][positions]))
     for name, W in run.model.items():
         assert torch.equal(step.model.get_parameter(name), W)
-    ours = [vars(entry) | {"run": ""} for entry in Ledger(tmp_path / "ledger.jsonl", client=0).entries]
-    assert ours == [vars(entry) for entry in run.entries(0)]
+    ours = [asdict(entry) | {"run": ""} for entry in Ledger(tmp_path / "ledger.jsonl", client=0).entries]
+    assert ours == [asdict(entry) for entry in run.entries(0)]
 
 
 # --- what the privacy claim rests on, each with mistakes planted

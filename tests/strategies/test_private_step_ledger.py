@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -120,7 +121,9 @@ def test_a_resumed_run_continues_bit_for_bit(name, at, tmp_path):
     assert torch.equal(weights(second), weights(unbroken))
     with second.evaluated(), unbroken.evaluated():
         assert torch.equal(weights(second), weights(unbroken))
-    entries = [[vars(e) | {"run": ""} for e in Ledger(tmp_path / x, client=0).entries] for x in ("a.jsonl", "b.jsonl")]
+    entries = [
+        [asdict(e) | {"run": ""} for e in Ledger(tmp_path / x, client=0).entries] for x in ("a.jsonl", "b.jsonl")
+    ]
     assert entries[0] == entries[1]
 
 

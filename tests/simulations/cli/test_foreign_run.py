@@ -29,7 +29,7 @@ NEEDS = (
 OTHERS = {
     "run": "run --out RUN --engine local", "compare": "compare digits --methods lsg --epsilons 8 --out GRID",
     "calibrate": "calibrate --epsilon 1", "partition": None, "list": "list methods", "settings": "settings",
-    "docs": "docs", "completion": "completion bash", "tune": None,
+    "docs": "docs", "plan": "plan digits --method lsg", "completion": "completion bash", "tune": None,
 }  # fmt: skip
 """Commands without a run directory, with what they do where one is; None: they take a name of a user's alone."""
 

@@ -143,8 +143,9 @@ def test_a_client_without_the_budget_for_round_0_is_named_and_not_charged(tmp_pa
     assert [e.round for e in run.entries(0)] == [0, 1, 2]
 
 
-def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_path):
+def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_path, monkeypatch):
     """The client's own settings say whether data may be read for pruning."""
+    monkeypatch.setattr(local, "is_served", lambda: True)  # as nodes do, clients read their own settings
 
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train":

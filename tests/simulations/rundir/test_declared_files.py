@@ -44,6 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
 """Between them, and with ``made``, they leave every declared file."""
 ELSEWHERE = (
     "code.json",
+    "live.html",
     "wandb/**",
     "*-run-id",
     "best/*",

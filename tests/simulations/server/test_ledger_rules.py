@@ -1,6 +1,7 @@
 """The ledger's rules in a federation: charged before noise, for every attempt, and never past the budget."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, Message
@@ -136,8 +137,8 @@ def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(t
     assert run.summary["private"]
 
 
-def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
-    """Interrupted between the charge and the store: the noise was drawn, so it counts."""
+def interrupted_once(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Run:
+    """A run that was interrupted between client 0's noise and its payload in round 2, continued."""
     pack = simulations.client.train.pack
 
     def interrupted(*args: object, round: int, **kwargs: object) -> bytes:
@@ -147,15 +148,26 @@ def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
 
     monkeypatch.setattr(simulations.client.train, "pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_local(tmp_path / "run", reproducible=False)
+        run_local(folder, reproducible=False, **settings)
     monkeypatch.setattr(simulations.client.train, "pack", pack)
-    run = resume_local(tmp_path / "run")
+    return resume_local(folder)
+
+
+def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
+    """Interrupted between the charge and the store: the noise was drawn, so it counts."""
+    run = interrupted_once(tmp_path / "run", monkeypatch, local_steps=2)
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(1, 0), (2, 0), (2, 1)]
     assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)], "it was not asked in the first attempt"
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
     assert (run.rows[-1].epsilon_max, run.rows[-1].epsilon_median) == (
         run.summary["epsilon_max"], run.summary["epsilon_median"],
     )  # fmt: skip
+
+
+def test_of_an_interrupted_pass_all_clients_whose_batches_were_drawn_stay_charged(tmp_path, monkeypatch):
+    run = interrupted_once(tmp_path / "run", monkeypatch)
+    for client in (0, 1):
+        assert [(e.round, e.attempt) for e in run.entries(client)] == [(1, 0), (2, 0), (2, 1)]
 
 
 def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch, small):

@@ -132,7 +132,8 @@ def without_defaults(source: str) -> str:
 
 
 def own_file(path: Path, name: str) -> bool:
-    return path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py")
+    """Its own, and types of settings, which are made from declarations."""
+    return path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py") or path.name == "settings_typed.py"
 
 
 def test_nobody_else_names_a_codec():
