@@ -70,7 +70,7 @@ def _mark(module: nn.Module, marks: list[Any], parts: list[Any]) -> None:
     if has_settings(kind):  # type: ignore[arg-type]
         marks += map(own.get, SETTINGS)
         marks += [buffer is None for buffer in module._buffers.values()]
-    if not is_torchs(kind):
+    if not is_torchs(kind):  # type: ignore[arg-type]
         marks += [(name, value) for name, value in own.items() if type(value) in PLAIN]
     hooks = module._forward_pre_hooks, module._forward_hooks
     marks += [(key, type(hook)) for some in hooks for key, hook in some.items()]  # no key is given twice
