@@ -1,4 +1,5 @@
-"""What torch lacks and several packages need: memory order of kernels, products of narrow matrices, freed memory.
+"""What torch lacks and several packages need: memory order, sums over examples, products of narrow matrices, freed
+memory.
 
 A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) with its columns in *kernel order*: channel by
 channel, each with its taps. In torch.channels_last memory the same numbers lie tap by tap, each with its channels
@@ -44,6 +45,52 @@ def sum_over_taps(columns: Float[Tensor, " n"], W: Float[Tensor, "m *rest"]) -> 
     return total
 
 
+def weighted_sum(
+    factors: Float[Tensor, " batch"], block: Float[Tensor, "batch *kept"], dtype: torch.dtype | None = None
+) -> Float[Tensor, "*kept"]:
+    """Sum over examples of factor times row, taken in ``dtype``: the factors' own unless given.
+
+    A block in another memory order is summed in that order, and the result keeps it.
+    A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
+    """
+    axes = None if block.is_contiguous() else axes_in_memory(block)
+    rows = block if axes is None else block.permute(0, *axes)
+    flat = rows.flatten(1)
+    factors = factors.to(dtype)
+    exact = factors.dtype == torch.float64 or keeps_digits(flat.device.type)
+    if flat.dtype != factors.dtype:
+        width = max(1, AT_ONCE // max(1, len(flat)))
+        parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))
+        total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
+    else:
+        total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
+    total = total.view(rows.shape[1:])
+    return total if axes is None else total.permute(own_order(block))
+
+
+def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
+    """The axes behind the first, the one with the widest stride in front."""
+    if t.is_contiguous():
+        return list(range(1, t.ndim))
+    strides: Sequence[int] = t.stride()
+    if t.ndim == 3 and strides[1] < strides[2]:
+        return [2, 1]
+    return sorted(range(1, t.ndim), key=lambda axis: -strides[axis])
+
+
+def in_memory_order(t: Float[Tensor, "batch *any"]) -> Float[Tensor, "batch *any"]:
+    """The same numbers with every example's axes in their order in memory: a view."""
+    return t if t.is_contiguous() else t.permute(0, *axes_in_memory(t))
+
+
+def own_order(t: Float[Tensor, "batch *any"]) -> list[int]:
+    """The permutation that takes one example of ``in_memory_order(t)`` back to the order of t."""
+    axes = axes_in_memory(t)
+    return [axes.index(axis) for axis in range(1, t.ndim)]
+
+
+AT_ONCE = 2**16
+"""Coordinates that get noise, or are widened, at once: they fit in the processor's cache."""
 NARROW = 2**18
 """Size of the wider matrix from which oneDNN is faster, if the other one is r wide."""
 WORTH_A_CALL = 2**21

@@ -1,9 +1,11 @@
 """What was found out about a model, for as long as it stays as it is: checked once, and not in every step.
 
 All answers here are functions of what ``marks_of`` reads: modules, their types, modes (train, eval) and settings,
-parameters with their names, types, shapes and ``requires_grad``, hooks before a call, and hooks on gradients of
+parameters with their names, types, shapes and ``requires_grad``, hooks around a call, and hooks on gradients of
 parameters. It is read anew before an answer is given, which takes a small part of the time of the answers. So a layer
-that was replaced, frozen, tied, untied, cast or switched between two steps is checked as if it were new.
+that was replaced, frozen, tied, untied, cast or switched between two steps is checked as if it were new. Where the
+examples are (``survey``) depends on the code of the model, too: on hooks, a ``forward`` of a module's own, and on
+numbers and words that modules of a user keep (``self.time_first``); what they keep in other objects is not seen.
 Values of parameters and batches are no part of it: whatever depends on them is found out in every pass.
 """
 
@@ -19,6 +21,9 @@ from fedlsg.gradients.formulas.layers import LAYERS
 
 SETTINGS = ("groups", "padding_mode", "max_norm", "scale_grad_by_freq", "track_running_stats", "dropout", "num_layers")
 """Attributes of layers of torch that answers read. Formulas read others (a stride) in each pass."""
+
+PLAIN = (bool, int, float, str)
+"""Types of attributes by which a module of a user may choose what it computes."""
 
 
 class Watching(partial[Any]):
@@ -59,7 +64,9 @@ def marks_of(model: nn.Module) -> tuple[list[Any], list[Any]]:
 
 def _mark(module: nn.Module, marks: list[Any], parts: list[Any]) -> None:
     kind, own = type(module), vars(module)
-    marks += (kind, module.training, "forward" in own)
+    marks += (kind, module.training, id(own.get("forward")))
+    if "forward" in own:
+        parts.append(own["forward"])
     for name, p in module._parameters.items():
         if p is not None:
             parts.append(p)
@@ -67,7 +74,11 @@ def _mark(module: nn.Module, marks: list[Any], parts: list[Any]) -> None:
     if has_settings(kind):  # type: ignore[arg-type]
         marks += map(own.get, SETTINGS)
         marks += [buffer is None for buffer in module._buffers.values()]
-    marks += [type(hook) for hook in module._forward_pre_hooks.values() if not isinstance(hook, Watching)]
+    if not is_torchs(kind):  # type: ignore[arg-type]
+        marks += [(name, value) for name, value in own.items() if type(value) in PLAIN]
+    hooks = module._forward_pre_hooks, module._forward_hooks
+    all_hooks = [item for some in hooks for item in some.items()]
+    marks += [(key, type(hook)) for key, hook in all_hooks if not isinstance(hook, Watching)]  # no key is given twice
     for name, child in module._modules.items():
         if child is not None:
             parts.append(child)
@@ -89,6 +100,12 @@ def _collect(module: nn.Module, path: str, first: dict[int, tuple[str, nn.Module
     for name, child in module._modules.items():
         if child is not None:
             _collect(child, f"{path}.{name}" if path else name, first)
+
+
+@lru_cache(4096)
+def is_torchs(kind: type[nn.Module]) -> bool:
+    """Whether torch defines a type of modules."""
+    return kind.__module__.startswith("torch.")
 
 
 @lru_cache(4096)

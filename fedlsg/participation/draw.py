@@ -118,7 +118,8 @@ def draw_order(clients: int, *, round: int, seed: int) -> Iterator[int]:
     """All clients in the order of a round's public draw: the first ones are selected.
 
     The shuffle of Fisher and Yates, of which only positions that were swapped are kept. It is ``torch.randperm`` of the
-    same generator: its i-th 32-bit number, modulo the clients that are left, says whom the i-th place gets.
+    same generator: its i-th 32-bit number, modulo the clients that are left, says whom the i-th place gets. (From
+    2^32 / 20 clients on torch shuffles in another way.)
     """
     generator, moved, place = public_generator(seed, "clients", round), dict[int, int](), 0
     while place < clients:

@@ -20,13 +20,10 @@ from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.randomness import SecretStream
 from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
-from fedlsg.tensors import keeps_digits
+from fedlsg.tensors import AT_ONCE, in_memory_order, keeps_digits, weighted_sum
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
-
-AT_ONCE = 2**16
-"""Coordinates that get noise, or are widened, at once: they fit in the processor's cache."""
 
 NARROW_SUM = 32
 """Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C to the
@@ -254,50 +251,6 @@ def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tens
         return block.norms()
     norms: Tensor = torch.linalg.vector_norm(in_memory_order(block).flatten(1), dim=1, dtype=torch.float64)
     return norms
-
-
-def weighted_sum(
-    factors: Float[Tensor, " batch"], block: Float[Tensor, "batch *kept"], dtype: torch.dtype | None = None
-) -> Float[Tensor, "*kept"]:
-    """Sum over examples of factor times row, taken in ``dtype``: the factors' own unless given.
-
-    A block in another memory order is summed in that order, and the result keeps it.
-    A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
-    """
-    axes = None if block.is_contiguous() else axes_in_memory(block)
-    rows = block if axes is None else block.permute(0, *axes)
-    flat = rows.flatten(1)
-    factors = factors.to(dtype)
-    exact = factors.dtype == torch.float64 or keeps_digits(flat.device.type)
-    if flat.dtype != factors.dtype:
-        width = max(1, AT_ONCE // max(1, len(flat)))
-        parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))
-        total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
-    else:
-        total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
-    total = total.view(rows.shape[1:])
-    return total if axes is None else total.permute(own_order(block))
-
-
-def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
-    """The axes behind the first, the one with the widest stride in front."""
-    if t.is_contiguous():
-        return list(range(1, t.ndim))
-    strides: Sequence[int] = t.stride()
-    if t.ndim == 3 and strides[1] < strides[2]:
-        return [2, 1]
-    return sorted(range(1, t.ndim), key=lambda axis: -strides[axis])
-
-
-def in_memory_order(t: Float[Tensor, "batch *any"]) -> Float[Tensor, "batch *any"]:
-    """The same numbers with every example's axes in their order in memory: a view."""
-    return t if t.is_contiguous() else t.permute(0, *axes_in_memory(t))
-
-
-def own_order(t: Float[Tensor, "batch *any"]) -> list[int]:
-    """The permutation that takes one example of ``in_memory_order(t)`` back to the order of t."""
-    axes = axes_in_memory(t)
-    return [axes.index(axis) for axis in range(1, t.ndim)]
 
 
 def clip_factors(

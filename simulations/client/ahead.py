@@ -2,20 +2,20 @@
 
 from dataclasses import dataclass
 
-from fedlsg.gradients import Checked
 from fedlsg.privacy import Entry
 from fedlsg.training.local import Drawn
 from simulations.client.given_account import GivenAccount
+from simulations.client.model import Loaded
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ahead:
-    """What was drawn for a charged ``entry`` of an account; its sum is of the model with the checked ``parameters``."""
+    """What was drawn for a charged ``entry`` of an account; its sum is in the weights and the frame ``loaded``."""
 
     account: GivenAccount
     entry: Entry
     drawn: Drawn
-    parameters: Checked
+    loaded: Loaded
 
 
 class Stash:
@@ -28,7 +28,7 @@ class Stash:
         """Keep what was drawn for a client, in place of what was."""
         self._ahead[ahead.entry.client] = ahead
 
-    def take(self, account: object, entry: Entry, parameters: Checked) -> Drawn | None:
+    def take(self, account: object, entry: Entry, loaded: Loaded) -> Drawn | None:
         """What was drawn for this charge, once; None if its batch is still to be drawn.
 
         The charge is the very record that the driver sent: an equal one of another run is another charge. A sum of
@@ -38,7 +38,7 @@ class Stash:
         known = ahead is not None and isinstance(account, GivenAccount) and account.record is ahead.account.record
         if ahead is None or not known or ahead.entry != entry:
             return None
-        return ahead.drawn if ahead.parameters is parameters else Drawn(positions=ahead.drawn.positions)
+        return ahead.drawn if ahead.loaded is loaded else Drawn(positions=ahead.drawn.positions)
 
     def clear(self) -> None:
         """Other clients follow."""

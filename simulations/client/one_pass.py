@@ -97,6 +97,8 @@ def _compute(here: Process, settings: Settings, pile: Pile) -> None:
     drawn = [one for task in pile if (one := _drawn(here, settings, task)) is not None]
     if len(drawn) < 2:
         return
+    if any(ahead.loaded is not here.loaded for ahead, _ in drawn):
+        raise ValueError("expected one model and one frame for all clients of a pass")
     first = drawn[0][0].entry
     with draws(here.base, first.client, first.round):
         before = _generators()
@@ -129,7 +131,7 @@ def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepIn
     account.charge(entry)
     source = draws_of(plan.local, terms.num_examples, sampler_of(base, account, entry))
     batch = Drawn(positions=next_batch(replace(x, draws=source)))
-    ahead = Ahead(account=account, entry=entry, drawn=batch, parameters=loaded.parameters)
+    ahead = Ahead(account=account, entry=entry, drawn=batch, loaded=loaded)
     AHEAD.put(ahead)
     return ahead, replace(x, draws=batch)
 

@@ -85,7 +85,7 @@ def answer_in(
         return stored
     terms = own_terms(announced, len(here.base.parts[partition]))
     plan = loaded.plan.for_client(terms)
-    train = partial(train_round, here, account, plan, terms.num_examples, loaded.parameters)
+    train = partial(train_round, here, account, plan, terms.num_examples, loaded.parameters, loaded=loaded)
     if plan.sums is not None:
         return masked_values(here.base, plan, partition, content, state, train)
     if plan.frame.personal:
@@ -151,12 +151,15 @@ def train_round(
     num_examples: int,
     checked: Checked,
     add: AddNoise | None = None,
+    *,
+    loaded: Loaded | None = None,
 ) -> Tensor:
+    """The noisy values of a round. ``loaded``: the weights and the frame; without it no batch was drawn ahead."""
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
     secret, entry = takes_part_in_secret(base), entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
-    drawn = AHEAD.take(account, entry, checked)
+    drawn = None if loaded is None else AHEAD.take(account, entry, loaded)
     if drawn is not None:
         used_rows.append(base.parts[partition][drawn.positions])
     with nullcontext() if drawn and drawn.total is not None else draws(base, partition, round):

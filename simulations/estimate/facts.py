@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedlsg.accounting import spread
+from fedlsg.accounting import Event, spread
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
 from fedlsg.secure_sum.terms import plan_graph
@@ -160,9 +160,12 @@ def _epsilon(plan: Plan) -> float:
     """The largest epsilon of a client that takes part in all of the rounds that it is drawn for."""
     if not plan.method.mechanism.private:
         return math.inf
-    blocks = count_blocks(plan)
-    return spread(sorted({tuple(events_of(plan, terms, blocks)) for terms in plan.terms}, key=repr),
-                  delta=plan.settings.delta).largest  # fmt: skip
+    blocks, found = count_blocks(plan), set[tuple[Event, ...]]()
+    for size, steps in set(zip(plan.sizes, plan.steps, strict=True)):
+        first, *pruning = events_of(plan, plan.terms[plan.sizes.index(size)], blocks)
+        training = [replace(first, steps=plan.accounted_steps(size, steps))] if steps else []
+        found.add((*training, *pruning))
+    return spread(sorted(found, key=repr), delta=plan.settings.delta).largest
 
 
 def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:

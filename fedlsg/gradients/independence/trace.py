@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -193,7 +193,7 @@ def trace_modules(model: nn.Module, trace: Trace) -> Iterator[None]:
     try:
         for path, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(Watching(trace.enter, path), with_kwargs=True))
-            handles.append(module.register_forward_hook(partial(trace.leave, path)))
+            handles.append(module.register_forward_hook(Watching(trace.leave, path)))
         yield
     finally:
         for handle in handles:

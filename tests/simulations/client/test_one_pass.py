@@ -14,7 +14,9 @@ from fedlsg.randomness import reproducible_stream
 from fedlsg.training.local import Drawn
 from simulations.client import drawing, one_pass, train
 from simulations.client.ahead import Ahead, Stash
+from simulations.client.app import simulated_settings
 from simulations.client.given_account import HISTORY, RECORD, GivenAccount, give
+from simulations.client.model import process
 from simulations.engines import passes
 from tests.simulations.support.runs import Run, run_local
 
@@ -28,7 +30,7 @@ CHARGE = {
     "steps": 1, "sample_rate": 0.1, "noise_multiplier": 1.0, "clip_norm": 1.0, "num_examples": 10, "mechanism": "dp",
     "reproducible": False,
 }  # fmt: skip
-DRAWN, PARAMETERS = Drawn(positions=torch.arange(2), total=torch.zeros(3)), {}
+DRAWN = Drawn(positions=torch.arange(2), total=torch.zeros(3))
 
 
 @pytest.fixture(autouse=True)
@@ -201,15 +203,50 @@ def test_a_model_that_draws_numbers_shares_no_draws(draw, tmp_path, by_itself, m
     assert_equal(run, by_itself)
 
 
+def other_weights(monkeypatch):
+    """Between the pass and the clients' own calls, the process has had other weights."""
+    honest = passes.compute_ahead
+
+    def compute(pile, partitions, run_config):
+        honest(pile, partitions, run_config)
+        process(simulated_settings(run_config, partitions)).loaded = None
+
+    monkeypatch.setattr(passes, "compute_ahead", compute)
+
+
+def weights_of_its_own(monkeypatch):
+    """Each client of the pile is sent other weights than the one before it."""
+    honest = one_pass.follow
+
+    def follow(here, *given, **named):
+        here.loaded = None
+        return honest(here, *given, **named)
+
+    monkeypatch.setattr(one_pass, "follow", follow)
+
+
+@pytest.mark.parametrize("other", [other_weights, weights_of_its_own])
+def test_a_sum_of_other_weights_is_not_used(other, tmp_path, by_itself, monkeypatch):
+    """Parameters tell nothing: they are the same objects in all weights and frames."""
+    totals, honest = [], train.client_step
+
+    def step(*given, sampler, **named):
+        totals.append(sampler.total)
+        return honest(*given, sampler=sampler, **named)
+
+    monkeypatch.setattr(train, "client_step", step)
+    other(monkeypatch)
+    assert_equal(run_local(tmp_path / "run", **SMALL), by_itself)
+    assert totals == [None] * 8
+
+
 def test_a_draw_of_another_run_is_not_taken():
     """An equal entry of a run that was interrupted is another charge: the record is another one."""
     stash, charge = Stash(), Entry(client=0, round=1, attempt=0, **CHARGE)
     own, other = (GivenAccount(give(charge, last=None, memory=None)[RECORD], HISTORY, False) for _ in range(2))
-    for parameters, taken in (({}, False), (PARAMETERS, True)):
-        stash.put(Ahead(account=own, entry=charge, drawn=DRAWN, parameters=PARAMETERS))
-        found = stash.take(own, charge, parameters)
-        assert (found is DRAWN) == taken, "a sum of other weights"
-        assert found.positions is DRAWN.positions
-        assert stash.take(own, charge, parameters) is None, "once"
-    stash.put(Ahead(account=own, entry=charge, drawn=DRAWN, parameters=PARAMETERS))
-    assert stash.take(other, charge, PARAMETERS) is None
+    loaded: Any = object()
+    stash.put(Ahead(account=own, entry=charge, drawn=DRAWN, loaded=loaded))
+    assert stash.take(own, charge, loaded) is DRAWN
+    assert stash.take(own, charge, loaded) is None, "once"
+    stash.put(Ahead(account=own, entry=charge, drawn=DRAWN, loaded=loaded))
+    assert stash.take(other, charge, loaded) is None

@@ -20,6 +20,10 @@ KINDS: dict[str, dict[str, Any]] = {
         "method": "dpsgd", "codec": "bfloat16", "noise_multiplier": None, "epsilon": 4.0, "clients": 4,
         "clients_per_round": 2,
     },
+    "clients of many sizes, few of whom are asked": {
+        "method": "dpsgd", "partition": "dirichlet", "sample_rate": None, "batch_size": 20, "clients": 6,
+        "clients_per_round": 3, "rounds": 4,
+    },
     "no privacy, several steps": {"method": "sgd", "noise_multiplier": None, "local_steps": 3},
     "a mask that cools": {"method": "rs", "rounds": 4},
     "updates sent down": {"method": "lsg", "downlink": "sparse"},

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.gradients.plan as planning
-import fedlsg.privacy.mechanism
+import fedlsg.tensors
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plan import plan
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
@@ -147,5 +147,5 @@ def test_the_clipped_sum_knows_no_memory_order(precision):
 def test_a_sum_left_in_memory_order_is_caught(monkeypatch):
     block, mechanism = turned_block(), Mechanism(kind="clip-only", clip_norm=1.0)
     wanted = clipped_sum([block.flatten(1)], mechanism)
-    monkeypatch.setattr(fedlsg.privacy.mechanism, "own_order", lambda t: list(range(t.ndim - 1)))
+    monkeypatch.setattr(fedlsg.tensors, "own_order", lambda t: list(range(t.ndim - 1)))
     assert not torch.allclose(clipped_sum([block], mechanism), wanted, atol=1e-3)
