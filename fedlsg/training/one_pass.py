@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlsg.failure import without_exit
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.privacy.mechanism import clipped_sums
 from fedlsg.training.client import clipped_batch_sum, units_of
@@ -60,7 +61,8 @@ def sums_in_one_pass(steps: Sequence[StepInputs], slots: Sequence[int]) -> list[
     """
     fitting = [i for i, (x, slot) in enumerate(zip(steps, slots, strict=True)) if len(drawn_of(x).positions) <= slot]
     try:
-        return _pass(steps, slots, fitting)
+        with without_exit():
+            return _pass(steps, slots, fitting)
     except Exception:
         return _pass(steps, slots, [i for i in fitting if not _fails(steps[i])])
 
@@ -72,7 +74,7 @@ def drawn_of(x: StepInputs) -> Drawn:
 
 
 def _fails(x: StepInputs) -> bool:
-    with suppress(Exception):
+    with suppress(Exception), without_exit():
         clipped_batch_sum(x)
         return False
     return True

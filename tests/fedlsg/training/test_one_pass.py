@@ -1,6 +1,7 @@
 """Clients in one pass: each sum is its own client's, no bit of it depends on the others; planted mistakes are seen."""
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -107,7 +108,11 @@ def test_a_client_that_fails_is_left_to_its_own_step_and_changes_no_other():
     p = problem(*FRAMES["dpsgd"], dtype=torch.float32)
     steps = clients(p)
     before = totals(steps)
-    for bad in (lambda rows: 1 / 0, lambda rows: (steps[0].batch(rows)[0], torch.full((len(rows),), 77))):
+    for bad in (
+        lambda rows: 1 / 0,
+        lambda rows: sys.exit(),
+        lambda rows: (steps[0].batch(rows)[0], torch.full((len(rows),), 77)),
+    ):
         found = totals([replace(steps[0], batch=bad), *steps[1:]])
         assert found[0] is None
         assert torch.equal(found[4], before[4])
