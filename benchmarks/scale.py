@@ -12,6 +12,7 @@ run, a resume and the report take. An exponent is the slope of a straight line t
 import argparse
 import itertools
 import json
+import math
 import resource
 import statistics
 import subprocess
@@ -35,6 +36,9 @@ from simulations.workloads.base.workload import LoadedWorkload, Request
 
 ROWS, COLUMNS, COHORT = 5, 16, 100
 WARM = 3
+DEFAULTS: dict[str, Any] = {}
+METHOD_DEFAULTS: dict[str, Any] = {}
+"""This module is a workload without a preset: the page of a run asks."""
 
 
 def load(request: Request) -> LoadedWorkload:
@@ -143,6 +147,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--long", type=int, nargs="*", default=[100, 1000])
     given = options.parse_args()
+    if min(given.rounds, *given.long, math.inf) <= WARM:
+        options.error(f"expected more than {WARM} rounds, which are warm-up")
     found: dict[str, dict[str, Any]] = {}
     print(
         "| clients | plan, CPU s | start | start, wall s | memory, MB | a round | end |\n|---|---|---|---|---|---|---|"

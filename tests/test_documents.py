@@ -11,6 +11,7 @@ import pytest
 from tests.places import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
+PLACEHOLDER = re.compile(r"@@\w+@@")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 FOLDERS = ("fedlsg", "strategies", "simulations", "benchmarks", "tests", "docs")
@@ -22,8 +23,8 @@ WRITTEN_BY_COMMANDS = re.compile(r"--(?:out|json) ([^\s`]+)")
 
 
 def problems(text: str, folder: Path) -> list[str]:
-    """What the Markdown ``text`` of a file in ``folder`` names and the repository lacks."""
-    return [*missing_links(text, folder), *missing_paths(text), *missing_modules(text)]
+    """What the Markdown ``text`` of a file in ``folder`` names and the repository lacks, and what nobody filled in."""
+    return [*missing_links(text, folder), *missing_paths(text), *missing_modules(text), *PLACEHOLDER.findall(text)]
 
 
 def missing_links(text: str, folder: Path) -> Iterator[str]:
@@ -100,6 +101,7 @@ def test_what_docstrings_and_requirements_name_exists():
 
 @pytest.mark.parametrize("planted", [
     "[text](gone.md)",
+    "@@LATER@@",
     "[text](performance.md#no-such-heading)",
     "`fedlsg/gone.py`",
     "run `python benchmarks/gone.py --seeds 3`",

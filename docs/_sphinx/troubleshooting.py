@@ -43,7 +43,7 @@ WITHOUT = (
     (
         "you pressed Ctrl-C, or the machine stopped",
         "the finished rounds are on disk",
-        "`fedlsg resume RUN`; nothing is charged twice",
+        "`fedlsg resume RUN`; clients of the round that was cut off may be charged a second time for it",
     ),
     (
         "`--open` shows no page",

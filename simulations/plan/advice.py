@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 
+from fedlsg.accounting import max_steps
+from fedlsg.accounting.bounds import certified_or_inf, rough
 from fedlsg.carriers import Lora, embeddings_of
 from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.torch_func import measure
 from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.state import different_terms
 from fedlsg.training.auto import FEWEST_UPDATES
 from simulations.plan.noise import pull
-from simulations.plan.plan import Plan, probes
+from simulations.plan.plan import Plan, count_blocks, events_of, probes
 from simulations.workloads import to_device
 from simulations.workloads.chance import Chance, beats_chance
 
@@ -33,7 +36,30 @@ SWAMPED = 10.0
 
 def advice(plan: Plan) -> list[str]:
     """Sentences for a reader, each with what to change; empty where nothing is known to be wrong."""
-    return [line for line in (_updates(plan), _batches(plan), _swamped(plan), _inputs(plan)) if line]
+    return [line for line in (_budget(plan), _updates(plan), _batches(plan), _swamped(plan), _inputs(plan)) if line]
+
+
+def _budget(plan: Plan) -> str | None:
+    """Noise that was given next to a budget is not calibrated to it: the budget may end before the rounds do."""
+    s = plan.settings
+    if s.epsilon is None or not plan.method.mechanism.private or s.reproducible:
+        return None
+    blocks = count_blocks(plan)
+    dearest = max(
+        (events_of(plan, one, blocks) for one in different_terms(plan.terms)), key=lambda e: rough(e, s.delta)
+    )
+    if certified_or_inf(dearest, s.delta) <= s.epsilon:
+        return None
+    first, *besides = dearest
+    steps = max_steps(
+        epsilon=s.epsilon, delta=s.delta, sample_rate=first.sample_rate, noise_multiplier=first.noise_multiplier,
+        besides=tuple(besides), log_ratio=first.log_ratio / first.steps,
+    )  # fmt: skip
+    return (
+        f"at noise_multiplier={s.noise_multiplier:g} the budget epsilon={s.epsilon:g} of a client lasts "
+        f"{steps * s.rounds // first.steps} of {s.rounds} rounds, and then it stops: leave noise_multiplier out to "
+        "have noise for all of them"
+    )
 
 
 def _updates(plan: Plan) -> str | None:

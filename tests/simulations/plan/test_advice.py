@@ -24,6 +24,7 @@ def said(given=(), **made):
         ({"rounds": 5}, "5 updates of the weights are few: give rounds=20"),
         ({"sample_rate": 0.01, "rounds": 20}, "empty batch in 74% of its steps"),
         ({"noise_multiplier": 500.0, "rounds": 20, "sample_rate": 1.0}, "19 points more than"),
+        ({"epsilon": 3, "rounds": 20, "sample_rate": 1.0, "noise_multiplier": 3.0}, "epsilon=3 of a client lasts"),
     ],
 )
 def test_what_can_be_known_is_said(given, words):
