@@ -110,7 +110,7 @@ def test_noise_leaves_the_blind_guess(recorded):
     assert 0.01 < found.membership < 0.1
     assert "first-layer" not in rows
     words = verdict([row for row in summaries(found, summarise) if row.attack == "map"])
-    assert "LEAK" not in words
+    assert "updates leak" not in words
 
 
 PLAIN = Prior(shape=(1, 8, 8), low=0.0, high=1.0)
@@ -146,7 +146,7 @@ def test_a_search_that_did_not_converge_is_no_evidence():
     for rows in ([nothing], [done], [stuck, done]):
         assert verdict(rows).startswith("no image recovered")
     leak = replace(stuck, gain=Interval(mean=9, low=5, high=12, confidence=0.95, count=2))
-    assert "LEAK" in verdict([leak])  # what was recovered needs no converged search
+    assert "updates leak" in verdict([leak])  # what was recovered needs no converged search
 
 
 @pytest.mark.parametrize(
