@@ -72,6 +72,7 @@ tr.alert > * { color: var(--alarm); font-weight: 600; }
 table.tokens { width: 100%; }
 table.tokens th, table.tokens td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 table.tokens th { width: 8rem; color: var(--dim); }
+table.tokens .group > * { padding-top: 1rem; border-bottom: 0; }
 .moved { border-bottom: 2px dotted var(--dim); }
 .wrong { color: var(--alarm); text-decoration: line-through; }
 tr.good > * { color: var(--good); }
@@ -97,7 +98,8 @@ th[aria-sort=descending] button::after { content: "↓"; color: var(--link); }
 .slider output { font-weight: 600; }
 .slides .slider ~ .slide > h3 { display: none; }
 .gallery td, .gallery th { border: 0; text-align: left; padding: .2rem .9rem .7rem 0; }
-.gallery img { width: var(--side); height: auto; image-rendering: pixelated; margin-bottom: .2rem; max-width: none; }
+.gallery img { width: clamp(160px, 43vw, var(--side)); height: auto; image-rendering: pixelated; margin-bottom: .2rem;
+  max-width: none; }
 .gallery .good { color: var(--good); font-weight: 600; }
 .gallery .bad { color: var(--alarm); font-weight: 600; }
 .dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .5em 0 1px;

@@ -219,7 +219,8 @@ def in_short(runs: Sequence[Findings]) -> Table:
     """The strongest attack of each of several runs, and the verdict's first words."""
     rows = []
     for one in runs:
-        best, words = one.best, one.verdict.partition(":")[0].replace(LEAK, "leaks")
+        best, (first, _, last) = one.best, one.verdict.partition(": ")
+        words = (last if first.startswith("the strongest") else first).replace(LEAK, "leaks")
         if best is None:
             rows.append(Row(cells=(one.label, "--", "--", "--", words)))
             continue

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -243,6 +244,10 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     assert numbers["threat_model"] == {"view": "client", "labels": "known", "examples": "known"}
     page = without_scripts((out / "attack.html").read_text())
     assert page.count("data:image/png;base64,") > 2 * 3, "originals, blind guesses, and what was recovered"
+    heads = re.findall(r'<th scope="col">([^<]+)</th>', page.partition('class="gallery"')[2])
+    assert (heads[0], heads[2]) == ("original", "blind guess"), (
+        "a phone shows the strongest attack next to the original"
+    )
     assert "http://" not in page
     assert "https://" not in page
     for words in ("What the adversary is granted", "blind", "epsilon", "An attack that fails proves nothing"):

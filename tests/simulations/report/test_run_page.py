@@ -137,6 +137,9 @@ def test_report_of_one_run(fedlsg, stopped, tmp_path):
     assert fedlsg("report", str(stopped.path))[0] == 0
     words = Page((stopped.path / "report.html").read_text()).words
     assert "interrupted: this run is not finished; continue it with fedlsg resume" in words
+    assert re.search(r"epsilon so far \d\.\d+ largest client, at delta 1e-05, trust=client", words)
+    assert re.search(r"sent by clients so far [\d.]+ kB until round 1", words)
+    assert "the dotted line" not in words, "guessing is not drawn yet"
     assert fedlsg("report", str(stopped.path), "--out", "there")[0] == 0
     assert (tmp_path / "there" / "report.html").exists()
 
