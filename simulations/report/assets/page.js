@@ -76,6 +76,7 @@
     };
     if (number(axis.low)) found.min = axis.low;
     if (number(axis.high)) found.max = axis.high;
+    if (number(axis.low) && number(axis.high)) found.offset = false;
     const ends = chart.series.flatMap((one) => name === "y" ? [...(one.low || []), ...(one.high || [])]
       : [...(one.left || []), ...(one.right || [])]).concat(at).filter((value) => number(value) && (!log[name] || value > 0));
     const all = chart.series.flatMap((one) => one[name] || []).filter((value) => number(value) && (!log[name] || value > 0));
