@@ -60,7 +60,7 @@ def page(
             badge=("falsified", "bad") if verdict.falsified else ("passed: not falsified", "good"),
             warnings=warnings,
             sections=sections(
-                ("", [_tiles(verdict)]),
+                ("", [_tiles(verdict, report["reader"])]),
                 ("Claim, bounds and estimate", [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning]),
                 ("Checks", [_checks(verdict)]),
                 ("What was audited", [facts_of(asked)]),
@@ -71,7 +71,7 @@ def page(
     )
 
 
-def _tiles(verdict: Verdict) -> Tiles:
+def _tiles(verdict: Verdict, reader: str) -> Tiles:
     """The claim, the best bound, the estimate, and how many checks passed."""
     claim, best, estimate = verdict.claim, _best(verdict), verdict.estimate.epsilon
     passed, checks = sum(check.passed for check in verdict.checks), len(verdict.checks)
@@ -79,7 +79,7 @@ def _tiles(verdict: Verdict) -> Tiles:
     said = "above the claim: refuted" if refuted else "does not refute the claim"
     return Tiles(
         tiles=(
-            Tile(name="claimed epsilon", value=f"{claim.epsilon:.3f}", note=f"at delta {claim.delta:g}"),
+            Tile(name="claimed epsilon", value=f"{claim.epsilon:.3f}", note=f"at delta {claim.delta:g}; {reader}"),
             Tile(name="measured: at least", value=f"{best:.3f}", note=said, style="bad" if refuted else "good"),
             Tile(
                 name="estimate", value=f"{estimate.value:.3f}",

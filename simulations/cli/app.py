@@ -178,7 +178,7 @@ def partition(
     workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = RUN[
         "workload"
     ].default,
-    out: Annotated[str | None, option(help="Directory for partition.csv and partition.png.")] = None,
+    out: Annotated[str | None, option(help="Directory for partition.html, .csv and .png.")] = None,
     config: Choice = None,
 ) -> None:
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""

@@ -39,8 +39,8 @@ CAPTIONS = {
     "one, is the accuracy of guessing.",
     "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more accurate, further "
     f"left is cheaper. Bytes are the payloads that all clients sent in the whole run. {BARS} Filled marks have the "
-    "largest epsilon, or none. The dashed grey line is the Pareto front of an epsilon: nothing is more accurate for "
-    "fewer bytes.",
+    "largest epsilon, or none. A dashed grey line, of three methods or more, is the Pareto front of an epsilon: "
+    "nothing is more accurate for fewer bytes.",
     "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal epsilon. Further up is "
     "more accurate, further left is cheaper. One panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",

@@ -30,7 +30,7 @@ TICKS = 100
 BESIDE = "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
 WHAT = (
     "Epsilon is the largest over the clients of a run, against the readers named next to it. It covers that run "
-    "only: it costs more privacy to choose the best of several runs."
+    "only: it costs more privacy to choose the best of several runs. Bytes are payloads, up and down."
 )
 
 
@@ -72,7 +72,7 @@ def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left
     return render(
         Page(
             kind="fedlsg runs",
-            title=f"Runs of {place}",
+            title=f"Runs in {place}",
             lead=f"{len(every)} runs. Tick two or more to see them side by side.",
             advice=tuple(left_out),
             sections=(

@@ -41,7 +41,9 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
     """A line for each fact."""
     values, sizes, phones, step = facts["values"], facts["bytes"], facts["phones"], facts["step"]
     memory = facts["memory_bytes"]
-    epsilon = f"{epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}"
+    protected = "one example" if facts["unit"] == "example" else "a client with all of its data"
+    epsilon = f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for {protected}"
+    first = "" if sizes["down_first"] == sizes["down"] else f"; in its first {_bytes(sizes['down_first'])}"
     noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
     found = {
         "workload": f"{facts['workload']}, model {facts['model']}",
@@ -49,7 +51,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, {facts['rounds']} rounds",
         "values": f"{values['sent']:,} of {values['dense']:,} a client and round",
         "up": f"{_bytes(sizes['up'])} a client and round",
-        "down": f"{_bytes(sizes['down'])} a client and round; in its first {_bytes(sizes['down_first'])}",
+        "down": f"{_bytes(sizes['down'])} a client and round{first}",
         "whole run": f"{_size(facts['uplink_bytes'])} up, {_size(facts['downlink_bytes'])} down",
         f"{phones['phones']:,} phones": (
             f"{phones['dropout']:.0%} leave: {_size(phones['uplink_bytes_a_round'])} up and "

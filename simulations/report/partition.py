@@ -93,7 +93,7 @@ def headline(balance: Balance) -> str:
     sizes, apart = balance.sizes, balance.distances
     held = f"{sizes.min():,} to {sizes.max():,}" if np.ptp(sizes) else f"{sizes.min():,}"
     return (
-        f"{len(sizes)} clients hold {held} examples each; the class mix of a client differs from that of all by "
+        f"{len(sizes):,} clients hold {held} examples each; the class mix of a client differs from that of all by "
         f"{apart.mean():.2f} on average (0: equal, 1: nothing in common)."
     )
 
@@ -225,7 +225,8 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
     groups = np.array_split(order, BARS)
     values = 100 * np.stack([balance.shares[group].mean(0) for group in groups])
     places = [float(group) for group in np.cumsum([len(group) for group in groups]) - len(groups[0]) / 2]
-    x = Axis(label=f"clients in the order of their largest class, about {clients // BARS} a bar")
+    label = f"clients in the order of their largest class, about {clients // BARS} a bar"
+    x = Axis(label=label, low=0.0, high=float(clients))
     sizes = np.sort(balance.sizes)[::-1]
     at = np.unique(np.linspace(0, clients - 1, 400).astype(int))
     sized = Series(x=(at + 1).tolist(), y=sizes[at].tolist(), colour=BLUE)

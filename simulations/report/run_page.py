@@ -43,20 +43,20 @@ NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availabil
 """Settings of which a page shows the name of a file, without its folder."""
 NOISE = frozenset({"noise", "readers", "features", "carriers"})
 """Facts about the noise and what it is added to."""
+GUESSING = "; the dotted line is the accuracy of guessing"
 CAPTION = (
-    "One point a round. Test accuracy: the share of test examples that the model classifies correctly; the dotted line "
-    "is the accuracy of guessing. Epsilon: the privacy that is spent; it grows with every round, and smaller is more "
-    "private. Payload bytes: what all clients sent (uplink) and received (downlink) up to then. Clients: how many were "
-    "selected, how many replied, and how many replies the server rejected."
+    f"One point a round. Test accuracy: the share of test examples that the model classifies correctly{GUESSING}. "
+    "Epsilon: the privacy that is spent; it grows with every round, and smaller is more "
+    "private. Payload bytes: what all clients sent (uplink) and received (downlink) up to then."
 )
 TIMED_CAPTION = (
     " Dropped out: clients that left before they trained. Late: clients that trained and were charged, and whose "
     "values came too late. The simulated clock shows {} at the last round."
 )
+CLIENTS = " Clients: how many were selected, how many replied, and how many replies the server rejected."
 COUNTS = CAPTION[CAPTION.index(" Payload bytes:") :]
 LOSS_CAPTION = CAPTION.replace(
-    "Test accuracy: the share of test examples that the model classifies correctly; the dotted line is the accuracy of "
-    "guessing",
+    f"Test accuracy: the share of test examples that the model classifies correctly{GUESSING}",
     "Test loss: smaller is better",
 )
 
@@ -109,10 +109,12 @@ def _rounds(result: Result) -> list[Part]:
     if not result.rows:
         return []
     chance = None if result.chance is None else result.chance.level
+    drawn = course(result.rows, chance)
     caption, last = LOSS_CAPTION if result.accuracy is None else CAPTION, result.rows[-1].simulated
     caption = caption if result.rows[-1].counted else caption.removesuffix(COUNTS)
+    caption += CLIENTS if any(chart.title.startswith("clients") for chart in drawn) else ""
     caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
-    return [interactive(course(result.rows, chance), caption)]
+    return [interactive(drawn, caption if chance is not None else caption.replace(GUESSING, ""))]
 
 
 def _noise(result: Result, facts: Mapping[str, str]) -> list[Part]:

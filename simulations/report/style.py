@@ -72,6 +72,7 @@ tr.alert > * { color: var(--alarm); font-weight: 600; }
 table.tokens { width: 100%; }
 table.tokens th, table.tokens td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 table.tokens th { width: 8rem; color: var(--dim); }
+table.tokens .group > * { padding-top: 1rem; border-bottom: 0; }
 .moved { border-bottom: 2px dotted var(--dim); }
 .wrong { color: var(--alarm); text-decoration: line-through; }
 tr.good > * { color: var(--good); }
@@ -97,10 +98,11 @@ th[aria-sort=descending] button::after { content: "↓"; color: var(--link); }
 .slider output { font-weight: 600; }
 .slides .slider ~ .slide > h3 { display: none; }
 .gallery td, .gallery th { border: 0; text-align: left; padding: .2rem .9rem .7rem 0; }
-.gallery img { width: var(--side); height: auto; image-rendering: pixelated; margin-bottom: .2rem; max-width: none; }
+.gallery img { width: clamp(160px, 43vw, var(--side)); height: auto; image-rendering: pixelated; margin-bottom: .2rem;
+  max-width: none; }
 .gallery .good { color: var(--good); font-weight: 600; }
 .gallery .bad { color: var(--alarm); font-weight: 600; }
-.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em;
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .5em 0 1px;
   box-shadow: 0 0 0 1px #ffffff; }
 figure { margin: 1.8rem 0; break-inside: avoid; }
 figcaption { margin-top: .5rem; }
@@ -134,7 +136,9 @@ code, pre { font: .86rem/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, 
 pre { background: var(--panel); padding: .8rem 1rem; margin: .6rem 0; white-space: pre-wrap;
   overflow-wrap: anywhere; }
 summary { cursor: pointer; }
-summary h2 { display: inline-block; margin: 1.6rem 0 .6rem .3rem; }
+summary { margin: 1.6rem 0 .6rem; }
+summary h2 { display: inline; margin-left: .3rem; }
+main:not(:has([id^=tick-]:checked)) .chosen { display: none; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 @media (min-width: 40.01rem) {
   details dl { grid-template-columns: 11.5rem 1fr 11.5rem 1fr; font-size: .95rem; max-width: none; }
@@ -152,8 +156,10 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .cards thead th { border: 0; padding: .1rem .8rem .1rem 0; }
   .cards tbody tr { border-bottom: 2px solid var(--bar); padding: .4rem 0; }
   .cards tbody th { text-align: left; font-weight: 600; border: 0; padding: .1rem 0; white-space: normal; }
-  .cards td, .cards td:last-child { border: 0; padding: .1rem 0; white-space: normal; min-width: 0; text-align: right; }
+  .cards td, .cards td:last-child { display: flow-root; border: 0; padding: .1rem 0; white-space: normal; min-width: 0;
+    text-align: right; }
   .cards td::before { content: attr(data-label); float: left; color: var(--dim); font-weight: 400; margin-right: 1rem; }
+  .data th, td.left:last-child { white-space: normal; min-width: 0; }
   img { max-width: none; }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }
   .tiles li { padding: .5rem .7rem .6rem; }

@@ -17,7 +17,7 @@ TEMPLATE = """<!DOCTYPE html>
 {% endmacro %}
 {% macro table(part, title) %}
 <div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
- class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 4 %} cards{% endif %}{% endif %}">
+ class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 3 %} cards{% endif %}{% endif %}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
 {% if part.chosen %}
 <style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
@@ -38,7 +38,8 @@ TEMPLATE = """<!DOCTYPE html>
 {% for cell in row.cells %}
 {% if loop.first %}
 <th scope="row"{% if loop.index0 in part.left %} class="left"{% endif %}>
-{%- if row.colour %}<span class="dot" style="background: {{ row.colour }}"></span>{% endif -%}
+{%- if row.colour %}<span class="dot" data-colour="{{ row.colour }}"
+ style="background: {{ row.colour }}"></span>{% endif -%}
 {% if row.ticked is not none %}<input type="checkbox" id="tick-{{ row_at }}" aria-label="compare {{ cell }}"
 {%- if row.ticked %} checked{% endif %}> {% endif %}{{ cell }}</th>
 {% else %}
@@ -46,7 +47,7 @@ TEMPLATE = """<!DOCTYPE html>
 <td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
 {%- elif at in row.best %} class="best"{% endif %}
 {%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
-{%- if part.columns | length > 4 %} data-label="{{ part.columns[at] }}"{% endif %}>
+{%- if part.columns | length > 3 %} data-label="{{ part.columns[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
 {% endif %}
 {% endfor %}
@@ -214,7 +215,7 @@ TEMPLATE = """<!DOCTYPE html>
 """
 BODY = "<body>"
 LIVE_LINE = """
-<style>#live {{ margin: 0; padding: .45rem 1rem; font-size: .875rem; background: var(--panel, #8882);
+<style>#live {{ margin: 0; max-width: none; padding: .45rem 1rem; font-size: .875rem; background: var(--panel, #8882);
  overflow-wrap: anywhere; }} @media print {{ #live {{ display: none; }} }}</style>
 <p id="live" role="status" data-version="{version}" data-gone="{gone}">{words}</p>
 """

@@ -41,7 +41,8 @@ def privacy_badge(result: Result) -> tuple[str, Badge]:
 
 def run_tiles(result: Result) -> Tiles | None:
     """None before anything is known."""
-    tiles = [*_tested(result), *(_spent(result) if result.done else []), *_sent(result.summary), *_took(result.summary)]
+    known = [*_spent(result), *_sent(result.summary), *_took(result.summary)] if result.done else _so_far(result)
+    tiles = [*_tested(result), *known]
     return Tiles(tiles=tuple(tiles)) if tiles else None
 
 
@@ -71,6 +72,24 @@ def _spent(result: Result) -> list[Tile]:
             note=f"at delta {summary['delta']:g}, for {unit}; {_reader(summary)}",
         )
     ]  # fmt: skip
+
+
+def _so_far(result: Result) -> list[Tile]:
+    """Epsilon and bytes after the last round of an unfinished run, which claims no privacy yet."""
+    if not result.rows:
+        return []
+    last, settings = result.rows[-1], result.settings
+    spent = f"largest client, at delta {settings.get('delta')}, trust={settings.get('trust', 'client')}"
+    claimed = math.isfinite(last.epsilon_max) and not settings.get("reproducible")
+    sums = [sum(row.uplink_bytes for row in result.rows), sum(row.downlink_bytes for row in result.rows)]
+    return [
+        *([Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=spent)] if claimed else []),
+        *(
+            Tile(name=f"{name} so far", value=human_bytes(value), note=f"until round {last.round}")
+            for name, value in zip(("sent by clients", "sent to clients"), sums, strict=True)
+            if last.counted
+        ),
+    ]
 
 
 def _reader(summary: Mapping[str, Any]) -> str:

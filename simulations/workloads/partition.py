@@ -69,7 +69,7 @@ def partition(
         raise RuntimeError(f"the {scheme} scheme dealt {len(dealt)} of {len(order)} examples")
     parts = _owned(order, dealt, num_clients)
     if not min(parts.sizes):
-        raise ValueError(f"{scheme} leaves a client without examples: lower {num_clients=}")
+        raise ValueError(f"{scheme} leaves a client without examples: lower clients={num_clients}")
     return parts
 
 
@@ -191,7 +191,7 @@ def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) ->
 
 def _check(labels: Tensor, num_clients: int, seed: int) -> None:
     if not 1 <= num_clients <= len(labels):
-        raise ValueError(f"expected num_clients in 1..{len(labels)}, the number of examples, got {num_clients=}")
+        raise ValueError(f"expected clients in 1..{len(labels)}, the number of examples, got clients={num_clients}")
     if seed < 0:
         raise ValueError(f"expected {seed=} >= 0")
 
@@ -240,7 +240,8 @@ def _shares(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, a
         if counts.sum(axis=0).min() >= 1:
             return dict(zip(classes.tolist(), shares, strict=True))
     raise ValueError(
-        f"no draw of {_MAX_DRAWS} left each of {num_clients=} an example at {alpha=}: raise alpha or lower num_clients"
+        f"no draw of {_MAX_DRAWS} left each of clients={num_clients} an example at {alpha=}: raise alpha or lower "
+        "clients"
     )
 
 

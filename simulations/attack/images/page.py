@@ -121,19 +121,20 @@ def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
 
 
 def gallery(one: Attacked, order: Sequence[str]) -> Gallery:
-    """The first images of a run: original, blind guess and each attack side by side, with its PSNR below."""
+    """The first images of a run, each PSNR below: original, strongest attack, blind guess, the other attacks.
+
+    A phone shows the first two without scrolling.
+    """
     rows = []
     for target, blind, results in zip(one.targets, one.blind, one.results, strict=True):
         known = {result.attack: result for result in results}
         measured = results[0].blind if results else None
         for index, truth in enumerate(_images(target.truth.inputs)):
             said = "" if measured is None else f"{measured[index]:.1f} dB"
-            shots = [
-                _shot(truth, one.prior, f"batch of {len(target.truth.rows)}"),
-                _shot(blind[index], one.prior, said),
-            ]
-            rows.append((*shots, *(_recovered(known.get(name), index, one.prior) for name in order)))
-    names = ("original", "blind guess", *map(shown_name, order))
+            original = _shot(truth, one.prior, f"batch of {len(target.truth.rows)}")
+            found = [_recovered(known.get(name), index, one.prior) for name in order]
+            rows.append((original, *found[:1], _shot(blind[index], one.prior, said), *found[1:]))
+    names = ("original", *map(shown_name, order[:1]), "blind guess", *map(shown_name, order[1:]))
     return Gallery(columns=names, rows=tuple(rows[:SHOWN]), caption=CAPTION, side=SIDE)
 
 

@@ -9,15 +9,15 @@ import numpy as np
 from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.owner_only import make_parents
 from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
-from simulations.attack.membership.measure import GRID
+from simulations.attack.membership.measure import GRID, over_the_claim
 from simulations.report.chart import GUESSING, Axis, Chart, Series
-from simulations.report.colours import BLACK, BLUE, GREY, ORANGE, SKY
+from simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
 from simulations.report.figure import interactive
-from simulations.report.page import Page, Text, data_section, download, facts_of, json_text, sections
+from simulations.report.page import Badge, Page, Text, data_section, download, facts_of, json_text, sections
 from simulations.report.render import render
 from simulations.rundir.files.atomic import write_atomically, writing_to
 
-COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": BLUE}
+COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": GREEN}
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."
 CAPTION = (
     "How many members an attack finds (true positive rate) for each share of non-members that it wrongly calls members "
@@ -46,6 +46,7 @@ def page(report: Report, lead: str, data: bytes) -> str:
             title="Who was in the training set",
             lead=lead,
             headline=verdict(report),
+            badge=outcome(report),
             sections=sections(
                 ("", [facts_of(facts(report)), interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),
@@ -54,6 +55,16 @@ def page(report: Report, lead: str, data: bytes) -> str:
             ),
         )
     )
+
+
+def outcome(report: Report) -> tuple[str, Badge]:
+    """In a few words, whether members were found."""
+    found = [one.in_turn for one in report.found]
+    if over_the_claim(report.found, report.limits) or any(one.tpr[LOW_RATES[0]].low > LOW_RATES[0] for one in found):
+        return "an attack found members", "bad"
+    if any(one.auc.low > 0.5 for one in found):
+        return f"better than guessing, but not at {100 * LOW_RATES[0]:g} % false alarms", "limited"
+    return "no attack succeeded", "good"
 
 
 def curves(report: Report) -> tuple[Chart, ...]:

@@ -45,7 +45,7 @@ UNPAIRED = (
     "Each run drew batches of its own, so that two runs are attacked on different examples: compare their intervals. "
     "Attacks on one run are paired: they have the same examples and the same blind guess."
 )
-LEAK, NOTHING = "THESE UPDATES LEAK", "Other attacks may do better"
+LEAK, NOTHING = "these updates leak", "Other attacks may do better"
 """How verdicts begin that say that an attack succeeded, and how those end that say that none did."""
 LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on what it covers."
 
@@ -191,7 +191,8 @@ def sentence(verdict: str) -> str:
 def _headline(runs: Sequence[Findings]) -> str:
     """The verdict on the only run, or on the one of which most was recovered."""
     worst = max(runs, key=lambda one: (one.verdict.startswith(LEAK), -math.inf if one.best is None else one.best.gain))
-    return sentence(worst.verdict if len(runs) == 1 else f"{worst.label}: {worst.verdict}")
+    where = "" if len(runs) == 1 else f" Of {len(runs)} runs this is the worst: {worst.label}."
+    return sentence(worst.verdict) + where
 
 
 def outcome(runs: Sequence[Findings]) -> tuple[str, Badge]:
@@ -218,7 +219,8 @@ def in_short(runs: Sequence[Findings]) -> Table:
     """The strongest attack of each of several runs, and the verdict's first words."""
     rows = []
     for one in runs:
-        best, words = one.best, one.verdict.partition(":")[0].lower().replace("these updates leak", "leaks")
+        best, (first, _, last) = one.best, one.verdict.partition(": ")
+        words = (last if first.startswith("the strongest") else first).replace(LEAK, "leaks")
         if best is None:
             rows.append(Row(cells=(one.label, "--", "--", "--", words)))
             continue

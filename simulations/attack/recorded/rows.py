@@ -140,7 +140,7 @@ def judge(
         return f"{found}{single}: too few for a verdict"
     found += reach(best.gain)
     if best.gain.low > least:
-        return f"THESE UPDATES LEAK {things.upper()}: {found}"
+        return f"these updates leak {things}: {found}"
     if best.gain.low > 0:
         return f"slightly better than a blind guess: {found}"
     if any(row.gain is None or row.gain.high > least for row in rows):

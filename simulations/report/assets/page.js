@@ -7,6 +7,8 @@
   const UNITS = ["B", "kB", "MB", "GB", "TB"];
   const SHAPES = { o: "circle", s: "rect", D: "rectRot", "^": "triangle", v: "triangle", "<": "triangle", ">": "triangle",
     "*": "star", X: "crossRot", x: "crossRot", P: "cross", p: "rectRounded", h: "rectRounded", 8: "circle", d: "rectRot" };
+  // On a dark ground the black would be the grey, and the light blue the blue.
+  const NIGHT = { "#111111": "#e6e8ea", "#2a9bdc": "#a5dcff" };
   const TURNS = { v: 180, "<": 270, ">": 90 };
   const number = (value) => value !== null && value !== undefined && Number.isFinite(value);
   let count = 0;
@@ -23,6 +25,7 @@
   // Colours are made for a white ground; on a dark one they become lighter until they are seen.
   function shade(colour) {
     if (!night.matches || !/^#[0-9a-f]{6}$/i.test(colour)) return colour;
+    if (NIGHT[colour]) return NIGHT[colour];
     let parts = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
     const light = (some) => some.map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
       .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
@@ -73,6 +76,7 @@
     };
     if (number(axis.low)) found.min = axis.low;
     if (number(axis.high)) found.max = axis.high;
+    if (number(axis.low) && number(axis.high)) found.offset = false;
     const ends = chart.series.flatMap((one) => name === "y" ? [...(one.low || []), ...(one.high || [])]
       : [...(one.left || []), ...(one.right || [])]).concat(at).filter((value) => number(value) && (!log[name] || value > 0));
     const all = chart.series.flatMap((one) => one[name] || []).filter((value) => number(value) && (!log[name] || value > 0));
@@ -276,7 +280,10 @@
   }
 
   function recolour(root) {
-    for (const one of root.querySelectorAll(".keys svg *, .dot")) {
+    for (const one of root.querySelectorAll(".dot")) {
+      one.style.background = shade(one.dataset.colour);
+    }
+    for (const one of root.querySelectorAll(".keys svg *")) {
       for (const name of ["stroke", "fill"]) {
         const first = one.dataset[name] ?? one.getAttribute(name);
         if (first && first !== "none") { one.dataset[name] = first; one.setAttribute(name, first === "#ffffff" ? css("paper") : shade(first)); }
@@ -290,7 +297,6 @@
     place.classList.add("live");
     const panels = places.map((one, at) => panel(one, all[at], hidden));
     place.querySelectorAll(".keys").forEach((list) => toggles(list, panels, hidden));
-    recolour(place);
   }
 
   // Tables: a click on a heading sorts the rows of each group; numbers by their values, the rest as words.
@@ -371,6 +377,7 @@
   function start(root) {
     root.querySelectorAll("table.data").forEach(table);
     root.querySelectorAll(".slides").forEach(slides);
+    recolour(root);
     if (typeof Chart !== "undefined") root.querySelectorAll("figure.chart").forEach(figure);
   }
 

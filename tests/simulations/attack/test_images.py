@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -110,7 +111,7 @@ def test_noise_leaves_the_blind_guess(recorded):
     assert 0.01 < found.membership < 0.1
     assert "first-layer" not in rows
     words = verdict([row for row in summaries(found, summarise) if row.attack == "map"])
-    assert "LEAK" not in words
+    assert "updates leak" not in words
 
 
 PLAIN = Prior(shape=(1, 8, 8), low=0.0, high=1.0)
@@ -146,7 +147,7 @@ def test_a_search_that_did_not_converge_is_no_evidence():
     for rows in ([nothing], [done], [stuck, done]):
         assert verdict(rows).startswith("no image recovered")
     leak = replace(stuck, gain=Interval(mean=9, low=5, high=12, confidence=0.95, count=2))
-    assert "LEAK" in verdict([leak])  # what was recovered needs no converged search
+    assert "updates leak" in verdict([leak])  # what was recovered needs no converged search
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,10 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     assert numbers["threat_model"] == {"view": "client", "labels": "known", "examples": "known"}
     page = without_scripts((out / "attack.html").read_text())
     assert page.count("data:image/png;base64,") > 2 * 3, "originals, blind guesses, and what was recovered"
+    heads = re.findall(r'<th scope="col">([^<]+)</th>', page.partition('class="gallery"')[2])
+    assert (heads[0], heads[2]) == ("original", "blind guess"), (
+        "a phone shows the strongest attack next to the original"
+    )
     assert "http://" not in page
     assert "https://" not in page
     for words in ("What the adversary is granted", "blind", "epsilon", "An attack that fails proves nothing"):

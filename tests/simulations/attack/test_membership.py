@@ -251,7 +251,7 @@ def test_an_interrupted_attack_leaves_nothing(tmp_path):
         (["--membership", "--images", "8", "--naive"], "leave out --images, --naive"),
         (["--membership", "one", "two"], "attacks one run at a time, got 2"),
         (["--membership", "one", "--method", "lsg"], "a run has its settings; leave out method, or the run"),
-        (["--membership", "-c", "clients=2000"], "expected num_clients in 1..1437"),
+        (["--membership", "-c", "clients=2000"], "expected clients in 1..1437"),
         (["--membership", "none"], "none is no run directory: it does not exist"),
         (["--shadows", "8"], "--shadows belongs to --membership"),
         (["run", "--noise-multiplier", "1"], "--noise-multiplier belongs to --membership"),

@@ -132,6 +132,7 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     assert "http" not in page
     assert "data:image" not in page
     assert 'class="wrong"' in page
+    assert page.count('data-label="verdict">too few for a verdict<') == 2, "in short, not the whole sentence"
 
 
 def test_wrong_attacks_are_one_line(fedlsg, recorded, tmp_path):

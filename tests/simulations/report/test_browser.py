@@ -137,6 +137,16 @@ def test_the_dark_is_dark_and_paper_is_light_with_all_settings(browser, made_pag
     visit.tab.close()
 
 
+def test_methods_are_told_apart_in_the_dark(browser, made_pages):
+    visit = Visit(browser, made_pages["compare"])
+    visit.tab.emulate_media(color_scheme="dark")
+    dots = "[...document.querySelectorAll('.dot')].map(one => getComputedStyle(one).backgroundColor)"
+    visit.tab.wait_for_function(f"{dots}.includes('rgb(230, 232, 234)')")  # dpsgd is black by day
+    assert len(set(visit.tab.evaluate(dots))) == len(set(visit.tab.evaluate(dots.replace("getComputedStyle(one)."
+        "backgroundColor", "one.dataset.colour"))))  # fmt: skip
+    visit.tab.close()
+
+
 TOOLTIP = "Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]).tooltip"
 SHOWN = f"{TOOLTIP}.opacity && {TOOLTIP}.body.flatMap(part => part.lines)"
 EMPTY = "Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]).data.datasets.every(one => !one.data.length)"

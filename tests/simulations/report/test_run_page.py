@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
@@ -11,6 +12,7 @@ from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import page
 from simulations.report.run_page import command, run_page, write_run_page
+from simulations.report.tiles import run_tiles
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
@@ -137,6 +139,13 @@ def test_report_of_one_run(fedlsg, stopped, tmp_path):
     assert fedlsg("report", str(stopped.path))[0] == 0
     words = Page((stopped.path / "report.html").read_text()).words
     assert "interrupted: this run is not finished; continue it with fedlsg resume" in words
+    assert re.search(r"sent by clients so far\s+[\d.]+ kB\s+until round 1", words)
+    assert "the dotted line" not in words, "guessing is not drawn yet"
+    found = read_runs([stopped.path])[0]
+    for repeated in (False, True):  # noise that can be repeated claims nothing
+        tiles = run_tiles(replace(found, settings={**found.settings, "reproducible": repeated}))
+        assert tiles is not None
+        assert ("epsilon so far" in [tile.name for tile in tiles.tiles]) is not repeated
     assert fedlsg("report", str(stopped.path), "--out", "there")[0] == 0
     assert (tmp_path / "there" / "report.html").exists()
 

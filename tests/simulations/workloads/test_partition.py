@@ -69,14 +69,14 @@ def test_only_the_arguments_decide(scheme):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_clients": 0}, r"num_clients=0"),
-        ({"num_clients": 101}, r"num_clients in 1..100.*num_clients=101"),
+        ({"num_clients": 0}, r"clients=0"),
+        ({"num_clients": 101}, r"expected clients in 1..100.*got clients=101"),
         ({"num_clients": 2, "seed": -1}, r"seed=-1"),
         ({"num_clients": 2, "scheme": "dirichlt"}, r"unknown partition scheme 'dirichlt'.*did you mean 'dirichlet'"),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": 0.0}, r"alpha=0.0"),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("nan")}, r"alpha=nan"),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("inf")}, r"alpha=inf"),
-        ({"num_clients": 90, "scheme": "dirichlet", "alpha": 0.01}, r"num_clients=90.*alpha=0.01.*raise alpha"),
+        ({"num_clients": 90, "scheme": "dirichlet", "alpha": 0.01}, r"each of clients=90.*alpha=0.01.*raise alpha"),
         ({"num_clients": 2, "scheme": "shards", "shards_per_client": 0}, r"shards_per_client=0"),
         ({"num_clients": 30, "scheme": "shards", "shards_per_client": 4}, r"<= 100.*got 120"),
     ],
