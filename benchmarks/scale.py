@@ -64,7 +64,9 @@ def _model() -> nn.Module:
     )
 
 
-workloads._REGISTRY = MappingProxyType({**workloads._REGISTRY, "crowd": sys.modules[__name__]})
+def register() -> None:
+    """Make this module a workload of this process."""
+    workloads._REGISTRY = MappingProxyType({**workloads._REGISTRY, "crowd": sys.modules[__name__]})
 
 
 def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
@@ -74,6 +76,7 @@ def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
     from simulations.server.ready import ready_plan
     from simulations.settings.settings import from_mapping
 
+    register()
     given = {
         "workload": "crowd", "method": "dpsgd", "engine": "local", "clients": clients, "clients_per_round": COHORT,
         "train_rows": ROWS * clients, "rounds": rounds, "sample_rate": 0.4, "epsilon": 4.0, "evaluate_every": 10**6,
@@ -115,6 +118,7 @@ def after(folder: str) -> dict[str, float]:
     from simulations.rundir.rundir import RunDir
     from simulations.server.ready import ready_plan
 
+    register()
     run = RunDir.open(f"{folder}/run")
     plan = ready_plan(run.read_config())
     run.summary.unlink()

@@ -165,7 +165,7 @@ def test_positions_are_no_examples_though_there_are_as_many(batch):
     x, y = torch.randn(batch, 5, 4, dtype=torch.float64), torch.randn(batch, dtype=torch.float64)
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
-    found = survey_of(model, x, trainable(model))
+    found = survey_of(model, x, trainable(model), {})
     assert found.tables == {"places.weight": (None,), "signs.weight": (0,)}
 
 
