@@ -22,7 +22,7 @@ def test_cells_that_run_are_accepted():
     ("methods", "settings", "words"),
     [
         ({"lsg": {"rank": 4000}}, {}, r"lsg-seed0, lsg-seed1: rank=4000 carries no layer"),
-        ({"lsg": {}}, {"vary": {"clients": [2, 5000]}}, r"lsg-clients5000-seed0, .*: expected num_clients in 1..1437"),
+        ({"lsg": {}}, {"vary": {"clients": [2, 5000]}}, r"lsg-clients5000-seed0, .*: expected clients in 1..1437"),
         ({"lsg": {}}, {"vary": {"rank": [4, 4000]}}, r"lsg-rank4000-seed0.*rank=4000 carries no layer"),
         ({"lsg": {"sample_rate": 0.1, "batch_size": 3}}, {}, "lsg-seed0, lsg-seed1: .* give either sample_rate"),
     ],

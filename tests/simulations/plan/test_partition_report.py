@@ -89,7 +89,7 @@ def test_the_command_prints_and_writes(fedlsg, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--clients", "1438"), "expected num_clients in 1..1437"),
+        (("--clients", "1438"), "expected clients in 1..1437"),
         (("--clients", "0"), "expected clients=0 >= 1"),
         (("--clients", "900", "-c", "partition=dirichlet", "-c", "alpha=0.01"), "raise alpha or lower num_clients"),
         (("-c", "clints=3"), "unknown setting 'clints'; did you mean 'clients'?"),
