@@ -91,7 +91,7 @@ def test_the_command_prints_and_writes(fedlsg, tmp_path):
     [
         (("--clients", "1438"), "expected clients in 1..1437"),
         (("--clients", "0"), "expected clients=0 >= 1"),
-        (("--clients", "900", "-c", "partition=dirichlet", "-c", "alpha=0.01"), "raise alpha or lower num_clients"),
+        (("--clients", "900", "-c", "partition=dirichlet", "-c", "alpha=0.01"), "raise alpha or lower clients"),
         (("-c", "clints=3"), "unknown setting 'clints'; did you mean 'clients'?"),
         (("-c", "augment=flip-crop"), "augment=flip-crop needs images"),
     ],
