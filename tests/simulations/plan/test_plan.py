@@ -168,7 +168,7 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
         ({"clip_norm": math.inf}, "clip_norm"),
         ({"clip_norm": math.nan}, "clip_norm"),
         ({"clients": 0}, "clients"),
-        ({"clients": 2000}, "num_clients"),
+        ({"clients": 2000}, "clients=2000"),
         ({"clients_per_round": 3}, "clients_per_round=3 <= clients=2"),
         ({"clients_per_round": 0}, "clients_per_round=0"),
         ({"min_survivors": 3}, "min_survivors=3 <= clients_per_round=2"),
