@@ -27,7 +27,7 @@ PAGE = "runs.html"
 NO_RUNS = "no runs in {}: start one with fedlsg run, or name another folder"
 TICKS = 100
 """So many runs of a page, the first ones, can be ticked."""
-BESIDE = "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
+COMPARED = "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
 WHAT = (
     "Epsilon is the largest over the clients of a run, against the readers named next to it. It covers that run "
     "only: it costs more privacy to choose the best of several runs. Bytes are payloads, up and down."
@@ -68,7 +68,7 @@ def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left
     table, some = list_table(every), every[:TICKS]
     rows = [replace(row, ticked=at < len(ticked)) for at, row in enumerate(table.rows[:TICKS])]
     table = replace(table, rows=(*rows, *table.rows[TICKS:]))
-    beside = replace(compare_table(some), chosen=True)
+    compared = replace(compare_table(some), chosen=True)
     return render(
         Page(
             kind="fedlsg runs",
@@ -77,7 +77,7 @@ def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left
             advice=tuple(left_out),
             sections=(
                 Section(title="Runs", parts=(table, Text(words=WHAT, style="note"))),
-                Section(title="Side by side", parts=(beside, Text(words=BESIDE, style="note"))),
+                Section(title="Side by side", parts=(compared, Text(words=COMPARED, style="note"))),
             ),
         )
     )

@@ -45,15 +45,15 @@ def _budget(plan: Plan) -> str | None:
     if s.epsilon is None or not plan.method.mechanism.private or s.reproducible:
         return None
     blocks = count_blocks(plan)
-    dearest = max(
+    costliest = max(
         (events_of(plan, one, blocks) for one in different_terms(plan.terms)), key=lambda e: rough(e, s.delta)
     )
-    if certified_or_inf(dearest, s.delta) <= s.epsilon:
+    if certified_or_inf(costliest, s.delta) <= s.epsilon:
         return None
-    first, *besides = dearest
+    first, *others = costliest
     steps = max_steps(
         epsilon=s.epsilon, delta=s.delta, sample_rate=first.sample_rate, noise_multiplier=first.noise_multiplier,
-        besides=tuple(besides), log_ratio=first.log_ratio / first.steps,
+        besides=tuple(others), log_ratio=first.log_ratio / first.steps,
     )  # fmt: skip
     return (
         f"at noise_multiplier={s.noise_multiplier:g} the budget epsilon={s.epsilon:g} of a client lasts "

@@ -73,4 +73,6 @@ def test_the_types_of_the_interface(tmp_path):
     command = [sys.executable, "-m", "mypy", str(tmp_path / "use.py")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.stdout.count("error:") == 1, done.stdout
-    assert 'No overload variant of "simulate"' in done.stdout
+    line = next(at for at, text in enumerate(textwrap.dedent(USE).splitlines(), 1) if "PLANTED" in text)
+    assert f'use.py:{line}: error: No overload variant of "simulate" matches argument types' in done.stdout
+    assert '"str"' in done.stdout
