@@ -5,11 +5,10 @@ server     decode(sum mod 2^b)      multiply by the step, rotate back
 ledger     log_ratio                how far the sum is from the Gaussian mechanism that is charged
 
 docs/discrete-noise.md has the proof. The event that is charged is the Gaussian mechanism whose rounding the sum nearly
-is. Its ``log_ratio`` covers "nearly". A term that is added to delta is another way to cover it.
+is. Its ``log_ratio`` covers "nearly".
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,40 +16,29 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from fedlsg.accounting.events import Event
-from fedlsg.discrete.bound import log_ratio, rounding_deviation, total_variation
-from fedlsg.discrete.grid import DiscreteGrid, decode, encode, largest_plain, most_examples, plan_grid
-from fedlsg.discrete.rotation import largest_rotated, random_signs, rotate, rounding_error, unrotate
+from fedlsg.discrete.bound import log_ratio, rounding_deviation
+from fedlsg.discrete.grid import (
+    DiscreteGrid,
+    decode,
+    encode,
+    largest_rotated,
+    most_examples,
+    plan_grid,
+    random_signs,
+    rotate,
+    rounding_error,
+    unrotate,
+)
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.privacy.readers import shares_hidden
 from fedlsg.randomness import SecretStream, public_generator
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiscreteCharge:
-    """T releases of d values: ``event`` at the noise multiplier to charge, with Lambda = T d lambda as its log_ratio.
+def charge(*, grid: DiscreteGrid, rounding: float, sensitivity: float, largest_batch: int, values: int) -> Event:
+    """The charge for one release of a sum of d = ``values`` integers on ``grid``; ``log_ratio`` is Lambda = d lambda.
 
-    ``total_variation``: T d tau, the distance from what the event describes, at most 1. ``log_ratio``: Lambda again.
-    If the event's Gaussian mechanisms are (epsilon, delta)-private, the release is both
-        (epsilon + 2 Lambda, e^Lambda delta)-private: ``compose`` and the ledger charge this for the event;  and
-        (epsilon, delta + (1 + e^epsilon) T d tau)-private: see ``delta_term``.
-    """
-
-    event: Event
-    total_variation: float
-    log_ratio: float
-
-
-def charge(
-    *,
-    grid: DiscreteGrid,
-    rounding: float,
-    sensitivity: float,
-    largest_batch: int,
-    sample_rate: float,
-    steps: int,
-    values: int,
-) -> DiscreteCharge:
-    """The charge for T = ``steps`` releases of sums of d = ``values`` integers on ``grid``.
+    If the Gaussian mechanism of the event is (epsilon, delta)-private, the release is (epsilon + 2 Lambda,
+    e^Lambda delta)-private: ``compose`` and the ledger charge this.
 
     ``rounding``: r in grid steps, from ``rounding_deviation``. ``sensitivity``: C, by which one example moves the real
     vector before it is encoded. ``largest_batch``: the examples that one client's sum can have; all of its examples if
@@ -64,26 +52,12 @@ def charge(
         raise ValueError(f"expected a finite {sensitivity=} > 0, {largest_batch=} >= 1 and {values=} >= 1")
     moved = sensitivity * (1 + 2 * rounding_error(values) * largest_batch)
     shares = [float(grid.share)] * grid.contributors
-    event = Event(
-        sample_rate=sample_rate,
+    return Event(
+        sample_rate=1.0,
         noise_multiplier=grid.noise_std(rounding) / moved * (1 - 1e-14),
-        steps=steps,
-        log_ratio=log_ratio(shares, rounding) * values * steps,
+        steps=1,
+        log_ratio=log_ratio(shares, rounding) * values,
     )
-    return DiscreteCharge(
-        event=event,
-        total_variation=min(total_variation(shares, rounding) * values * event.steps, 1.0),
-        log_ratio=event.log_ratio,
-    )
-
-
-def delta_term(charges: Iterable[DiscreteCharge], epsilon: float) -> float:
-    """What to add to delta at ``epsilon`` for all releases on the same examples, or to subtract before calibration.
-
-    (1 + e^epsilon) times the sum of the total variations. Their order, and what was chosen between them, do not matter.
-    It stands in place of Lambda: ``epsilon`` is that of the events without their ``log_ratio``.
-    """
-    return (1 + math.exp(min(epsilon, 700.0))) * math.fsum(charge.total_variation for charge in charges)
 
 
 LEAST_STEPS = 4
@@ -192,7 +166,7 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
         noise_std=mechanism.noise_multiplier * mechanism.clip_norm * (1 + MARGIN),
         contributors=honest,
         clients=terms.clients,
-        largest_sum=min(largest_plain(sensitivity, examples), largest_rotated(sensitivity, examples, values, WRAPS)),
+        largest_sum=largest_rotated(sensitivity, examples, values, WRAPS),
         values=values,
         rounding=rounding,
         least_bits=LEAST_BITS,
@@ -201,10 +175,10 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
     for n in hidden:
         charged = charge(
             grid=replace(grid, contributors=n), rounding=rounding, sensitivity=sensitivity,
-            largest_batch=MOST_EXAMPLES, sample_rate=1.0, steps=1, values=values,
+            largest_batch=MOST_EXAMPLES, values=values,
         )  # fmt: skip
         promised = mechanism.effective_noise_multiplier(blocks) * math.sqrt(n / honest)
-        if charged.event.noise_multiplier < promised * (1 + SUM_ROUNDING):
+        if charged.noise_multiplier < promised * (1 + SUM_ROUNDING):
             raise ValueError(f"{values} values: float64 rounds more than the margin of {MARGIN} covers")
         log_ratio = max(log_ratio, charged.log_ratio)
     # Up to a power of two: servers and clients compare ledger entries, and exp and log differ in their last bits.

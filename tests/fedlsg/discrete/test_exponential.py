@@ -7,8 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.discrete.envelope import enclose_exp
-from fedlsg.discrete.sampler import below
+from fedlsg.discrete.sampler import below, enclose_exp
 from tests.fedlsg.support.discrete_laws import exact
 
 gammas = st.one_of(

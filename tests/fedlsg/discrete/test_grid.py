@@ -15,7 +15,6 @@ from fedlsg.discrete.grid import (
     add_modulo,
     decode,
     encode,
-    largest_plain,
     most_examples,
     plan_grid,
 )
@@ -90,7 +89,6 @@ def test_poisson_batches_exceed_the_bound_as_rarely_as_stated():
         assert stats.poisson.sf(most, mean) <= failure
         assert stats.poisson.sf(mean + (most - mean) * 0.7, mean) > failure
     assert most_examples(50.0, 60, 1e-9) == 60
-    assert largest_plain(0.5, 60) == 30
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.discrete.rotation import (
+from fedlsg.discrete.grid import (
     largest_rotated,
     random_signs,
     rotate,

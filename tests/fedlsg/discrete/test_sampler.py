@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fedlsg.discrete import sampler
-from fedlsg.discrete.envelope import CELL, WORD, envelope_of, staircase
-from fedlsg.discrete.sampler import compare, discrete_gaussian
+from fedlsg.discrete.sampler import CELL, WORD, compare, discrete_gaussian, envelope_of, staircase
 from fedlsg.randomness import reproducible_stream
 from tests.fedlsg.support.discrete_laws import chi_square, exact, gaussian_law
 
