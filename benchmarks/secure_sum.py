@@ -42,8 +42,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_
 
 from benchmarks.pairs import interleave, parser, summary, write
 from fedlsg.secure_sum import Client, GivenUp, Server, Terms, Total, secret_root
-from fedlsg.secure_sum.keys import _weights, combine, split
-from fedlsg.secure_sum.masks import add_masks, word
+from fedlsg.secure_sum.keys import _weights, add_masks, combine, split, word
 
 Sent = dict[int, bytes]
 STAGES = ("keys", "shares", "masked", "agree", "unmask")

@@ -208,6 +208,23 @@ class Frame:
             for c, sent in self.by_parameter(self.unflatten(values))
         }
 
+    @torch.no_grad()
+    def add_to(
+        self,
+        parameters: Mapping[str, Tensor],
+        values: Float[Tensor, " kept"],
+        scales: Mapping[str, float],
+        *,
+        averaged: bool = False,
+    ) -> None:
+        """Add scale times ``gradients(values)`` to every parameter, without forming it where its form knows how."""
+        for c, sent in self.by_parameter(self.unflatten(values)):
+            W, scale = parameters[c.name], scales[c.name]
+            if c.L is None or c.R is None:
+                W.add_(sent[0], alpha=scale)
+            else:
+                c.form.add(W, sent, c.L, c.R, scale, averaged=averaged)
+
     def project(self, gradients: Mapping[str, Tensor]) -> Float[Tensor, " kept"]:
         """Kept values of weight-shaped gradients: what a step would send of them. Linear.
 

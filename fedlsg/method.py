@@ -7,12 +7,19 @@
     server_step(model, optimizer, scheduler, total, ...)       divide by a constant, Eq. 3, optimizer
 
 Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in ``fedlsg.lowrank``.
+
+Error feedback, of methods without privacy (Stich et al. 2018; Karimireddy et al. 2019, Algorithm 2): a client adds what
+earlier payloads left out to its sum of a round, p_t = g_t + e_t with e_1 = 0, sends C(p_t), and keeps e_(t+1) = p_t -
+what the server made of it. That memory has no noise, and no clip bounds what an example does to the sum of payloads:
+it is refused wherever a mechanism promises anything, and never leaves the client.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.carriers import Carrier, Dense, carried_sizes
@@ -20,27 +27,72 @@ from fedlsg.carriers.personal import personal_names
 from fedlsg.carriers.probe import Basis
 from fedlsg.forms import CORE
 from fedlsg.frame import Block, Frame, group_of, make_blocks
-from fedlsg.masks import Mask, Prune
+from fedlsg.masks import Mask, Prune, smallest
 from fedlsg.masks.mask import apply_mask, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
 from fedlsg.public import Public, RoundTime
+from fedlsg.setting import Setting, check_declared
 from fedlsg.training import (
     Batch,
-    Compression,
     LocalTraining,
     Positions,
     ServerOptimizer,
     aggregate,
-    check_memory,
     client_step,
     norm_bound,
     server_step,
 )
 
 __all__ = [
-    "Batch", "LocalTraining", "Method", "Positions", "Schedule", "aggregate", "client_step", "initial_needed",
-    "make_frame", "norm_bound", "server_step",
+    "Batch", "Compression", "LocalTraining", "Method", "Positions", "Schedule", "aggregate", "client_step",
+    "initial_needed", "make_frame", "norm_bound", "server_step",
 ]  # fmt: skip
+
+
+TopkRate = Annotated[
+    float,
+    Setting(
+        "Share of the coordinates that a client sends.", "share", above=0, at_most=1,
+        why="the share of the values that is sent",
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """``topk_rate``: share of the coordinates that a client sends, those where its values are largest; 1 sends all.
+
+    ``error_feedback``: what is left out, by this choice, by factors or by the codec, is added to the next values.
+    """
+
+    topk_rate: TopkRate = 1.0
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        if self.chooses and not self.error_feedback:
+            raise ValueError(f"topk_rate={self.topk_rate} without error feedback never sends what is small")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether each client chooses the positions that it sends, so that the server cannot know them."""
+        return self.topk_rate < 1
+
+    def most(self, size: int) -> int | None:
+        """k: positions that a client chooses of ``size`` at most; None where it chooses none."""
+        return max(1, math.floor(self.topk_rate * size + 1e-9)) if self.chooses else None
+
+
+def largest(values: Float[Tensor, " size"], most: int) -> Int[Tensor, " k"]:
+    """Positions of the ``most`` values of largest magnitude, ascending, without those that are 0.
+
+    Of equal magnitudes the one of higher position is sent first.
+    """
+    magnitudes = values.abs()
+    kept = magnitudes > 0
+    if most < len(values):
+        kept &= ~smallest(magnitudes, len(values) - most)
+    return kept.nonzero().squeeze(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +149,9 @@ class Method:
                 "noise, without which a coordinate that is frozen once would never come back"
             )
         if self.compression.error_feedback:
-            check_memory(self.name, self.mechanism, self.carrier, self.mask, self.prune)
+            self.check_memory()
         if self.compression.chooses and not self.carrier.adds_up:
             raise ValueError("topk_rate selects values of the update, which factors are not: use one of the two")
-
         if self.personal:
             self._check_personal()
 
@@ -119,6 +170,23 @@ class Method:
         found = [words for words, is_so in why.items() if is_so]
         if found:
             raise ValueError(f"personal={self.personal!r} does not combine with {' and '.join(found)}: leave one out")
+
+    def check_memory(self) -> None:
+        """Raise ValueError unless error feedback may be: nothing is promised, and coordinates stay what they are."""
+        if self.mechanism.kind != "none":
+            raise ValueError(
+                "error feedback keeps gradients of the client without noise: what one payload leaves out comes with "
+                f"later ones, which neither clip nor noise of mechanism {self.mechanism.kind!r} covers; {self.name!r} "
+                "needs mechanism 'none'; private methods of few bytes: dpsgd with a codec of few bits, and dp-powersgd"
+            )
+        moving = [f"carrier {self.carrier.kind!r}"] if self.carrier.parts != ("dense",) else []
+        moving += [f"mask {self.mask.kind!r}"] if not self.mask.whole else []
+        moving += [f"prune={self.prune.kind!r}"] if self.prune.active else []
+        if moving:
+            raise ValueError(
+                f"error feedback adds up values of several rounds, and with {' and '.join(moving)} of {self.name!r} a "
+                "coordinate is not the same in the next round: choose a dense method such as sgd"
+            )
 
     @property
     def own_functions(self) -> tuple[Callable[..., object], ...]:

@@ -5,9 +5,10 @@ r deviation of the rounding in steps (``bound``), C largest norm of an example, 
 A sender draws a discrete Gaussian of deviation s_k around x / D and sends it modulo 2^b. The receiver adds modulo 2^b,
 and multiplies by D. Both are post-processing of the sum: what wraps around is wrong and costs accuracy, never privacy.
 
-A public random rotation spreads a vector evenly, so that the largest |value| is small next to the norm. p is the largest power of two <= d, H the Walsh-Hadamard matrix of order p over sqrt(p), S and S'
-diagonal matrices of random signs. The first p values become H S x. If p < d, the last p values then become H S' of
-themselves. The two windows overlap, so every value is in one, and nothing is padded: the rotated vector has d values.
+A public random rotation spreads a vector evenly, so that the largest |value| is small next to the norm. p is the
+largest power of two <= d, H the Walsh-Hadamard matrix of order p over sqrt(p), S and S' diagonal matrices of random
+signs. The first p values become H S x. If p < d, the last p values then become H S' of themselves. The two windows
+overlap, so every value is in one, and nothing is padded: the rotated vector has d values.
 
 Source: randomised Hadamard transform of Ailon and Chazelle 2009, as in Kairouz, Liu and Steinke 2021 (arXiv
 2102.06387), sec. 4. Differs: overlapping windows in place of padding to a power of two (up to twice the values).

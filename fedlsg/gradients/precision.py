@@ -15,7 +15,7 @@ in float64, of the very numbers that are summed; the sum is in float32 at least,
 contribution of one example is no longer than C. That alone does not bound the effect of one example: its neighbours'
 blocks must not depend on it. In bfloat16 they can: another shape of the pass (a padded length, a number of rows)
 selects other kernels, which round every row differently. The neighbours of one long text moved by up to C together.
-``training.microbatches`` therefore makes the shape of a pass independent of the other examples. The sensitivity test of
+``training.local`` therefore makes the shape of a pass independent of the other examples. The sensitivity test of
 the simulations measures the sum: at most C (1 + 1e-4), in float32 and in bfloat16.
 """
 

@@ -24,7 +24,7 @@ from fedlsg.privacy import BudgetError, LedgerError
 from fedlsg.randomness import own_draws
 from fedlsg.restored import restored
 from fedlsg.row_checks import FIX, check_extremes, check_numbers, check_targets, fields, model_outputs, on_cpu
-from fedlsg.training.microbatches import Shape
+from fedlsg.training.local import Shape
 from fedlsg.turn import alone
 
 ROOT = Path(__file__).parents[2]

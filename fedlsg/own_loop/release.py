@@ -30,7 +30,7 @@ from fedlsg.randomness import (
 from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training import Groups, together
-from fedlsg.training.microbatches import Shape, runs_of, shape_of
+from fedlsg.training.local import Shape, runs_of, shape_of
 
 
 def nothing() -> None:

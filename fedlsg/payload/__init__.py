@@ -1,8 +1,16 @@
 """One flat (index, value) message: indices, values in each codec, checksum."""
 
-from fedlsg.payload.codecs import DEFAULT_CODEC, Codec, PayloadError, all_codecs, codec_settings, find_codec
-from fedlsg.payload.indices import encode_indices
-from fedlsg.payload.layout import COMPACT, IndexMode, check_fits, chosen_positions, keeps_memory, value_bytes
+from fedlsg.payload.codecs import (
+    DEFAULT_CODEC,
+    Codec,
+    PayloadError,
+    all_codecs,
+    check_fits,
+    codec_settings,
+    find_codec,
+    keeps_memory,
+)
+from fedlsg.payload.layout import COMPACT, IndexMode, chosen_positions, encode_indices, value_bytes
 from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.payload.values import LEVELS, Dither, quantize
 

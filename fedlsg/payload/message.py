@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedlsg.frame import Block
 from fedlsg.payload.codecs import DEFAULT_CODEC, Codec, PayloadError, find_codec
-from fedlsg.payload.indices import Shape, counts_within, digest_of, encode_indices, read_chosen, section_bound
 from fedlsg.payload.layout import (
     CHECKSUM_BYTES,
     CHOSEN,
@@ -30,11 +29,17 @@ from fedlsg.payload.layout import (
     REPEATED,
     VERSION,
     IndexMode,
+    Shape,
     check_header,
     checksum,
+    counts_within,
+    digest_of,
+    encode_indices,
     indices_held,
     payload_bytes,
+    read_chosen,
     seal,
+    section_bound,
 )  # fmt: skip
 from fedlsg.payload.values import Dither
 

@@ -26,19 +26,19 @@ from fedlsg.secure_sum.keys import (
     SHARE_BYTES,
     TAG_BYTES,
     AttemptSecrets,
+    add_masks,
     agreement_tags,
+    clear,
     commitment_to,
     open_shares,
     pair_seed,
     public_bytes,
+    reduced,
     seal_shares,
+    sign,
     split,
 )
-from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
-from fedlsg.secure_sum.messages import pack_bits
-from fedlsg.secure_sum.terms import SecureSumError, Terms
-
-STAGES = ("keys", "shares", "masked", "agree", "unmask")
+from fedlsg.secure_sum.terms import STAGES, SecureSumError, Terms
 
 
 class Client:
@@ -190,7 +190,7 @@ class Client:
         words = reduced(values, terms.bits)
         add_masks(words, [(secrets.self_seed, 1)])
         add_masks(words, ((self._seeds[j], sign(self.client, j)) for j in self._held if j != self.client))
-        return wire.write(wire.MASKED, self.client, terms, pack_bits(clear(words, terms.bits), terms.bits))
+        return wire.write(wire.MASKED, self.client, terms, wire.pack_bits(clear(words, terms.bits), terms.bits))
 
     def _make_tags(self, told: bytes) -> bytes:
         size = wire.set_bytes(self.terms)

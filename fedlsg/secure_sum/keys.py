@@ -1,4 +1,4 @@
-"""Secrets of one client in one attempt, the keys and tags that two clients agree on, and the shares of a secret.
+"""Secrets of one client in one attempt: keys and tags that two clients agree on, shares of a secret, and masks.
 
 All secrets of an attempt derive from one root of 32 bytes: two X25519 private keys (one for sharing, one for masks),
 the seed b_i of the self-mask, and the polynomials of the shares. So whatever is computed twice is equal: no polynomial
@@ -7,6 +7,9 @@ Primitives: X25519 (RFC 7748), HKDF-SHA-256 (RFC 5869), ChaCha20 (RFC 8439), AES
 Shares: Shamir 1979, "How to Share a Secret", of 32 bytes over the integers modulo the prime p = 2^256 - 189. A share of
 the holder at point x is f(x) for a random polynomial f of degree h - 1 with f(0) = secret. Not constant-time: Python's
 integers are not.
+Masks: key streams as words modulo 2^b, added to vectors of integers (Bonawitz et al. 2017, sec. 4):
+    y_i = x_i + PRG(b_i) + sum over neighbours j of sign(i, j) PRG(s_ij)   mod 2^b
+Symbols: x_i input, b_i self-mask seed, s_ij = s_ji pair seed, y_i masked vector.
 """
 
 import hashlib
@@ -16,12 +19,14 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import NoReturn
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from jaxtyping import Integer, UInt
 
 from fedlsg.secure_sum.terms import SecureSumError
 
@@ -50,15 +55,15 @@ def split(secret: bytes, coefficients: Sequence[int], points: Iterable[int]) -> 
     return shares
 
 
-def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret of the first ``threshold`` shares, by point; further ones are not used.
+def combine(shares: Mapping[int, bytes], threshold: int, of: str = "secret") -> bytes:
+    """The secret of the first ``threshold`` shares, by point; further ones are not used. ``of``: its name in errors.
 
     Not verified: a wrong share gives another secret. Compare the result with what its owner announced.
     Raises SecureSumError for fewer shares than the threshold, or a share that is no 32 bytes below p.
     """
     points = tuple(sorted(shares)[:threshold])
     if len(points) < threshold:
-        raise SecureSumError(f"secret: expected {threshold} shares, got {len(points)}")
+        raise SecureSumError(f"{of}: expected {threshold} shares at least, got {len(points)}")
     values = [_number(shares[x]) for x in points]
     if not all(y < PRIME and len(shares[x]) == SHARE_BYTES for x, y in zip(points, values, strict=True)):
         raise SecureSumError("share: expected 32 bytes below 2^256 - 189")
@@ -230,3 +235,55 @@ def _derive(secret: bytes, label: bytes, *about: bytes) -> bytes:
 
 def _id(client: int) -> bytes:
     return client.to_bytes(4, "little")
+
+
+SEED_BYTES = 32
+AT_ONCE = 2**16
+"""Bytes of a key stream at once: they stay in the processor's cache."""
+_ZEROS = bytes(AT_ONCE)
+
+
+def word(bits: int) -> np.dtype:
+    """The shortest unsigned little-endian word of at least ``bits`` bits: 1, 2, 4 or 8 bytes."""
+    return np.dtype(f"<u{next(size for size in (1, 2, 4, 8) if 8 * size >= bits)}")
+
+
+def reduced(values: Integer[np.ndarray, " length"], bits: int) -> UInt[np.ndarray, " length"]:
+    """A copy of integers modulo 2^b, as words. Negative ones wrap: -1 becomes 2^b - 1. No value is refused.
+
+    Raises ValueError for an array that is not of integers.
+    """
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"expected an array of integers, got {values.dtype}")
+    return clear(values.astype(word(bits)), bits)
+
+
+def clear(words: UInt[np.ndarray, " length"], bits: int) -> UInt[np.ndarray, " length"]:
+    """Set the bits of words above ``bits`` to 0, in place."""
+    words &= words.dtype.type(2**bits - 1)
+    return words
+
+
+def sign(own: int, other: int) -> int:
+    """The sign of the pair mask in the masked vector of client ``own``: the two of a pair cancel."""
+    return 1 if own < other else -1
+
+
+def add_masks(words: UInt[np.ndarray, " length"], seeds: Iterable[tuple[bytes, int]]) -> None:
+    """Add sign x PRG(seed) to words, in place, modulo the length of a word; ``clear`` the bits above b afterwards.
+
+    Guarantee: without the seed a mask is computationally indistinguishable from uniform words (ChaCha20 under a key of
+    256 bits); words modulo a power of two have no bias. Holds 64 KiB in addition to ``words``, for any number of seeds.
+    Raises ValueError for a seed that is not 32 bytes: a shorter one could be found by trial.
+    """
+    stream = bytearray(AT_ONCE)
+    step = AT_ONCE // words.dtype.itemsize
+    for seed, direction in seeds:
+        if len(seed) != SEED_BYTES:
+            raise ValueError(f"expected a mask seed of {SEED_BYTES} bytes, got {len(seed)}")
+        cipher = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()
+        change = np.add if direction > 0 else np.subtract
+        for start in range(0, len(words), step):
+            part = words[start : start + step]
+            cipher.update_into(_ZEROS[: part.nbytes] if part.nbytes < AT_ONCE else _ZEROS, stream)
+            change(part, np.frombuffer(stream, words.dtype, count=len(part)), out=part)

@@ -20,11 +20,12 @@ The checksum finds damage; it is no signature. A stored state: magic, terms, cli
 import hashlib
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt
 
-from fedlsg.secure_sum.masks import word
+from fedlsg.secure_sum.keys import commitment_to, private_key, public_bytes, word
 from fedlsg.secure_sum.terms import SecureSumError, Terms
 
 PACKED_AT_ONCE = 2**13
@@ -84,6 +85,25 @@ def _unpack(groups: np.ndarray, bits: int) -> np.ndarray:
 def _pack(words: np.ndarray, bits: int) -> bytes:
     spread = np.unpackbits(words.view(np.uint8).reshape(len(words), -1), axis=1, bitorder="little")
     return np.packbits(spread[:, :bits], bitorder="little").tobytes()
+
+
+class Announced(NamedTuple):
+    """What a client announced in stage 0: two public keys and the commitment to its self-mask seed, 32 bytes each."""
+
+    share_key: bytes
+    mask_key: bytes
+    commitment: bytes
+
+    @property
+    def keys(self) -> bytes:
+        """Both public keys."""
+        return self.share_key + self.mask_key
+
+    def gave(self, secret: bytes, what: str, terms: bytes, owner: int) -> bool:
+        """Whether a mask key, or a self-mask seed, is the one that its owner announced under these terms."""
+        if what == "mask key":
+            return public_bytes(private_key(secret)) == self.mask_key
+        return commitment_to(secret, terms, owner) == self.commitment
 
 
 MAGIC, VERSION = b"FLSS", 2

@@ -1,24 +1,89 @@
 """The server in one attempt: it forwards keys and shares, adds masked vectors, and removes their masks.
 
+To remove masks, it puts secrets together from shares, and checks them against what their owners announced.
+
 Each stage takes what clients sent, as pairs of client and message, and returns a message for each client that goes on,
 or ``GivenUp``. Clients whose message does not come, or is refused, have dropped out; ``refused`` says why.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import UInt, UInt64
 
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import KEY_BYTES, PRIME, SEALED_BYTES, SHARE_BYTES, TAG_BYTES, check_public
-from fedlsg.secure_sum.masks import Announced, Shares, clear, remove_masks, word
-from fedlsg.secure_sum.messages import packed_bytes, unpack_bits
-from fedlsg.secure_sum.terms import GivenUp, SecureSumError, Terms, WrongSharesError
+from fedlsg.secure_sum.keys import (
+    KEY_BYTES,
+    PRIME,
+    SEALED_BYTES,
+    SHARE_BYTES,
+    TAG_BYTES,
+    add_masks,
+    check_public,
+    clear,
+    combine,
+    pair_seed,
+    private_key,
+    sign,
+    word,
+)
+from fedlsg.secure_sum.messages import Announced, packed_bytes, unpack_bits
+from fedlsg.secure_sum.terms import STAGES, GivenUp, SecureSumError, Terms, WrongSharesError
 
 Pairs = Iterable[tuple[int, bytes]]
-STAGES = ("keys", "shares", "masked", "agree", "unmask")
+Read = TypeVar("Read")
 WRONG = "answer: a share that does not fit the others: it is wrong, or was dealt so by its owner"
+
+
+Shares = dict[int, dict[int, bytes]]
+"""Shares of one kind of secret, by its owner and by the point of the holder."""
+
+
+def remove_masks(
+    words: UInt[np.ndarray, " length"], terms: Terms, announced: Mapping[int, Announced], seeds: Shares, keys: Shares
+) -> set[int]:
+    """Subtract all masks that are left in the sum of the survivors' masked vectors, in place.
+
+    ``seeds``: of each survivor shares of its self-mask seed; ``keys``: of each client that sent shares and did not
+    survive, shares of its mask key. The masks between two survivors have cancelled.
+    Guarantee: every secret is put together and checked before a mask is removed.
+    Where one share of a secret is wrong, the others are enough if there are h of them; returns the points of the
+    holders that gave one, each of which lies or was dealt a wrong share.
+    Raises SecureSumError for fewer than h shares and for h of which one is wrong; WrongSharesError for a secret that
+    its owner did not announce, unless several holders lie.
+    """
+    wrong = set[int]()
+    known = {o: _revealed("self-mask seed", o, shares, terms, announced, wrong) for o, shares in seeds.items()}
+    secret = {o: _revealed("mask key", o, shares, terms, announced, wrong) for o, shares in keys.items()}
+    add_masks(words, ((seed, -1) for seed in known.values()))
+    for gone, key in ((owner, private_key(own)) for owner, own in secret.items()):
+        alive = [(other, announced[other].mask_key) for other in terms.neighbours[gone] if other in seeds]
+        add_masks(words, ((pair_seed(key, gone, its, o, terms.digest), -sign(o, gone)) for o, its in alive))
+    return wrong
+
+
+def _revealed(
+    what: str, owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced],
+    wrong: set[int],
+) -> bytes:  # fmt: skip
+    """An owner's secret from the shares of ``what``; a holder whose share was wrong joins ``wrong``.
+
+    One share may be wrong, and those of ``wrong`` are tried last: that of an honest holder is wrong where an owner has
+    dealt it so. With h shares alone nobody knows whether their owner or a holder lies, and nobody is named.
+    """
+    trusted = {point: share for point, share in shares.items() if point not in wrong}
+    threshold, of = terms.plan.threshold, f"{what} of client {owner}"
+    for some in (trusted, shares) if len(trusted) >= threshold else (shares,):
+        for point in (None, *sorted(some)[: threshold if len(some) > threshold else 0]):
+            others = {other: share for other, share in some.items() if other != point}
+            if announced[owner].gave(found := combine(others, threshold, of), what, terms.digest, owner):
+                wrong |= set() if point is None else {point}
+                return found
+    if len(shares) == threshold:
+        raise SecureSumError(f"{of}: its shares, or that of a holder, are wrong")
+    raise WrongSharesError(what, owner)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,16 +128,7 @@ class Server:
         """Stage 0: public keys to all who announced theirs. A key that comes twice is refused the second time."""
         self._begin("keys")
         taken: set[bytes] = set()
-        for client, message in self._each(keys, self.terms.clients):
-            try:
-                body = wire.read(message, wire.KEYS, client, self.terms, least=3 * KEY_BYTES, most=3 * KEY_BYTES)
-                announced = Announced(*(body[at : at + KEY_BYTES] for at in (0, KEY_BYTES, 2 * KEY_BYTES)))
-                self._check_keys(announced, taken)
-            except SecureSumError as error:
-                self.refused[client] = str(error)
-                continue
-            taken |= {announced.share_key, announced.mask_key}
-            self._announced[client] = announced
+        self._announced = dict(self._each(keys, self.terms.clients, lambda *of: self._read_keys(*of, taken)))
         tables = {
             client: {other: found.keys for other, found in self._announced.items() if other != client}
             for client in self._announced
@@ -83,13 +139,13 @@ class Server:
         """Stage 1: sealed shares to their receivers. Shares for others than neighbours in the roster are refused."""
         self._begin("shares")
         most = wire.table_bytes(self.terms.plan.degree, SEALED_BYTES)
-        for client, message in self._each(shares, self._announced):
-            try:
-                body = wire.read(message, wire.SHARES, client, self.terms, least=0, most=most)
-                due = self._near(client, self._announced)
-                self._sealed[client] = wire.read_table(body, SEALED_BYTES, due, of=f"shares of client {client}")
-            except SecureSumError as error:
-                self.refused[client] = str(error)
+
+        def read(client: int, message: bytes) -> dict[int, bytes]:
+            body = wire.read(message, wire.SHARES, client, self.terms, least=0, most=most)
+            due = self._near(client, self._announced)
+            return wire.read_table(body, SEALED_BYTES, due, of=f"shares of client {client}")
+
+        self._sealed = dict(self._each(shares, self._announced, read))
         tables = {
             client: {other: self._sealed[other][client] for other in self._near(client, self._sealed)}
             for client in self._sealed
@@ -101,16 +157,13 @@ class Server:
         self._begin("masked")
         length, bits = self.terms.length, self.terms.bits
         self._words = np.zeros(length, word(bits))
-        size, survivors = packed_bytes(length, bits), set[int]()
-        for client, message in self._each(masked, self._sealed):
-            try:
-                body = wire.read(message, wire.MASKED, client, self.terms, least=size, most=size)
-                self._words += unpack_bits(body, length, bits)
-            except SecureSumError as error:
-                self.refused[client] = str(error)
-                continue
-            survivors.add(client)
-        self._survivors = frozenset(survivors)
+        size = packed_bytes(length, bits)
+
+        def add(client: int, message: bytes) -> None:
+            body = wire.read(message, wire.MASKED, client, self.terms, least=size, most=size)
+            self._words += unpack_bits(body, length, bits)
+
+        self._survivors = survivors = frozenset(client for client, _ in self._each(masked, self._sealed, add))
         if reason := self._too_few(self._survivors):
             return self._give_up("masked", reason, len(survivors))
         keys = {client: known.keys for client, known in self._announced.items()}
@@ -122,15 +175,13 @@ class Server:
     def requests(self, tags: Pairs) -> dict[int, bytes] | GivenUp:
         """Stage 3: each client's tags to their receivers, which give their shares for them. Clients check them."""
         self._begin("agree")
-        given: dict[int, dict[int, bytes]] = {}
         size = wire.table_bytes(len(self._survivors) - 1, TAG_BYTES)
-        for client, message in self._each(tags, self._survivors):
-            try:
-                body = wire.read(message, wire.TAGS, client, self.terms, least=size, most=size)
-                due = self._survivors - {client}
-                given[client] = wire.read_table(body, TAG_BYTES, due, of=f"tags of client {client}")
-            except SecureSumError as error:
-                self.refused[client] = str(error)
+
+        def read(client: int, message: bytes) -> dict[int, bytes]:
+            body = wire.read(message, wire.TAGS, client, self.terms, least=size, most=size)
+            return wire.read_table(body, TAG_BYTES, self._survivors - {client}, of=f"tags of client {client}")
+
+        given = dict(self._each(tags, self._survivors, read))
         self._agreed = frozenset(given)
         tables = {client: {other: given[other][client] for other in given if other != client} for client in given}
         return self._forward("agree", wire.REQUEST, tables)
@@ -144,14 +195,8 @@ class Server:
         self._begin("unmask")
         seeds: Shares = {client: {} for client in self._survivors}
         keys: Shares = {client: {} for client in self._sealed if client not in self._survivors}
-        answered = 0
-        for client, message in self._each(answers, self._agreed):
-            try:
-                self._read_answer(client, message, seeds, keys)
-            except SecureSumError as error:
-                self.refused[client] = str(error)
-                continue
-            answered += 1
+        read_all = self._each(answers, self._agreed, lambda *of: self._read_answer(*of, seeds, keys))
+        answered = sum(1 for _ in read_all)
         try:
             wrong = remove_masks(self._words, self.terms, self._announced, seeds, keys)
         except SecureSumError as error:
@@ -183,23 +228,33 @@ class Server:
             for owner, share in given.items():
                 known[owner][self.terms.points[client]] = share
 
-    def _check_keys(self, announced: Announced, taken: set[bytes]) -> None:
-        both = (announced.share_key, announced.mask_key)
-        if len({*both} - taken) < 2:
+    def _read_keys(self, client: int, message: bytes, taken: set[bytes]) -> Announced:
+        """What a client announced; its keys join those that are ``taken``."""
+        body = wire.read(message, wire.KEYS, client, self.terms, least=3 * KEY_BYTES, most=3 * KEY_BYTES)
+        announced = Announced(*(body[at : at + KEY_BYTES] for at in (0, KEY_BYTES, 2 * KEY_BYTES)))
+        both = {announced.share_key, announced.mask_key}
+        if len(both - taken) < 2:
             raise SecureSumError("keys: expected public keys that differ from all others")
-        for key in both:
+        for key in (announced.share_key, announced.mask_key):
             check_public(key)
+        taken |= both
+        return announced
 
     def _near(self, client: int, among: Mapping[int, object]) -> list[int]:
         return [other for other in self.terms.neighbours[client] if other in among]
 
-    def _each(self, pairs: Pairs, due: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Messages of clients that are due, the first of each."""
+    def _each(self, pairs: Pairs, due: Iterable[int], read: Callable[[int, bytes], Read]) -> Iterator[tuple[int, Read]]:
+        """What is read from clients that are due, the first message of each; one that is refused has dropped out."""
         left = set(due)
         for client, message in pairs:
             if client in left:
                 left.remove(client)
-                yield client, message
+                try:
+                    found = read(client, message)
+                except SecureSumError as error:
+                    self.refused[client] = str(error)
+                else:
+                    yield client, found
             elif client in self.terms.points:
                 self.refused.setdefault(client, "a message that was not expected: a second one, or after a dropout")
 

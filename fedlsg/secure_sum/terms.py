@@ -134,6 +134,7 @@ def harary_graph(order: Sequence[int], degree: int) -> dict[int, tuple[int, ...]
     return {who: tuple(sorted(order[(at + step) % count] for step in steps)) for at, who in enumerate(order)}
 
 
+STAGES = ("keys", "shares", "masked", "agree", "unmask")
 LEAST_BITS, MOST_BITS = 8, 64
 MOST_CLIENTS, MOST_VALUES = 10_000, 2**30
 _FIXED = struct.Struct("<32sQQIIIIB")

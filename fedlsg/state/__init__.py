@@ -1,9 +1,18 @@
 """The public state of a run: weights, W_0, frames, and the updates that lead from one version to the next."""
 
 from fedlsg.participation import select_clients
-from fedlsg.state.all_terms import AllTerms, different_terms, each, sizes_of
 from fedlsg.state.public_state import PublicState, mean_frame
-from fedlsg.state.round_plan import ClientTerms, Phase, RoundPlan, phase_of, plan_round
+from fedlsg.state.round_plan import (
+    AllTerms,
+    ClientTerms,
+    Phase,
+    RoundPlan,
+    different_terms,
+    each,
+    phase_of,
+    plan_round,
+    sizes_of,
+)
 from fedlsg.state.server_state import ServerState, load_weights
 from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_update, extra_vectors, replay, restart
 

@@ -4,10 +4,17 @@
     read_options("AdamW", "betas=0.9 0.99, eps=1e-3")    {"betas": (0.9, 0.99), "eps": 0.001}
 
 All of them only read noisy sums, so none changes an epsilon.
+
+Yogi as a server optimizer (Zaheer et al. 2018; Reddi et al. 2021, Algorithm 2, FedYogi).
+
+Symbols: g_t the noisy gradient, the paper's -Delta_t      tau = eps, the degree of adaptivity; m_0 = 0, v_0 = tau^2
+    m <- b1 m + (1 - b1) g      v <- v - (1 - b2) g^2 sign(v - g^2)      W <- W - lr m / (sqrt(v) + tau)
+v moves by a share of g^2 and not of their difference, so that it falls slowly after large gradients. As in the paper
+there is no bias correction. It is post-processing of noisy values: epsilon is untouched.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
@@ -19,7 +26,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fedlsg.choices import REMOVED, did_you_mean
-from fedlsg.training.yogi import Yogi
 
 GONE = ("dp-adambc", "doppler")
 """Names of earlier versions."""
@@ -174,3 +180,35 @@ def _kind(hint: Any, default: Any) -> type:
     if hint is int:
         return int
     return str if str in (hint, *get_args(hint)) else float
+
+
+class Yogi(Optimizer):
+    """The optimizer. ``weight_decay`` adds W times it to g, as in Adam. Raises ValueError for numbers out of range."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-3,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if not all(0 <= beta < 1 for beta in betas) or not 0 < eps < float("inf"):
+            raise ValueError(f"expected 0 <= {betas=} < 1 and 0 < {eps=} < inf")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            (first, second), tau = group["betas"], group["eps"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                g, own = p.grad.add(p, alpha=group["weight_decay"]), self.state[p]
+                if not own:
+                    own |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.full_like(p, tau**2)}
+                own["exp_avg"].lerp_(g, 1 - first)
+                square = g.square()
+                own["exp_avg_sq"].addcmul_(square, (own["exp_avg_sq"] - square).sign(), value=second - 1)
+                p.addcdiv_(own["exp_avg"], own["exp_avg_sq"].sqrt().add_(tau), value=-group["lr"])

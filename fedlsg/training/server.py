@@ -1,20 +1,164 @@
-"""The server's part of a round: sum, divide by a constant, Eq. 3, optimizer."""
+"""The server's part of a round: sum, divide by a constant, Eq. 3, optimizer; its settings and learning rates."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from fedlsg.frame import Frame
+from fedlsg.frame import Frame, Group, group_of
 from fedlsg.gradients import trainable
 from fedlsg.masks import frozen_count
-from fedlsg.training.server_optimizer import ServerOptimizer
-from fedlsg.training.update import move
+from fedlsg.setting import Setting, check_declared
+from fedlsg.training.auto import fan_in_factor
+from fedlsg.training.optimizers import SHORT, build, check_options, find_name, options_of, read_options
+
+Estimator = Literal["eq3", "averaged"]
+Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
+LayerRates = Literal["equal", "fan-in"]
+
+LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))]
+NormsRate = Annotated[float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)]
+ClassifierRate = Annotated[float, Setting("Learning rate of the classifier, if another.", above=0, below=math.inf)]
+FinalRate = Annotated[
+    float,
+    Setting("Learning rate at the end of the schedule; 0 without it.", above=0, below=math.inf, aliases=("final_lr",)),
+]
+Decay = Annotated[
+    float, Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",))
+]
+Dropped = Annotated[float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)]
+Name = Annotated[str, Setting("Server optimizer: sgd, adam, Yogi or another class of torch.optim.")]
+Options = Annotated[
+    str | None,
+    Setting("Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.", aliases=("betas", "nesterov")),
+]
+Ema = Annotated[float, Setting("Decay of the average of weights that is evaluated; 0: none.", at_least=0, below=1)]
+
+STEPS = (0.3, 0.6, 0.8)
+"""Shares of a run at which the schedule "step" drops; the code of Yu et al. 2021 (RGP) divides by 5 there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizer:
+    """Server side of a method.
+
+    ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noisy copies of the r x r
+    core (unbiased only without a mask). The learning rate goes from ``learning_rate`` in the first round to
+    ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule`` ("step": in three equal drops,
+    at ``STEPS`` of the run); ``norms_learning_rate`` and ``classifier_learning_rate`` replace it for their groups
+    and follow the same schedule. ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by
+    (64 / fan_in)^(1/4), where fan_in is the number of weights of one of its units.
+    ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
+    sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
+    min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
+    ``optimizer``: a class of torch.optim, or ``Yogi``. ``optimizer_options``: see ``read_options``; what has a setting
+    of its own (learning rate, weight decay, SGD's momentum) is none of them.
+    """
+
+    estimator: Annotated[Estimator, Setting("Lift carriers by Eq. 3, or average the two copies of the core.")] = "eq3"
+    optimizer: Name = "sgd"
+    learning_rate: LearningRate = 0.1
+    final_learning_rate: FinalRate | None = None
+    momentum: Annotated[float, Setting("Momentum of the server's SGD.", at_least=0, below=1)] = 0.0
+    weight_decay: Decay = 0.0
+    schedule: Annotated[Schedule, Setting("How the learning rate falls over the run.")] = "constant"
+    norms_learning_rate: NormsRate | None = None
+    classifier_learning_rate: ClassifierRate | None = None
+    layer_rates: Annotated[
+        LayerRates, Setting("Rates of layers: equal, or fan-in: times (64 / inputs of a unit)^(1/4).")
+    ] = "equal"
+    sparsify_update: Dropped = 0.0
+    ema: Ema = 0.0
+    optimizer_options: Options = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", find_name(self.optimizer))
+        check_declared(self)
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(
+                f"optimizer {self.optimizer!r} has a memory of its own: it takes no momentum={self.momentum}"
+                f"{_as_option(self.optimizer, self.momentum)}"
+            )
+        options = self.options
+        if self.optimizer not in SHORT.values() or options:  # torch takes half a second to build one
+            check_options(
+                self.optimizer, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay,
+                options=options,
+            )  # fmt: skip
+        if self.final_learning_rate is not None and self.schedule == "constant":
+            raise ValueError("final_learning_rate needs a schedule: linear, cosine, exponential or step")
+        if self.schedule in ("exponential", "step") and self.final_learning_rate is None:
+            raise ValueError(f"schedule {self.schedule!r} needs final_learning_rate > 0")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """``optimizer_options`` as keywords of the optimizer's class."""
+        return read_options(self.optimizer, self.optimizer_options or "")
+
+    def rate_of(self, group: Group) -> float:
+        """First learning rate of a group of parameters."""
+        own = {"norms": self.norms_learning_rate, "classifier": self.classifier_learning_rate}.get(group)
+        return self.learning_rate if own is None else own
+
+    def factor(self, update: int, updates: int) -> float:
+        """Learning rate of server update ``update`` (from 0) of ``updates``, as a multiple of the first one."""
+        if self.schedule == "constant":
+            return 1.0
+        t = min(update / updates, 1.0)
+        last = 0.0 if self.final_learning_rate is None else self.final_learning_rate / self.learning_rate
+        if self.schedule == "linear":
+            return 1 + (last - 1) * t
+        if self.schedule == "cosine":
+            return last + (1 - last) * (1 + math.cos(math.pi * t)) / 2
+        if self.schedule == "step":
+            t = sum(t >= drop for drop in STEPS) / len(STEPS)
+        return float(last**t)
+
+
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter], server: ServerOptimizer, *, updates: int, classifier: str = ""
+) -> tuple[Optimizer, LambdaLR]:
+    """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a learning rate.
+
+    ``parameters`` by name, in model order; ``classifier`` is the head's path.
+    Raises ValueError for an optimizer that cannot step these parameters, such as Muon for vectors.
+    """
+    by_rate: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        rate = server.rate_of(group_of(name, tuple(parameter.shape), classifier)) * _layer_factor(
+            name, parameters, server
+        )
+        by_rate.setdefault(rate, []).append(parameter)
+    groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
+    optimizer = build(
+        server.optimizer, groups, lr=server.learning_rate, momentum=server.momentum, weight_decay=server.weight_decay,
+        options=server.options,
+    )  # fmt: skip
+    return optimizer, LambdaLR(optimizer, lambda update: server.factor(update, updates))
+
+
+def _layer_factor(name: str, parameters: Mapping[str, nn.Parameter], server: ServerOptimizer) -> float:
+    """What ``layer_rates`` makes of the rate of a parameter: by the fan-in of the weight of its layer."""
+    layer = name.rpartition(".")[0]
+    weight = parameters.get(f"{layer}.weight", parameters[name])
+    if server.layer_rates == "equal" or weight.ndim < 2:
+        return 1.0
+    return fan_in_factor(math.prod(weight.shape[1:]))
+
+
+def _as_option(optimizer: str, momentum: float) -> str:
+    """Where an optimizer with a momentum of its own takes it."""
+    if "momentum" not in options_of(optimizer):
+        return ""
+    return f"; give optimizer_options='momentum={momentum:g}'"
+
 
 AT_ONCE = 2**16
 
@@ -70,7 +214,7 @@ def server_step(
         p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it
     if scheduler is not None and linear_in_the_gradient(optimizer) and not server.sparsify_update:
         rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-        move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
+        frame.add_to(parameters, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
     else:
         for name, gradient in frame.gradients(values, averaged=averaged).items():
             p = parameters[name]

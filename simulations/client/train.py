@@ -19,11 +19,10 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.client_level import client_update
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
-from fedlsg.method import client_step
+from fedlsg.method import client_step, largest
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.state import ClientTerms, RoundPlan
-from fedlsg.training import largest
 from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory, takes_part_in_secret
 from simulations.client.ahead import AHEAD

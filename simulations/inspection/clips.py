@@ -14,8 +14,8 @@ from fedlsg.carriers.statistics import Clipping, block_squares, clipping, select
 from fedlsg.frame import EVERYTHING, Frame
 from fedlsg.gradients import per_example_gradients
 from fedlsg.masks import Mask
-from fedlsg.method import Method
-from fedlsg.training import Compression, per_unit
+from fedlsg.method import Compression, Method
+from fedlsg.training import per_unit
 from simulations.inspection.subject import Subject
 
 PASS_BYTES = 2**28

@@ -6,9 +6,9 @@ history W - W_0 that everyone knows, not from the last Q; memory and lost payloa
 """
 
 from fedlsg.carriers import Factors, PowerSteps, Rank, Warmup
-from fedlsg.method import Method
+from fedlsg.method import Compression, Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import Compression, ServerOptimizer
+from fedlsg.training import ServerOptimizer
 from strategies.recipes.sgd import NON_PRIVATE
 
 

@@ -6,9 +6,9 @@ applies to what is sent late, too; the server's momentum acts behind the sum; k 
 not of each layer; a client that is not selected keeps its memory; values of a lost or rejected payload are lost.
 """
 
-from fedlsg.method import Method
+from fedlsg.method import Compression, Method, TopkRate
 from fedlsg.privacy import Mechanism
-from fedlsg.training import Compression, ServerOptimizer, TopkRate
+from fedlsg.training import ServerOptimizer
 from strategies.recipes.sgd import NON_PRIVATE
 
 

@@ -9,7 +9,7 @@ from fedlsg.frame import Frame, group_of
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.client import per_unit
-from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
+from fedlsg.training.server import ServerOptimizer, make_optimizer
 
 SHAPES = {"body.weight": (5, 4), "body.bias": (5,), "norm.weight": (5,), "classifier.weight": (3, 5)}
 WEIGHTS = {name: torch.randn(shape, dtype=torch.float64) for name, shape in SHAPES.items()}

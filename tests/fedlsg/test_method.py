@@ -12,7 +12,7 @@ from torch import nn
 from fedlsg.method import LocalTraining, Method, Schedule, aggregate, make_frame, norm_bound, server_step
 from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
+from fedlsg.training.server import ServerOptimizer, make_optimizer
 from tests.fedlsg.support.step_oracle import (
     EXACT,
     EXAMPLES,

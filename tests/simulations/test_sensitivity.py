@@ -29,9 +29,8 @@ from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism
 from fedlsg.state import PublicState
 from fedlsg.synthetic import dead_leaves
-from fedlsg.training import microbatches
-from fedlsg.training.local import LocalTraining
-from fedlsg.training.microbatches import ROWS_ON_CPU, shape_of
+from fedlsg.training import local as microbatches
+from fedlsg.training.local import ROWS_ON_CPU, LocalTraining, shape_of
 from simulations.server.summary import hardware
 from simulations.workloads import LoadedWorkload
 from simulations.workloads.base.workload import cross_entropy

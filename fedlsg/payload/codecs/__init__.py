@@ -173,3 +173,27 @@ def summaries() -> dict[str, str]:
 def _files() -> list[Any]:
     modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
     return [module for module in modules if hasattr(module, "CODEC")]
+
+
+def keeps_memory(method: Method, codec: Codec) -> bool:
+    """Whether clients remember what they left out: by recipe, or because the codec needs it without noise."""
+    return method.compression.error_feedback or (codec.needs_feedback and method.mechanism.kind == "none")
+
+
+def check_fits(codec: Codec, method: Method) -> None:
+    """Raise ValueError for a codec that does not suit the method's values; the message lists the codecs that do."""
+    reason = misfit(codec, method)
+    if reason:
+        others = [repr(other.name) for other in all_codecs().values() if not misfit(other, method)]
+        raise ValueError(f"{reason}; codecs that fit: {', '.join(others)}")
+
+
+def misfit(codec: Codec, method: Method) -> str:
+    """Why a codec does not suit a method; empty if it does."""
+    try:
+        codec.check(method)
+        if keeps_memory(method, codec):
+            method.check_memory()
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import Dither
+from fedlsg.payload.values import Dither, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,8 @@ class FloatCodec(Codec):
         self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
     ) -> Float[Tensor, " kept"]:
         """Raises ValueError for another length."""
-        length = sum(counts) * self.dtype.itemsize
-        if len(body) != length:
-            raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
-        return torch.frombuffer(bytearray(body), dtype=self.dtype).float() if length else torch.zeros(0)
+        check_length(body, sum(counts) * self.dtype.itemsize)
+        return torch.frombuffer(bytearray(body), dtype=self.dtype).float() if len(body) else torch.zeros(0)
 
 
 CODEC = FloatCodec(name="float32", wire_id=1, bytes_each=4, exact=True, dtype=torch.float32)

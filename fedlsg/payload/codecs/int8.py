@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import Dither, dequantize, quantize, require_dither
+from fedlsg.payload.values import Dither, check_length, dequantize, quantize, require_dither
 
 SPAN = 126.5
 
@@ -34,9 +34,7 @@ class Int8(Codec):
         self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
     ) -> Float[Tensor, " kept"]:
         """Raises ValueError for another length, a grid step that is negative or too large, or the symbol -128."""
-        length = 4 * len(counts) + sum(counts)
-        if len(body) != length:
-            raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
+        check_length(body, 4 * len(counts) + sum(counts))
         with np.errstate(invalid="ignore"):  # converting a signalling NaN to float64 warns
             widths = np.frombuffer(body, "<f4", len(counts)).astype(np.float64)
         if not (np.isfinite(widths).all() and (widths >= 0).all() and (widths * 126 <= max_norm).all()):

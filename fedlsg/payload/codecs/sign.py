@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlsg.method import Method
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import Dither
+from fedlsg.payload.values import Dither, check_length
 
 
 class Sign(Codec):
@@ -47,9 +47,7 @@ class Sign(Codec):
     ) -> Float[Tensor, " kept"]:
         """Raises ValueError for another length, a scale that is negative or not finite, or spare bits set."""
         lengths, total = [count for count in counts if count], sum(counts)
-        length = 4 * len(lengths) + (total + 7) // 8
-        if len(body) != length:
-            raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
+        check_length(body, 4 * len(lengths) + (total + 7) // 8)
         scales = np.frombuffer(body, "<f4", len(lengths))
         if not np.isfinite(scales).all() or np.signbit(scales).any():
             raise ValueError("payload scale: expected finite mean magnitudes")

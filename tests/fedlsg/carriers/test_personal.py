@@ -14,9 +14,8 @@ from fedlsg.carriers.personal import (
 )
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.masks.mask import Mask
-from fedlsg.method import LocalTraining, Method
+from fedlsg.method import Compression, LocalTraining, Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import Compression
 from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
     DENSE,

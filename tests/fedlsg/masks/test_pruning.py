@@ -13,7 +13,7 @@ from fedlsg.masks.pruning import Prune, keep_random, keep_top, prunable
 from fedlsg.method import Method, Schedule, server_step
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.server_optimizer import ServerOptimizer
+from fedlsg.training.server import ServerOptimizer
 
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)

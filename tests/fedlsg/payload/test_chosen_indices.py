@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedlsg.frame import Block
 from fedlsg.payload import Dither
 from fedlsg.payload.codecs import PayloadError
-from fedlsg.payload.indices import counts_within, encode_indices, section_bound
+from fedlsg.payload.layout import counts_within, encode_indices, section_bound
 from fedlsg.payload.message import Expected, longest, pack, unpack
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, INDICES, compact, resealed
 
@@ -169,7 +169,7 @@ def test_positions_that_do_not_ascend_are_not_sent():
 
 def unchecked(section: bytes, most: int) -> int:
     """A planted receiver that reads any form: the number of different sections it takes for one set of positions."""
-    from fedlsg.payload.indices import decode_indices
+    from fedlsg.payload.layout import decode_indices
 
     del most
     return len(decode_indices(section, [(40,)]))

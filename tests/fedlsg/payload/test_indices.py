@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.frame import Keep
-from fedlsg.payload.indices import decode_indices, encode_indices
+from fedlsg.payload.layout import decode_indices, encode_indices
 
 shapes = st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), max_size=4)
 

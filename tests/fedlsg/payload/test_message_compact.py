@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.payload import Dither, PayloadError, find_codec
-from fedlsg.payload.indices import decode_indices
-from fedlsg.payload.layout import payload_bytes
+from fedlsg.payload.layout import decode_indices, payload_bytes
 from fedlsg.payload.message import longest, pack, unpack
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, compact, resealed, with_field
 from tests.fedlsg.support.payload_oracle import DTYPES, message

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.secure_sum import SecureSumError
-from fedlsg.secure_sum.masks import AT_ONCE, add_masks, clear, reduced, sign, word
+from fedlsg.secure_sum.keys import AT_ONCE, add_masks, clear, reduced, sign, word
 from fedlsg.secure_sum.messages import pack_bits, unpack_bits
 
 widths = st.integers(8, 64)

@@ -6,8 +6,7 @@ import pytest
 from fedlsg.secure_sum import Terms, Total, keys, reproducible_root
 from fedlsg.secure_sum import client as client_file
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
-from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
+from fedlsg.secure_sum.keys import AttemptSecrets, add_masks, clear, pair_seed, public_bytes, reduced, sign
 from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import exact_sum, make_terms, random_inputs, run_attempt
 

@@ -11,8 +11,7 @@ import pytest
 
 from fedlsg.secure_sum import Client, SecureSumError, Server, Terms, secret_root
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import combine, pair_seed, private_key, public_bytes
-from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
+from fedlsg.secure_sum.keys import add_masks, clear, combine, pair_seed, private_key, public_bytes, reduced, sign
 from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import body_of, make_terms, random_inputs, run_attempt
 from tests.fedlsg.support.secure_session import told

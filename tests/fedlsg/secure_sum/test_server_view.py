@@ -13,8 +13,7 @@ from scipy import stats
 
 from fedlsg.secure_sum import Terms, Total, reproducible_root
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
-from fedlsg.secure_sum.masks import add_masks, clear, sign
+from fedlsg.secure_sum.keys import AttemptSecrets, add_masks, clear, pair_seed, public_bytes, sign
 from fedlsg.secure_sum.messages import unpack_bits
 from tests.fedlsg.support.secure_rounds import make_clients, make_terms, run_attempt
 

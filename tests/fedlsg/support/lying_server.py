@@ -16,16 +16,19 @@ from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import (
     SEALED_BYTES,
     AttemptSecrets,
+    add_masks,
     agreement_tags,
+    clear,
     combine,
     commitment_to,
     open_shares,
     pair_seed,
     private_key,
     public_bytes,
+    sign,
 )
-from fedlsg.secure_sum.masks import Announced, add_masks, clear, sign
 from fedlsg.secure_sum.messages import unpack_bits
+from fedlsg.secure_sum.server import Announced
 from tests.fedlsg.support.secure_rounds import body_of, make_clients, random_inputs
 
 Sets = Mapping[int, frozenset[int]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedlsg.method import LocalTraining
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
-from fedlsg.training.microbatches import Shape, runs_of, together
+from fedlsg.training.local import Shape, runs_of, together
 from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
     EMPTY,

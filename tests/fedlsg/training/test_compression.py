@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedlsg.method import Compression, largest
 from fedlsg.payload import check_fits, find_codec
-from fedlsg.training.compression import Compression, largest
 from strategies import recipe
 
 EXACT = st.integers(-(2**20), 2**20).map(lambda n: n / 64)

@@ -14,8 +14,7 @@ from fedlsg.privacy import mechanism as clip
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import one_pass
 from fedlsg.training.client import clipped_batch_sum
-from fedlsg.training.local import Drawn, StepInputs
-from fedlsg.training.microbatches import fill
+from fedlsg.training.local import Drawn, StepInputs, fill
 from fedlsg.training.one_pass import can_share, slot_of, sums_in_one_pass
 from tests.fedlsg.support.step_oracle import CLIP_ONLY, EXACT, FRAMES, Problem, cnn, mlp, problem
 

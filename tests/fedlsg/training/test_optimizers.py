@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
+from fedlsg.training.server import ServerOptimizer, make_optimizer
 
 GRADIENTS = [torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([[-1.0, 0.25], [4.0, 0.0]])]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
+from fedlsg.training.server import ServerOptimizer, make_optimizer
 
 
 def server(schedule: str, first: float = 1.0, last: float | None = 0.1, **settings) -> ServerOptimizer:

@@ -21,8 +21,7 @@ from fedlsg.gradients.rematerialize import Rematerialization
 from fedlsg.gradients.supported import trainable
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.public import Public
-from fedlsg.training.server import server_step
-from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
+from fedlsg.training.server import ServerOptimizer, make_optimizer, server_step
 from simulations.models.resnet import wide_resnet
 from tests.fedlsg.support.live_bytes import live_bytes
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlsg.frame import Frame
+from fedlsg.method import largest
 from fedlsg.payload import Codec, find_codec
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import Step, StepError, extra_vectors, read_steps, replay, restart
-from fedlsg.training.compression import largest
 from strategies.federation.replica_wire import (  # fmt: skip
     digest_of,
     read_missed,

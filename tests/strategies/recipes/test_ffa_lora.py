@@ -13,7 +13,6 @@ from fedlsg.method import LocalTraining, Method, Schedule, client_step
 from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.update import move
 from strategies import recipe
 from tests.strategies.contract import Data, cnn, data_set, mlp, weighted_loss
 
@@ -55,7 +54,7 @@ def round_of(name: str, steps: int, mechanism: str = "none") -> tuple[Tensor, Te
                 sampler=reproducible_stream(1, client), noise=reproducible_stream(2, client), charge=lambda: None,
             ))  # fmt: skip
             parameters = trainable(own)
-            move(parameters, frame, values[-1], dict.fromkeys(parameters, -RATE / 7.0))
+            frame.add_to(parameters, values[-1], dict.fromkeys(parameters, -RATE / 7.0))
             products.append(product(own).detach())
         state.finish_round(frame, values)
     return torch.stack(products).mean(0), product(state.model).detach()

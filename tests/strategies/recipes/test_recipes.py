@@ -9,9 +9,8 @@ import strategies
 from fedlsg.carriers import Dense, Factors, Lora, LowRank, LowRankChange, RandomCarriers
 from fedlsg.masks.mask import Mask
 from fedlsg.masks.pruning import Prune
-from fedlsg.method import Method
+from fedlsg.method import Compression, Method
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.compression import Compression
 from strategies import names, own_settings, recipe
 
 FOLDER = Path(strategies.recipes.__path__[0])

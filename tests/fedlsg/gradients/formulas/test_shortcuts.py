@@ -9,9 +9,7 @@ import fedlsg.tensors
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plan import plan
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
-from fedlsg.training.server import linear_in_the_gradient, server_step
-from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
-from fedlsg.training.update import move
+from fedlsg.training.server import ServerOptimizer, linear_in_the_gradient, make_optimizer, server_step
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
 
 
@@ -83,7 +81,7 @@ def moves_by_eq3(model: nn.Module, *, sparsity: float = 0.0, entry: str = "move"
     values = torch.randn(frame.kept, dtype=torch.float64)
     wanted = frame.gradients(values)
     if entry == "move":
-        move(parameters, frame, values, dict.fromkeys(parameters, -0.5))
+        frame.add_to(parameters, values, dict.fromkeys(parameters, -0.5))
     else:
         server = ServerOptimizer(learning_rate=0.5, momentum=0.0)
         optimizer, scheduler = make_optimizer(parameters, server, updates=2)
