@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +21,8 @@ from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.randomness import SecretStream
 
 Patches = dict[str, Callable[..., Any]]
+Noise = Callable[[Tensor, Any, SecretStream], Tensor]
+"""Values, how much noise, the stream -> the values with noise."""
 HOMES = {
     "add_noise": ("fedlsg.training.client", "fedlsg.client_level"),
     "discrete_gaussian": ("fedlsg.discrete.grid",),
@@ -29,6 +32,14 @@ HOMES = {
     "rotate": ("fedlsg.discrete.release",),
 }
 """Where the shipped path looks a function up."""
+
+
+def in_noise(change: Callable[[Noise, Callable[[Tensor], Tensor]], Noise]) -> Patches:
+    """One mistake in both kinds of noise; ``change`` gets the function, and what is sent without any noise."""
+    return {
+        "add_noise": change(add_noise, lambda total: total),
+        "discrete_gaussian": change(discrete_gaussian, lambda centres: centres.round().long()),
+    }
 
 
 def scaled_noise(factor: Fraction) -> Patches:
@@ -92,86 +103,65 @@ def shares_for(count: Callable[[SumTerms], int]) -> Patches:
 def mask_unlike_noise() -> Patches:
     """Noise on the coordinates of another mask: some that are sent have none."""
 
-    def other(total: Tensor) -> Tensor:
-        return (torch.rand(len(total), generator=torch.Generator().manual_seed(1)) < 0.9).to(total.device)
+    def change(add: Noise, bare: Callable[[Tensor], Tensor]) -> Noise:
+        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
+            other = torch.rand(len(values), generator=torch.Generator().manual_seed(1)) < 0.9
+            return torch.where(other.to(values.device), add(values, how, noise), bare(values))
 
-    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        return torch.where(other(total), add_noise(total, mechanism, noise), total)
+        return plant
 
-    def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
-        return torch.where(other(centres), discrete_gaussian(centres, deviation, noise), centres.round().long())
-
-    return {"add_noise": plant, "discrete_gaussian": discrete}
+    return in_noise(change)
 
 
 def noise_reused() -> Patches:
     """One draw for all steps of all clients."""
-    drawn: dict[int, Tensor] = {}
 
-    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        if len(total) not in drawn:
-            drawn[len(total)] = add_noise(torch.zeros_like(total), mechanism, noise)
-        return total + drawn[len(total)]
+    def change(add: Noise, bare: Callable[[Tensor], Tensor]) -> Noise:
+        drawn: dict[int, Tensor] = {}
 
-    def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
-        if len(centres) not in drawn:
-            drawn[len(centres)] = discrete_gaussian(torch.zeros_like(centres), deviation, noise)
-        return centres.round().long() + drawn[len(centres)]
+        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
+            if len(values) not in drawn:
+                drawn[len(values)] = add(torch.zeros_like(values), how, noise)
+            return bare(values) + drawn[len(values)]
 
-    return {"add_noise": plant, "discrete_gaussian": discrete}
+        return plant
+
+    return in_noise(change)
 
 
 def noise_left_out(clients: int) -> Patches:
     """One of the clients of a sum adds no noise; where outputs are of single clients, every second output has none."""
-    calls = [0]
 
-    def skipped() -> bool:
-        calls[0] += 1
-        return calls[0] % max(clients, 2) == 1
+    def change(add: Noise, bare: Callable[[Tensor], Tensor]) -> Noise:
+        calls = count(1)
 
-    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        return total if skipped() else add_noise(total, mechanism, noise)
+        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
+            return bare(values) if next(calls) % max(clients, 2) == 1 else add(values, how, noise)
 
-    def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
-        return centres.round().long() if skipped() else discrete_gaussian(centres, deviation, noise)
+        return plant
 
-    return {"add_noise": plant, "discrete_gaussian": discrete}
+    return in_noise(change)
 
 
-def empty_batch_skipped() -> Patches:
-    """No noise where the batch is empty: silence shows that no unit took part."""
+def by_batch_size(change: Callable[[Tensor, Tensor, int], Tensor]) -> Patches:
+    """A mistake that follows from the realised batch size; ``change``: the sum, the sum with noise, the size."""
+    size = 0
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        return add_noise(total, mechanism, noise) if size[0] else total
+        return change(total, add_noise(total, mechanism, noise), size)
 
-    size, counted = _counted()
-    return {"add_noise": plant, "poisson_batch": counted}
+    def draw(count: int, sample_rate: float, sampler: SecretStream) -> Tensor:
+        nonlocal size
+        batch = poisson_batch(count, sample_rate, sampler)
+        size = len(batch)
+        return batch
 
-
-def divisor_from_data() -> Patches:
-    """The noisy sum divided by the realised batch size."""
-
-    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
-        return add_noise(total, mechanism, noise) / max(1, size[0])
-
-    size, counted = _counted()
-    return {"add_noise": plant, "poisson_batch": counted}
+    return {"add_noise": plant, "poisson_batch": draw}
 
 
 def full_batches() -> Patches:
     """Every example, or client, in every step, accounted as a Poisson sample."""
     return {"poisson_batch": lambda count, sample_rate, sampler: torch.arange(count)}
-
-
-def _counted() -> tuple[list[int], Callable[[int, float, SecretStream], Tensor]]:
-    size = [0]
-
-    def draw(count: int, sample_rate: float, sampler: SecretStream) -> Tensor:
-        batch = poisson_batch(count, sample_rate, sampler)
-        size[0] = len(batch)
-        return batch
-
-    return size, draw
 
 
 PLANTS: dict[str, Callable[[int], Patches]] = {
@@ -186,8 +176,9 @@ PLANTS: dict[str, Callable[[int], Patches]] = {
     "no-clip": lambda _: no_clip(),
     "mask-unlike-noise": lambda _: mask_unlike_noise(),
     "noise-reused": lambda _: noise_reused(),
-    "empty-batch-skipped": lambda _: empty_batch_skipped(),
-    "divisor-from-data": lambda _: divisor_from_data(),
+    # no noise where the batch is empty: silence shows that no unit took part
+    "empty-batch-skipped": lambda _: by_batch_size(lambda total, noisy, size: noisy if size else total),
+    "divisor-from-data": lambda _: by_batch_size(lambda total, noisy, size: noisy / max(1, size)),
     "full-batches": lambda _: full_batches(),
 }
 """By name; of the number of clients in one output."""
