@@ -6,20 +6,26 @@ values of the script that it names. Of both: the plain values that it captures (
 partial, attributes of an object).
 
 ``digest_of_source`` runs nothing: it is of the files that a name would run, for who decides whether it may.
+
+The version of fedlsg's own code is that of a clone or bundle from its pyproject.toml, else of the installed package.
 """
 
 import ast
 import hashlib
 import os
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import all_suffixes
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from inspect import unwrap
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 MAIN = "__main__"
@@ -75,7 +81,7 @@ def _parts(thing: Any, seen: list[object]) -> Iterator[bytes]:
                     yield f"{name}={value!r}".encode()
                 elif getattr(value, "__module__", "") == MAIN and isinstance(value, FunctionType | type):
                     yield from _parts(value, seen)
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_full(cell)]
+        cells = [value for cell in filled_cells(function) if (value := cell.cell_contents) is not None]
         yield _plain([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells])
         for value in cells:
             if isinstance(value, FunctionType | type):
@@ -91,11 +97,14 @@ def _plain(values: Iterable[object]) -> bytes:
     return repr([value for value in values if isinstance(value, PLAIN)]).encode()
 
 
-def _is_full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that is not set yet
-        return False
+def filled_cells(function: FunctionType) -> list[CellType]:
+    """What a function holds of its surroundings, without names that are not set yet."""
+    found = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            cell.cell_contents  # noqa: B018 - raises for a name that is not set yet
+            found.append(cell)
+    return found
 
 
 def _compiled(code: CodeType) -> Iterator[bytes]:
@@ -223,3 +232,22 @@ def _found(base: Path, name: str) -> list[Path]:
     starred = [*base.joinpath(*parts).glob("*"), *base.joinpath(*parts).glob("*/__init__.*")] if last == "*" else []
     candidates += [str(path) for path in starred if path.name.endswith(tuple(all_suffixes()))]
     return [path for path in map(Path, candidates) if path.is_file()]
+
+
+def version() -> str:
+    """The version of the package that this process imported."""
+    return version_at(Path(__file__).resolve().parents[1])
+
+
+def version_at(root: Path) -> str:
+    """The version in the pyproject.toml next to the packages (clone, bundle), else that of the installed package."""
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+        if project["name"] == "fedlsg":
+            return str(project["version"])
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        return installed_version("fedlsg")
+    except PackageNotFoundError:
+        return "of no installed package"

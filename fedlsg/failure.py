@@ -48,7 +48,7 @@ def without_exit() -> Iterator[None]:
 @cache
 def is_users(file: str) -> bool:
     """Whether a file of code is a user's own: not of Python, of an installed package, or of fedlsg."""
-    if file.startswith("<frozen") or "site-packages" in file or "dist-packages" in file:
+    if file.startswith(("<frozen", "<string>")) or "site-packages" in file or "dist-packages" in file:
         return False
     return not str(Path(file).resolve()).startswith((*OWN, sysconfig.get_paths()["stdlib"] + "/"))
 

@@ -42,6 +42,7 @@ from fedlsg.training import (
     norm_bound,
     server_step,
 )
+from fedlsg.training.local import Count
 
 __all__ = [
     "Batch", "Compression", "LocalTraining", "Method", "Positions", "Schedule", "aggregate", "client_step",
@@ -210,13 +211,12 @@ def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequenc
 class Schedule:
     """The public schedule, equal for all clients: rounds, local steps K of a round, Poisson rate q."""
 
-    rounds: int
-    local_steps: int = 1
+    rounds: Count
+    local_steps: Count = 1
     sample_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.local_steps < 1:
-            raise ValueError(f"expected rounds={self.rounds} >= 1 and local_steps={self.local_steps} >= 1")
+        check_declared(self)
         check_sample_rate(self.sample_rate)
 
     def epoch(self, round: int) -> int:

@@ -1,5 +1,4 @@
-"""What torch lacks and several packages need: memory order, sums over examples, products of narrow matrices, freed
-memory.
+"""What torch lacks and several packages need: batches by name, memory order, sums over examples, narrow products.
 
 A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) with its columns in *kernel order*: channel by
 channel, each with its taps. In torch.channels_last memory the same numbers lie tap by tap, each with its channels
@@ -9,13 +8,42 @@ order, and what is r wide is cheap to reorder.
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+Fields = Tensor | Mapping[str, Tensor]
+"""A batch: a tensor, or tensors by name, examples on the first dimension."""
+
+
+def each(batch: Fields, change: Callable[[Tensor], Any]) -> Any:
+    """Apply a change to the tensor, or to every tensor of a batch."""
+    return change(batch) if isinstance(batch, Tensor) else {name: change(t) for name, t in batch.items()}
+
+
+def fields_of(batch: Fields) -> dict[str, Tensor]:
+    """Tensors by name, "" for a batch that is a tensor."""
+    return {"": batch} if isinstance(batch, Tensor) else {str(name): t for name, t in batch.items()}
+
+
+def of_fields(fields: Mapping[str, Tensor]) -> Any:
+    """The batch of these fields."""
+    return fields[""] if set(fields) == {""} else dict(fields)
+
+
+def rows_of(batch: Fields, rows: Int[Tensor, " rows"]) -> Any:
+    """Some rows, on the batch's device."""
+    return each(batch, lambda t: t[rows.to(t.device)])
+
+
+def spaced(count: int, most: int = 16) -> Int[Tensor, " places"]:
+    """Up to ``most`` of the numbers 0 to count - 1, ascending and evenly spaced, first and last among them."""
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
 
 
 def taps_outside(W: Float[Tensor, "m *rest"]) -> bool:

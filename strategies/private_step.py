@@ -43,13 +43,13 @@ from fedlsg.own_loop import (
     own_source,
     terms_of,
 )
-from fedlsg.own_loop.batches import Data
-from fedlsg.own_loop.rehearsal import check_rows
-from fedlsg.restored import restored
+from fedlsg.own_loop.row_checks import check_rows
+from fedlsg.own_loop.user_inputs import Data
+from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
-from fedlsg.turn import alone
+from fedlsg.user_objects import restored
 from strategies.settings_typed import StepSettings
 from strategies.step_method import AUTO, is_regression, method_of, planned_steps
 

@@ -13,11 +13,11 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.failure", "fedlsg.user_code", "fedlsg.written",
+    "fedlsg.choices", "fedlsg.code_digest", "fedlsg.failure", "fedlsg.user_code", "fedlsg.user_objects",
     "fedlsg.rules", "fedlsg.setting",
-    "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn", "fedlsg.owner_only",
-    "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
-    "fedlsg.gradients", "fedlsg.row_checks",
+    "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
+    "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
+    "fedlsg.gradients",
     "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",
     "fedlsg.training", "fedlsg.client_level", "fedlsg.method",
     "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.participation", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from scipy.special import ndtri
-from scipy.stats import beta, binom, rankdata
+from scipy.stats import binom, binomtest, rankdata
 from scipy.stats import t as student_t
 from torch import Tensor
 from torch.nn import functional as F
@@ -128,7 +128,7 @@ def mean_interval(values: Float[Tensor, " n"], *, confidence: float = 0.95) -> I
         raise ValueError(f"expected 0 < {confidence=} < 1")
     values = values.double().cpu()
     mean, count = float(values.mean()), len(values)
-    reach = float(student_t.ppf((1 + confidence) / 2, count - 1)) * float(values.std()) / math.sqrt(count)
+    reach = float(student_t.isf((1 - confidence) / 2, count - 1) * values.std() / math.sqrt(count))
     return Interval(mean=mean, low=mean - reach, high=mean + reach, confidence=confidence, count=count)
 
 
@@ -204,10 +204,8 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Ra
     """The exact interval of a binomial share."""
     if not 0 <= successes <= trials or not trials:
         raise ValueError(f"expected 0 <= {successes=} <= {trials=}, which is not 0")
-    error = (1 - confidence) / 2
-    low = float(beta.ppf(error, successes, trials - successes + 1)) if successes else 0.0
-    high = float(beta.isf(error, successes + 1, trials - successes)) if successes < trials else 1.0
-    return Rate(value=successes / trials, low=low, high=high)
+    ends = binomtest(successes, trials).proportion_ci(confidence)
+    return Rate(value=successes / trials, low=float(ends.low), high=float(ends.high))
 
 
 def _nth_highest(descending: Scores, position: int) -> float:

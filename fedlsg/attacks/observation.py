@@ -8,7 +8,7 @@ is a function of them, cannot read it; scoring it against the truth happens else
 import math
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedlsg.frame import Coordinates, Frame
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.privacy import Mechanism
+from fedlsg.setting import check_declared
 from fedlsg.training import LocalTraining
 
 View = Literal["client", "aggregate"]
@@ -38,9 +39,7 @@ class ThreatModel:
     examples: Assumption = "known"
 
     def __post_init__(self) -> None:
-        for name, options in (("view", View), ("labels", Assumption), ("examples", Assumption)):
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
+        check_declared(self)
         if self.labels == "known" and self.examples == "unknown":
             raise ValueError(
                 "known labels say how many examples there are: choose examples='known', or labels='unknown'"

@@ -27,6 +27,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
 from fedlsg.gradients.embedding import embed
 from fedlsg.privacy import clipped_sum
+from fedlsg.tensors import each
 from fedlsg.training import per_unit
 
 Gradients = Mapping[str, Float[Tensor, "batch *shape"]]
@@ -45,17 +46,11 @@ def dense_gradients(
     at = {name: (p.detach().requires_grad_() if weights is None else weights[name]) for name, p in own.items()}
     rows = []
     for row in range(batch_size(inputs, targets)):
-        one = _row(inputs, row)
+        one = each(inputs, lambda t, row=row: t[row : row + 1])
         outputs = functional_call(observation.model, at, *(((one,), {}) if isinstance(one, Tensor) else ((), one)))
         loss = observation.loss_fn(outputs, targets[row : row + 1]).sum()
         rows.append(torch.autograd.grad(loss, list(at.values()), create_graph=True, materialize_grads=True))
     return {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(at)}
-
-
-def _row(inputs: Batch, row: int) -> Batch:
-    if isinstance(inputs, Tensor):
-        return inputs[row : row + 1]
-    return {name: tensor[row : row + 1] for name, tensor in inputs.items()}
 
 
 def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch kept"]]:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, get_args
+from typing import Annotated, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from fedlsg.attacks.observation import Observation
 from fedlsg.attacks.replay import Compare, Distance, unexplained
 from fedlsg.gradients import Batch
+from fedlsg.setting import Setting, check_declared
 
 Energy = Callable[[Tensor], Tensor]
 GoOn = Callable[[int, float], bool]
@@ -31,6 +32,8 @@ GoOn = Callable[[int, float], bool]
 Progress = Callable[[int, int, str], None]
 """(evaluations done, evaluations in all, what is being done)."""
 P = TypeVar("P")
+Count = Annotated[int, Setting(at_least=1)]
+Weight = Annotated[float, Setting(at_least=0, below=math.inf)]
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
 LARGE = 1e30
@@ -50,22 +53,14 @@ class Search:
 
     distance: Distance = "euclidean"
     compare: Compare = "adaptive"
-    evaluations: int = 400
-    restarts: int = 4
-    step_size: float = 0.1
-    tolerance: float = 0.0
-    seconds: float | None = None
+    evaluations: Count = 400
+    restarts: Count = 4
+    step_size: Annotated[float, Setting(above=0, below=math.inf)] = 0.1
+    tolerance: Weight = 0.0
+    seconds: Annotated[float | None, Setting(above=0, why="None is no limit")] = None
 
     def __post_init__(self) -> None:
-        for name, options in (("distance", Distance), ("compare", Compare)):
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
-        if self.evaluations < 1 or self.restarts < 1:
-            raise ValueError(f"expected evaluations={self.evaluations} >= 1 and restarts={self.restarts} >= 1")
-        if not 0 < self.step_size < math.inf or not 0 <= self.tolerance < math.inf:
-            raise ValueError(f"expected step_size={self.step_size} > 0 and tolerance={self.tolerance} >= 0")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"expected seconds={self.seconds} > 0, or None for no limit")
+        check_declared(self)
 
 
 class Watch:

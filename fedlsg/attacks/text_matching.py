@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -24,8 +25,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import Distance, objective
-from fedlsg.attacks.search import Box, Progress, Search, Watch, adam, search
+from fedlsg.attacks.search import Box, Count, Progress, Search, Watch, Weight, adam, search
 from fedlsg.attacks.tokens import TextPrior
+from fedlsg.setting import Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +39,12 @@ class TextMatching(Search):
     """
 
     distance: Distance = "cosine"
-    restarts: int = 2
-    evaluations: int = 60
-    step_size: float = 0.3
-    tolerance: float = 1e-9
-    rounds: int = 50
-    proposals: int = 24
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.rounds, self.proposals) < 1:
-            raise ValueError(f"expected rounds={self.rounds} and proposals={self.proposals} >= 1")
+    restarts: Count = 2
+    evaluations: Count = 60
+    step_size: Annotated[float, Setting(above=0, below=math.inf)] = 0.3
+    tolerance: Weight = 1e-9
+    rounds: Count = 50
+    proposals: Count = 24
 
 
 def match_text(
@@ -157,17 +154,14 @@ class Tokens:
         spread = table[self.allowed].std()
         limit = torch.full((shape.numel(),), math.inf, device=table.device)
         padded = tokens == self.prior.vocabulary.pad
-        energy = partial(self._flat_energy, shape, labels, padded)
         # Free embeddings that explain everything are no text yet: only the time ends this.
         point, _ = adam(
-            energy, table[tokens].flatten(), Box(low=-limit, high=limit), evaluations=self.attack.evaluations,
-            step_size=self.attack.step_size * spread, signed=False, go_on=lambda done, _: watch.go_on(done, math.inf),
+            lambda at: self.energy(at.view(shape), labels, padded), table[tokens].flatten(),
+            Box(low=-limit, high=limit), evaluations=self.attack.evaluations, signed=False,
+            step_size=self.attack.step_size * spread, go_on=lambda done, _: watch.go_on(done, math.inf),
         )  # fmt: skip
         likeness = F.normalize(point.view(shape), dim=-1) @ F.normalize(table, dim=-1).mT
         return torch.where(self.replaceable(tokens), self._only_candidates(likeness).argmax(-1), tokens)
-
-    def _flat_energy(self, shape: torch.Size, labels: Tensor, padded: Tensor, point: Tensor) -> Tensor:
-        return self.energy(point.view(shape), labels, padded)
 
     def _only_candidates(self, scores: Float[Tensor, "batch positions tokens"]) -> Tensor:
         """-inf for tokens that are not tried at a position."""
@@ -205,12 +199,9 @@ class Tokens:
                 for label in range(self.classes):
                     if label != labels[row]:
                         yield tokens, labels.index_fill(0, torch.tensor([row], device=labels.device), label)
-        for one in range(len(tokens)):
-            for other in range(one + 1, len(tokens)):
-                for position in (tokens[one] != tokens[other]).nonzero().squeeze(1):
-                    exchanged = tokens.clone()
-                    exchanged[[one, other], position] = tokens[[other, one], position]
-                    yield exchanged, labels
+        for one, other in itertools.combinations(range(len(tokens)), 2):
+            for position in (tokens[one] != tokens[other]).nonzero().squeeze(1).tolist():
+                yield exchanged(tokens, (one, position), (other, position)), labels
         _, gradient = self.gradient(tokens, labels)
         table = self.words.weight.detach()
         change = gradient @ table.mT - (gradient * table[tokens]).sum(-1, keepdim=True)
@@ -227,9 +218,7 @@ class Tokens:
         for row, places in enumerate(self.replaceable(tokens)):
             for one, other in itertools.combinations(places.nonzero().squeeze(1).tolist(), 2):
                 if tokens[row, one] != tokens[row, other]:
-                    turned = tokens.clone()
-                    turned[row, [one, other]] = tokens[row, [other, one]]
-                    yield turned, labels
+                    yield exchanged(tokens, (row, one), (row, other)), labels
 
     @property
     def classes(self) -> int:
@@ -238,6 +227,15 @@ class Tokens:
         with torch.no_grad():
             outputs: Tensor = self.observation.model(**self.inputs(ids))
         return outputs.shape[1]
+
+
+def exchanged(
+    tokens: Int64[Tensor, "batch positions"], one: tuple[int, int], other: tuple[int, int]
+) -> Int64[Tensor, "batch positions"]:
+    """The tokens with two of them in each other's place."""
+    changed = tokens.clone()
+    changed[one], changed[other] = tokens[other], tokens[one]
+    return changed
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
+from fedlsg.attacks.search import Count
 from fedlsg.gradients import trainable
+from fedlsg.setting import check_declared
 
 NUMBERS_AT_ONCE = 2**19
 """Embedded numbers of one chunk: small enough to stay in a processor's cache."""
@@ -40,16 +42,15 @@ class Vocabulary:
     """
 
     embeddings: str
-    size: int
-    length: int
+    size: Count
+    length: Count
     words: str = ""
     special: tuple[int, ...] = ()
     pad: int = 0
-    types: int = 1
+    types: Count = 1
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.length < 1 or self.types < 1:
-            raise ValueError(f"expected size={self.size}, length={self.length} and types={self.types} >= 1")
+        check_declared(self)
         if not all(0 <= token < self.size for token in (*self.special, self.pad)):
             raise ValueError(f"expected tokens in [0, {self.size}), got special={self.special} and pad={self.pad}")
 

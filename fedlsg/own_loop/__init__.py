@@ -2,11 +2,18 @@
 
 from fedlsg.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
 from fedlsg.own_loop.alone import check_batches, same_function
-from fedlsg.own_loop.batches import batches_of, guarded
-from fedlsg.own_loop.examples import check_example, check_families, check_start, check_synthetic, first_rows, synthetic
-from fedlsg.own_loop.optimizer import Optimizers, make_own, own_source
-from fedlsg.own_loop.rehearsal import Independence
+from fedlsg.own_loop.examples import (
+    Independence,
+    check_example,
+    check_families,
+    check_start,
+    check_synthetic,
+    first_rows,
+    own_source,
+    synthetic,
+)
 from fedlsg.own_loop.release import Rehearsals, Release
+from fedlsg.own_loop.user_inputs import Optimizers, batches_of, guarded, make_own
 
 __all__ = [
     "Account", "Independence", "Optimizers", "Rehearsals", "Release", "Spending", "batches_of", "check_batches",

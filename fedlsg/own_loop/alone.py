@@ -26,16 +26,18 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedlsg.code_digest import filled_cells
 from fedlsg.gradients.independence.rows import row_differs
-from fedlsg.own_loop.batches import Items, Stored, guarded, named
+from fedlsg.own_loop.user_inputs import Items, Stored, guarded, named
 from fedlsg.randomness import own_draws, seed_draws
+from fedlsg.tensors import spaced
 from fedlsg.training import Batch
 
 ALONE = 8
@@ -79,8 +81,8 @@ def check_batches(batch: Batch, num_examples: int, device: str) -> None:
 
     See the module docstring. All generators are left as they were.
     """
-    spread = _spread(num_examples, SPREAD)
-    chosen = [spread[place] for place in _spread(len(spread), ALONE)]
+    spread = spaced(num_examples, SPREAD).tolist()
+    chosen = [spread[place] for place in spaced(len(spread), ALONE).tolist()]
     calls = Calls(batch, device)
     alone = {position: calls([position]) for position in chosen}
     _check_positions(calls, chosen[:: max(1, len(chosen) // 4)])
@@ -209,15 +211,13 @@ def same_function(batch: Any, known: Any) -> bool:
         return batch.data is known.data
     if not all(isinstance(function, FunctionType) for function in (batch, known)) or batch.__code__ != known.__code__:
         return False
-    held = [[*map(_content, function.__closure__ or ()), *(function.__defaults__ or ())] for function in (batch, known)]
+    held = []
+    for function in (batch, known):
+        cells = filled_cells(function)
+        if len(cells) < len(function.__closure__ or ()):  # a name that is not set yet may become anything
+            return False
+        held.append([*(cell.cell_contents for cell in cells), *(function.__defaults__ or ())])
     return len(held[0]) == len(held[1]) and all(one is two for one, two in zip(*held, strict=True))
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return cell
 
 
 def states(device: str) -> dict[str, bytes]:
@@ -233,19 +233,13 @@ def states(device: str) -> dict[str, bytes]:
     return found
 
 
-def _spread(size: int, count: int) -> list[int]:
-    """Up to ``count`` numbers of 0 to size - 1, ascending and evenly spaced, first and last among them."""
-    found: list[int] = torch.linspace(0, size - 1, min(size, count), dtype=torch.float64).round().long().tolist()
-    return found
-
-
 def _batches(spread: Sequence[int], chosen: Sequence[int], num_examples: int) -> Iterator[list[int]]:
     """Batches of many sizes: pairs of examples, every second one, halves, all, and a large one."""
     yield from ([one, two] for one, two in pairwise(chosen))
     yield from (list(chosen[:3]), list(chosen[-3:]), list(chosen[::2]), list(chosen[1::2]), list(chosen))
     yield from (list(spread[: len(spread) // 2 + 1]), list(spread[len(spread) // 2 :]), list(spread))
     if num_examples > len(spread):
-        yield sorted({*_spread(num_examples, LARGEST), *chosen})
+        yield sorted({*spaced(num_examples, LARGEST).tolist(), *chosen})
 
 
 def _other_company(spread: Sequence[int], position: int) -> tuple[list[int], list[int]]:

@@ -1,8 +1,8 @@
-"""Public examples, for what reads shapes, and made-up ones, to check that a model treats examples independently."""
+"""Public examples, for what reads shapes, and made-up ones, to check that no examples are mixed before a charge."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers import Adapted, Lora
+from fedlsg.carriers.probe import ProbeSource
+from fedlsg.carriers.probe.source import on_device_of
 from fedlsg.failure import depends_on_values, describe
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_cast, check_independent
@@ -18,10 +20,14 @@ from fedlsg.gradients.independence.cast import joined
 from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
-from fedlsg.own_loop.made_up import IGNORED, Maker, fields_of, of_fields
-from fedlsg.randomness import public_generator
-from fedlsg.restored import restored
-from fedlsg.written import written
+from fedlsg.own_loop.alone import check_batches, same_function
+from fedlsg.own_loop.made_up import IGNORED, Maker
+from fedlsg.own_loop.user_inputs import guarded
+from fedlsg.public import name_of
+from fedlsg.randomness import own_draws, public_generator
+from fedlsg.tensors import each, fields_of, of_fields
+from fedlsg.training import Positions
+from fedlsg.user_objects import restored, written
 
 
 @contextmanager
@@ -69,9 +75,8 @@ def synthetic(like: Batch) -> Batch:
 
     Normal numbers for floating point inputs; 0 or 1, and 1 in the first column, for integers and booleans.
     """
-    if not isinstance(like, Tensor):
-        return {name: _rows(value, name) for name, value in like.items()}
-    return _rows(like, "")
+    found: Batch = of_fields({name: _rows(value, name) for name, value in fields_of(like).items()})
+    return found
 
 
 def _rows(like: Tensor, name: str) -> Tensor:
@@ -87,7 +92,7 @@ def _rows(like: Tensor, name: str) -> Tensor:
 
 def first_rows(part: Batch) -> Any:
     """The first row alone: a batch of one, for what reads shapes."""
-    return part[:1] if isinstance(part, Tensor) else {name: value[:1] for name, value in part.items()}
+    return each(part, lambda t: t[:1])
 
 
 def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
@@ -156,7 +161,7 @@ def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets:
             return False
         rows = check_cast(model, loss, families)
     made = joined([family[0] for family in families])
-    return len(rows) > 1 and _differ(of_fields({name: t[rows] for name, t in fields_of(made).items()}))
+    return len(rows) > 1 and _differ(each(made, lambda t: t[rows]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +184,7 @@ class Trial:
 
     def _runs(self, model: nn.Module, double: bool, inputs: Batch, targets: Batch) -> bool:
         given, wanted = (
-            of_fields({name: t.double() if double and t.is_floating_point() else t for name, t in fields_of(p).items()})
-            for p in (inputs, targets)
+            each(part, lambda t: t.double() if double and t.is_floating_point() else t) for part in (inputs, targets)
         )
         try:
             with torch.no_grad():
@@ -199,3 +203,60 @@ def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
     """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
     wanted = synthetic(targets)
     return synthetic(inputs), wanted.sigmoid() if isinstance(wanted, Tensor) and wanted.is_floating_point() else wanted
+
+
+class Independence:
+    """Checks that no examples are mixed: of the model once in each mode (train, eval) of its modules.
+
+    ``example``: public rows of the owner; without them rows are made up. ``draws``: inside, generators may be drawn
+    from. ``clips``: whether there is a clip, which mixing would make useless; without one nothing is checked.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: LossFunction, example: tuple[Batch, Batch] | None, num_examples: int,
+        draws: Callable[[], AbstractContextManager[None]], *, clips: bool,
+    ) -> None:  # fmt: skip
+        self._model, self._loss, self._example = model, loss, example
+        self._num_examples, self._draws = num_examples, draws
+        self._batch: Any = None
+        self._modes: tuple[bool, ...] | None = None if clips else ()
+
+    def check(self, batch: Callable[[Positions], Any] | None = None) -> None:
+        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes examples.
+
+        On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
+        """
+        modes = tuple(module.training for module in self._model.modules())
+        if batch is not None and self._modes != () and not same_function(batch, self._batch):
+            with self._draws(), restored(generators_of=(batch,)):
+                check_batches(batch, self._num_examples, next(self._model.parameters()).device.type)
+            self._batch = batch
+        if self._modes in ((), modes):
+            return
+        with self._draws():
+            if self._example is not None:
+                check_example(self._model, self._loss, *self._example)
+            elif batch is not None:
+                inputs, targets = guarded(batch)(torch.arange(min(2, self._num_examples)))
+                check_synthetic(self._model, self._loss, inputs, targets)
+        self._modes = modes
+
+
+def own_source(draw: Callable[[int, torch.Generator], Any], model: nn.Module, loss: LossFunction) -> ProbeSource:
+    """The source that draws by a function: inputs alone, of classes as many as the model has outputs, or with targets.
+
+    Raises ValueError where the function does not give two rows of a batch that the model takes.
+    """
+    name, training = name_of(draw), model.training
+    try:
+        drawn = draw(2, public_generator(0, "probe", "sizes"))
+        if isinstance(drawn, tuple):
+            return ProbeSource(name=name, draw=draw, loss=loss)
+        inputs = on_device_of(model, drawn)
+        with torch.no_grad(), own_draws(next(model.parameters()).device.type):
+            outputs: Tensor = model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(inputs)
+        return ProbeSource(name=name, draw=draw, loss=loss, num_classes=outputs.shape[-1])
+    except Exception as error:
+        raise ValueError(f"probe={name}(2, generator) gives nothing that the model takes: {error}") from error
+    finally:
+        model.train(training)

@@ -15,13 +15,22 @@ Fill = Callable[[Tensor, torch.Generator], Tensor]
 """From a field of the data, of which shape and type are read, to ``ROWS`` rows."""
 
 
+def uniform(like: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
+
+
+def by_row(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """One number for each row, to be multiplied with rows."""
+    return torch.tensor(numbers).view(-1, *[1] * (like.ndim - 1))
+
+
 def normal(like: Tensor, draw: torch.Generator) -> Tensor:
     return torch.randn((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
 
 
 def shares(like: Tensor, draw: torch.Generator) -> Tensor:
     """In [0, 1]; the last row is constant."""
-    rows = torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
+    rows = uniform(like, draw)
     rows[-1] = 0.5
     return rows
 
@@ -40,8 +49,8 @@ def scales(like: Tensor, draw: torch.Generator) -> Tensor:
 
 def whole(like: Tensor, draw: torch.Generator) -> Tensor:
     """Counts or categories as floats: 0 and 1, up to 3, and in the last row up to 5,000."""
-    most = torch.tensor([2, 4, 3, 5000]).view(-1, *[1] * (like.ndim - 1))
-    return (torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64) * most).floor()
+    most = by_row([2, 4, 3, 5000], like)
+    return (uniform(like, draw) * most).floor()
 
 
 def missing(rows: Tensor, draw: torch.Generator, value: float = torch.nan) -> Tensor:
@@ -49,8 +58,8 @@ def missing(rows: Tensor, draw: torch.Generator, value: float = torch.nan) -> Te
 
     Of a row without columns: in the last two.
     """
-    share = torch.tensor([1.0, 0.0, 0.5, 1.0] if rows.ndim > 1 else [0.0, 0.0, 1.0, 1.0])
-    gone = torch.rand(rows.shape, generator=draw) < share.view(-1, *[1] * (rows.ndim - 1))
+    share = by_row([1.0, 0.0, 0.5, 1.0] if rows.ndim > 1 else [0.0, 0.0, 1.0, 1.0], rows)
+    gone = torch.rand(rows.shape, generator=draw) < share
     if rows.ndim > 1:
         gone.flatten(1)[0, 0] = False
     return torch.where(gone, torch.full_like(rows, value), rows)
@@ -59,10 +68,7 @@ def missing(rows: Tensor, draw: torch.Generator, value: float = torch.nan) -> Te
 def some_missing(like: Tensor, draw: torch.Generator) -> Tensor:
     """Normal numbers, and NaN at every fourth place of the first rows."""
     rows = normal(like, draw)
-    gone = torch.rand(rows.shape, generator=draw) < torch.tensor([0.25, 0.5, 0.25, 0.0]).view(
-        -1, *[1] * (like.ndim - 1)
-    )
-    return torch.where(gone, torch.nan, rows)
+    return torch.where(torch.rand(rows.shape, generator=draw) < by_row([0.25, 0.5, 0.25, 0.0], like), torch.nan, rows)
 
 
 def flags(like: Tensor, draw: torch.Generator) -> Tensor:
@@ -75,7 +81,7 @@ def flags(like: Tensor, draw: torch.Generator) -> Tensor:
 def lengths(like: Tensor, draw: torch.Generator) -> Tensor:
     """Masks of padding, the longest first: 1 at as many places as a row has."""
     size = like.shape[-1]
-    long = torch.tensor([size, max(1, size // 2), 1, max(1, size * 3 // 4)]).view(-1, *[1] * (like.ndim - 1))
+    long = by_row([size, max(1, size // 2), 1, max(1, size * 3 // 4)], like)
     return (torch.arange(size) < long).expand(ROWS, *like.shape[1:]).long()
 
 
@@ -84,8 +90,8 @@ def numbers(high: Tensor, low: int = 0) -> Fill:
 
     def fill(like: Tensor, draw: torch.Generator) -> Tensor:
         span = (high - low).clamp(min=1).double()
-        starts = torch.tensor([0.0, 0.0, 0.75, 0.0]).double().view(-1, *[1] * (like.ndim - 1))
-        drawn = torch.rand((ROWS, *like.shape[1:]), generator=draw, dtype=torch.float64)
+        starts = by_row([0.0, 0.0, 0.75, 0.0], like).double()
+        drawn = uniform(like, draw)
         rows = (starts + (1 - starts) * drawn) * span
         rows[0] = drawn[0] * span.clamp(max=20)
         rows[3] = rows[3] * (torch.rand(rows[3].shape, generator=draw) < 0.5)
@@ -108,8 +114,8 @@ def of_numbers(given: Sequence[float], fill: Fill, like: Tensor, draw: torch.Gen
     rows = fill(like, draw).double()
     number = torch.tensor(given, dtype=torch.float64)[torch.randint(len(given), rows.shape, generator=draw)]
     number[3] = 2 * number[3] + number[3].sign()
-    share = torch.tensor([0.0, 0.6, 0.25, 0.25] if rows.ndim > 1 else [0.0, 1.0, 1.0, 1.0])
-    here = torch.rand(rows.shape, generator=draw) < share.view(-1, *[1] * (rows.ndim - 1))
+    share = by_row([0.0, 0.6, 0.25, 0.25] if rows.ndim > 1 else [0.0, 1.0, 1.0, 1.0], rows)
+    here = torch.rand(rows.shape, generator=draw) < share
     if rows.ndim > 1:
         here.flatten(1)[1:, -1], here.flatten(1)[1:, 0] = True, False
     return torch.where(here, number, rows)

@@ -41,6 +41,7 @@ from fedlsg.own_loop.fills import (
     zeros,
 )
 from fedlsg.randomness import public_generator
+from fedlsg.tensors import each, fields_of, of_fields
 
 LARGEST = 1_000_000
 LADDER = [step * 10**power for power in range(6) for step in (1, 2, 5)] + [256]
@@ -50,16 +51,6 @@ IGNORED = (-100, -1, 255)
 
 Takes = Callable[[Batch, Batch], bool]
 """Whether model and loss take a batch."""
-
-
-def fields_of(batch: Batch) -> dict[str, Tensor]:
-    """Tensors by name, "" for a batch that is a tensor."""
-    return {"": batch} if isinstance(batch, Tensor) else dict(batch)
-
-
-def of_fields(fields: Mapping[str, Tensor]) -> Any:
-    """The batch of these fields."""
-    return fields[""] if set(fields) == {""} else dict(fields)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,4 +207,4 @@ def fit(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def _row(part: Batch, row: int) -> Any:
-    return of_fields({name: value[row : row + 1] for name, value in fields_of(part).items()})
+    return each(part, lambda t: t[row : row + 1])

@@ -1,24 +1,31 @@
-"""One round of a federation of one: charge the ledger, draw the batch, clip, add noise, update the model."""
+"""One round of a federation of one: charge the ledger, draw the batch, clip, add noise, update the model.
 
+It is rehearsed on made-up rows before anything is charged: what fails there is said in words.
+"""
+
+import math
 import secrets
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.failure import is_users
 from fedlsg.gradients import Batch as Inputs
-from fedlsg.gradients import LossFunction
+from fedlsg.gradients import LossFunction, batch_size
+from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
 from fedlsg.own_loop.account import CLIENT, Account, Spending
-from fedlsg.own_loop.batches import guarded
 from fedlsg.own_loop.examples import made_up
-from fedlsg.own_loop.rehearsal import check_moved, form_of, in_words, repeated, sizes_of
-from fedlsg.privacy import Entry
+from fedlsg.own_loop.user_inputs import guarded, named
+from fedlsg.privacy import BudgetError, Entry, LedgerError
 from fedlsg.randomness import (
     SecretStream,
     own_draws,
@@ -27,14 +34,69 @@ from fedlsg.randomness import (
     secret_stream,
     seed_draws,
 )
-from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.tensors import fields_of, rows_of
 from fedlsg.training import Groups, together
 from fedlsg.training.local import Shape, runs_of, shape_of
+from fedlsg.user_objects import restored
 
 
-def nothing() -> None:
-    """The charge of a rehearsal."""
+def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]:
+    """Batch sizes that a rehearsal takes: none, and a full microbatch with a rest where batches are that large."""
+    most = min(num_examples, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
+    return [0, shape.size + 1 if most > shape.size else most]
+
+
+def check_moved(model: nn.Module) -> None:
+    """Raise ValueError for weights that a step on made-up rows left infinite or NaN, as averages in float16 do."""
+    for name, p in model.named_parameters():
+        if p.requires_grad and not p.isfinite().all():
+            raise ValueError(
+                f"one step leaves weights that are not finite ({name}, {p.dtype}): keep weights in float32 "
+                "(precision='bfloat16' runs the pass in fewer bits), or take a smaller learning_rate"
+            )
+
+
+def repeated(inputs: Inputs, targets: Inputs) -> Batch:
+    """A batch function that gives some rows over and over."""
+    count = batch_size(inputs, targets)
+
+    def batch(positions: Positions) -> tuple[Any, Any]:
+        return rows_of(inputs, positions % count), rows_of(targets, positions % count)
+
+    return batch
+
+
+def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
+    """Names, types and shapes of one example."""
+    return tuple((name, value.dtype, tuple(value.shape[1:])) for name, value in fields_of(part).items())
+
+
+def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs) -> Exception:
+    """The error of a rehearsal: its cause, where it was raised in the user's code, on what. Refusals stay as they are.
+
+    Values of rows are not in it, unless the user's own code puts them there.
+    """
+    if isinstance(error, UnsupportedLayerError | BudgetError | LedgerError):
+        return error
+    given = [*named("inputs", inputs), *named("targets", targets)]
+    forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in given)
+    steps = [step for step in traceback.extract_tb(error.__traceback__) if is_users(step.filename)]
+    place = f", in {Path(steps[-1].filename).name}, line {steps[-1].lineno}" if steps else ""
+    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    cause = f"{kind}{str(error).partition(chr(10))[0]}{place}"
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    other = [(n, v.dtype) for n, v in named("inputs", inputs) if v.is_floating_point() and v.dtype not in types]
+    if other and types:
+        name, dtype = other[0]
+        own = ", ".join(sorted(map(str, types)))
+        cause = (
+            f"{name} are {dtype} and the model's weights {own}: give both one type, such as inputs.float() ({cause})"
+        )
+    return ValueError(
+        f"{cause}; nothing was charged: a step on made-up rows failed (for one example: {forms}; weights "
+        f"{', '.join(sorted(map(str, types)))})"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +140,7 @@ class Release:
                     shape = shape_of(plan.local, self.state.public.parameters.values(), one_shape=plan.frame.one_shape)
                     dry = replace(plan, local=plan.local.at_rate(1.0))
                     for size in sizes_of(plan.local, shape, self.spending.num_examples):
-                        values = self._values(dry, batch, together, size, "rehearsal", nothing)
+                        values = self._values(dry, batch, together, size, "rehearsal", lambda: None)
                     self._apply(values, plan)
                     if plan.phase is Phase.TRAINING:
                         break

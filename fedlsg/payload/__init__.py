@@ -10,9 +10,9 @@ from fedlsg.payload.codecs import (
     find_codec,
     keeps_memory,
 )
+from fedlsg.payload.codecs.values import LEVELS, Dither, quantize
 from fedlsg.payload.layout import COMPACT, IndexMode, chosen_positions, encode_indices, value_bytes
 from fedlsg.payload.message import Expected, pack, unpack
-from fedlsg.payload.values import LEVELS, Dither, quantize
 
 __all__ = [
     "COMPACT", "DEFAULT_CODEC", "LEVELS", "Codec", "Dither", "Expected", "IndexMode", "PayloadError", "all_codecs",

@@ -53,7 +53,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec, PayloadError, find_codec
-from fedlsg.payload.values import Dither, leb128, read_leb128
+from fedlsg.payload.codecs.values import Dither, leb128, read_leb128
 
 IndexMode = Literal["derived", "explicit", "chosen"]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedlsg.frame import Block
 from fedlsg.payload.codecs import DEFAULT_CODEC, Codec, PayloadError, find_codec
+from fedlsg.payload.codecs.values import Dither
 from fedlsg.payload.layout import (
     CHECKSUM_BYTES,
     CHOSEN,
@@ -41,7 +42,6 @@ from fedlsg.payload.layout import (
     seal,
     section_bound,
 )  # fmt: skip
-from fedlsg.payload.values import Dither
 
 LARGEST_SIZE = 2**32
 AT_ONCE = 2**18

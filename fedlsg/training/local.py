@@ -16,7 +16,7 @@ A copied row changes nothing but the shape: its gradient is dropped before the c
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -27,12 +27,18 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import FLOAT32, Checked, GhostGradients, LossFunction, Precision, keeps_float32_digits
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, check_sample_rate
+from fedlsg.setting import Setting, check_declared
+from fedlsg.tensors import each, fields_of
 
 Positions = Int[Tensor, " batch"]
 Batch = Callable[[Positions], tuple[Inputs, Any]]
 """Positions in the client's own data -> (inputs, targets)."""
 Groups = Callable[[Positions], Sequence[Positions]]
 """A batch's positions in groups, none lost and none added; the group of a position depends on its example alone."""
+
+
+Count = Annotated[int, Setting(at_least=1)]
+Positive = Annotated[float, Setting(above=0, below=math.inf)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,26 +54,20 @@ class LocalTraining:
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
     """
 
-    steps: int = 1
+    steps: Count = 1
     sample_rate: float = 1.0
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    expected_batch: float = 1.0
-    microbatch_size: int = 256
-    multiplicity: int = 1
+    learning_rate: Positive = 0.1
+    momentum: Annotated[float, Setting(at_least=0, below=1)] = 0.0
+    expected_batch: Positive = 1.0
+    microbatch_size: Count = 256
+    multiplicity: Count = 1
     precision: Precision = FLOAT32
     one_shape: bool = False
     proximal: float = 0.0
     shuffled: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "microbatch_size", "multiplicity"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name}={getattr(self, name)} >= 1")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"expected 0 <= momentum={self.momentum} < 1")
-        if not 0 < self.learning_rate < math.inf or not 0 < self.expected_batch < math.inf:
-            raise ValueError(f"expected finite {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
+        check_declared(self)
         check_sample_rate(self.sample_rate)
         if self.shuffled < 0 or (self.shuffled and self.expected_batch != self.shuffled):
             raise ValueError(
@@ -226,7 +226,7 @@ def check_alike(inputs: Inputs, group: int, seen: dict[int, list[torch.Size]]) -
 
     The message says nothing of the shapes, which are private.
     """
-    shapes = [t.shape[1:] for t in ([inputs] if isinstance(inputs, Tensor) else inputs.values())]
+    shapes = [t.shape[1:] for t in fields_of(inputs).values()]
     if seen.setdefault(group, shapes) != shapes:
         raise ValueError(
             "expected inputs of one shape from all microbatches of a group, found several: padding to the longest of a "
@@ -239,9 +239,8 @@ def check_alike(inputs: Inputs, group: int, seen: dict[int, list[torch.Size]]) -
 
 def fill(batch: Inputs, rows: int) -> Inputs:
     """Inputs or targets with the first row copied behind the last until there are ``rows``."""
-    if not isinstance(batch, Tensor):
-        return {name: _filled(tensor, rows) for name, tensor in batch.items()}
-    return _filled(batch, rows)
+    filled: Inputs = each(batch, lambda t: _filled(t, rows))
+    return filled
 
 
 def _filled(tensor: Tensor, rows: int) -> Tensor:

@@ -11,7 +11,7 @@ import strategies
 from fedlsg import user_code
 from fedlsg.failure import without_exit
 from fedlsg.method import Method
-from fedlsg.turn import alone
+from fedlsg.randomness import alone
 from simulations import workloads
 from simulations.api.finished import Run
 from simulations.api.settings_typed import RunSettings

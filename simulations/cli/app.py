@@ -235,7 +235,7 @@ def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", sho
 def print_version(asked: bool) -> None:
     """Print the version of fedlsg and leave."""
     if asked:
-        from fedlsg.version import version as version_of_code
+        from fedlsg.code_digest import version as version_of_code
 
         print(f"fedlsg {version_of_code()}")
         raise typer.Exit

@@ -15,13 +15,13 @@ from torch import Tensor
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
-from fedlsg.own_loop.rehearsal import check_moved, in_words, sizes_of
+from fedlsg.own_loop.release import check_moved, in_words, sizes_of
 from fedlsg.payload import unpack
 from fedlsg.privacy import Entry
 from fedlsg.randomness import own_draws
-from fedlsg.restored import restored
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training.local import shape_of
+from fedlsg.user_objects import restored
 from simulations.client.account import Account
 from simulations.client.basis import Held
 from simulations.client.model import Process

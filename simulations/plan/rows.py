@@ -13,19 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.failure import describe, without_exit
-from fedlsg.randomness import own_draws
-from fedlsg.restored import restored
-from fedlsg.row_checks import (
+from fedlsg.own_loop.row_checks import (
     FIX,
     Run,
     check_extremes,
     check_numbers,
     check_targets,
-    fields,
     model_outputs,
     not_finite,
-    spread,
 )
+from fedlsg.randomness import own_draws
+from fedlsg.tensors import fields_of, spaced
+from fedlsg.user_objects import restored
 from simulations.plan.base import Base
 from simulations.workloads import Split, to_device
 from simulations.workloads.base.split import NoRows
@@ -62,7 +61,7 @@ def check_rows(base: Base) -> None:
 def _check_integers(run: Run, split: Split, what: str) -> None:
     """Raise ValueError for a row with integers on which the model fails, such as a token that its table has not."""
     first = split.batch(torch.arange(1))[0]
-    if not any(t.is_floating_point() for _, t in fields(first)) and split.lengths is None:
+    if not any(t.is_floating_point() for _, t in fields_of(first).items()) and split.lengths is None:
         stored = _stored(split, torch.arange(len(split)))
         check_extremes(run, stored, what)
 
@@ -74,16 +73,18 @@ def check_split(split: Split, what: str) -> None:
     """
     transform = not isinstance(split.prepare, Prepare) or split.prepare.transform is not None
     fix = f"{FIX}; transform= may fill them in"
-    if any(t.is_floating_point() or t.is_complex() for _, t in fields(_stored(split, torch.arange(1)))):
+    if any(t.is_floating_point() or t.is_complex() for _, t in fields_of(_stored(split, torch.arange(1))).items()):
         for rows in torch.arange(len(split)).split(AT_ONCE):
             part = _stored(split, rows)
-            bad = torch.cat([not_finite(value) for _, value in fields(part)]).unique()
-            if not len(bad) and not any(value.is_complex() for _, value in fields(part)):
+            bad = torch.cat([not_finite(value) for _, value in fields_of(part).items()]).unique()
+            if not len(bad) and not any(value.is_complex() for _, value in fields_of(part).items()):
                 continue
-            if not transform or any(len(not_finite(value)) for _, value in fields(split.batch(rows[bad])[0])):
+            if not transform or any(
+                len(not_finite(value)) for _, value in fields_of(split.batch(rows[bad])[0]).items()
+            ):
                 check_numbers(part, what, rows=rows, fix=fix)
     if transform:
-        rows = spread(len(split), AT_ONCE)
+        rows = spaced(len(split), AT_ONCE)
         check_numbers(split.batch(rows)[0], what, rows=rows)
 
 
@@ -102,7 +103,7 @@ def _stored(split: Split, rows: Tensor) -> Any:
 def _works(run: Run, split: Split) -> bool:
     """Whether the model takes a row."""
     try:
-        run(spread(len(split), 1))
+        run(spaced(len(split), 1))
     except Exception:
         return False
     return True

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 
+from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import own_draws
-from fedlsg.restored import restored
-from fedlsg.row_checks import model_outputs, spread
 from fedlsg.state import different_terms
+from fedlsg.tensors import spaced
+from fedlsg.user_objects import restored
 from simulations import workloads
 from simulations.client.rehearsal import rehearse
 from simulations.plan.plan import Base, Plan, make_plan
@@ -80,7 +81,7 @@ def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None
     classes = base.workload.num_classes
     if classes is None:
         return
-    inputs = to_device(split.batch(spread(len(split), 2))[0], base.device)
+    inputs = to_device(split.batch(spaced(len(split), 2))[0], base.device)
     outputs = scores_of(model_outputs(model.eval(), inputs))
     if outputs.ndim != 2 and not has_one_number(outputs):
         raise ValueError(

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedlsg.gradients import per_example_loss
-from fedlsg.row_checks import check_extremes, check_numbers, check_targets, not_finite
+from fedlsg.own_loop.row_checks import check_extremes, check_numbers, check_targets, not_finite
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(200) % 3

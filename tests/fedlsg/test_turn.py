@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.turn import WAITING, alone
+from fedlsg.randomness import WAITING, alone
 from strategies.private_step import PrivateStep
 
 

@@ -74,14 +74,14 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
         says = f"outputs of {misshapen} do not have {kept} values"
         return [Check(name="coordinates", passed=False, says=says, significance=0.0)]
     scaled = {name: np.asarray(rows, dtype=np.float64) / noise_std for name, rows in silent.items()}
+    every = np.concatenate(list(scaled.values()))
     return [
-        present(scaled),
-        everywhere(np.concatenate(list(scaled.values()))),
-        *(deviation(name, rows) for name, rows in scaled.items()),
-        deviation("all", np.concatenate(list(scaled.values()))),
-        fresh(np.concatenate(list(scaled.values()))),
-        unrepeated(np.concatenate(list(scaled.values()))),
-        normal(np.concatenate([rows.ravel() for rows in scaled.values()])),
+        present(every),
+        everywhere(every),
+        *(deviation(name, rows) for name, rows in {**scaled, "all": every}.items()),
+        fresh(every),
+        unrepeated(every),
+        normal(every.ravel()),
     ]
 
 
@@ -161,11 +161,10 @@ def further(
     return float((draws * taking + t**2 * spread / 2 - t * moved).min()), error
 
 
-def present(scaled: Mapping[str, Outputs]) -> Check:
+def present(rows: Outputs) -> Check:
     """No output is without any noise: that of an empty batch has as much as any other."""
-    empty = sum(int((np.abs(rows).max(1) == 0).sum()) for rows in scaled.values())
-    total = sum(len(rows) for rows in scaled.values())
-    says = f"{empty} of {total} outputs of clients with zero gradients are exactly zero"
+    empty = int((np.abs(rows).max(1) == 0).sum())
+    says = f"{empty} of {len(rows)} outputs of clients with zero gradients are exactly zero"
     return Check(name="noise present", passed=empty == 0, says=says, significance=0.0)
 
 

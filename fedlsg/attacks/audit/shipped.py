@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.client_level import client_update, release_round
 from fedlsg.discrete import add_modulo, plan_release
+from fedlsg.discrete.grid import decode
 from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism, poisson_batch
 from fedlsg.randomness import SecretStream
@@ -237,7 +238,6 @@ def _joining(setting: Setting, round: int) -> tuple[AddNoise | None, Callable[[l
         total = add_modulo(sent, planned.grid)
         for known in sent[honest:]:
             total = (total - known).remainder(planned.grid.modulus)
-        signed = torch.where(total >= planned.grid.modulus // 2, total - planned.grid.modulus, total)
-        return Output(planned.decode(total, seed=0, round=round).float(), (signed.double() * planned.grid.step).float())
+        return Output(planned.decode(total, seed=0, round=round).float(), decode(total, planned.grid).float())
 
     return lambda total, mechanism, noise: planned.encode(total, noise, seed=0, round=round), joined

@@ -10,15 +10,21 @@ Poisson rate, T steps, sigma noise over the distance by which one unit moves an 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, ndtr
 
+from fedlsg.setting import Setting, check_declared
+
 Trust = Literal["client", "secure", "server", "aggregate"]
 Unit = Literal["example", "client"]
+Epsilon = Annotated[float, Setting(above=0, below=math.inf, why="no claim, no audit")]
+Delta = Annotated[float, Setting(above=0, below=1, why="no claim, no audit")]
+SampleRate = Annotated[float, Setting(above=0, at_most=1)]
+Steps = Annotated[int, Setting(at_least=1)]
 
 ERROR = 1e-3
 """Relative error of ``least_noise``, which is taken off: a correct mechanism is not accused because of it."""
@@ -46,16 +52,13 @@ class Stated:
     clients: int = 1
     min_survivors: int = 1
     colluders: int = 0
-    epsilon: float
-    delta: float
-    sample_rate: float
-    steps: int
+    epsilon: Epsilon
+    delta: Delta
+    sample_rate: SampleRate
+    steps: Steps
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf or not 0 < self.delta < 1:
-            raise ValueError(f"expected finite {self.epsilon=} > 0 and 0 < {self.delta=} < 1: no claim, no audit")
-        if not 0 < self.sample_rate <= 1 or self.steps < 1:
-            raise ValueError(f"expected 0 < {self.sample_rate=} <= 1 and {self.steps=} >= 1")
+        check_declared(self)
         if not 1 <= self.members <= self.clients or self.honest < 1:
             raise ValueError(
                 f"expected {self.readers} < min_survivors={self.min_survivors} <= {self.clients} clients: of "

@@ -20,6 +20,7 @@ from fedlsg.attacks.audit.unit_mode import log_ratios
 from fedlsg.attacks.observation import Observation
 from fedlsg.gradients import Batch, per_example_gradients
 from fedlsg.privacy import clipped_sum
+from fedlsg.tensors import each
 from fedlsg.training import per_unit
 
 COMPARED = 256
@@ -48,8 +49,7 @@ class Payload:
 def clipped_rows(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
     """What each example adds to the sum, on the CPU: the client's own gradients, block weights and clip, row by row."""
     precision, device = observation.local.precision, observation.values.device
-    inputs = inputs.to(device) if isinstance(inputs, Tensor) else {name: t.to(device) for name, t in inputs.items()}
-    targets = targets.to(device)
+    inputs, targets = each(inputs, lambda t: t.to(device)), targets.to(device)
     gradients = per_example_gradients(
         observation.model, observation.loss_fn, inputs, targets, observation.frame, precision=precision
     )

@@ -5,7 +5,7 @@ A verdict is "falsified" or "not falsified", never "verified": an audit finds wh
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -25,8 +25,9 @@ from fedlsg.attacks.audit.bounds import (
     subsampled,
 )
 from fedlsg.attacks.audit.checks import Check
-from fedlsg.attacks.audit.stated import Stated
+from fedlsg.attacks.audit.stated import Delta, Epsilon, SampleRate, Stated, Steps
 from fedlsg.attacks.metrics import Rate, auc
+from fedlsg.setting import Setting, check_declared
 
 SIGNIFICANCE = 1e-3
 """Of each bound: both are stated at 99.9 % confidence."""
@@ -38,19 +39,14 @@ STRONGEST, WEAKEST = 5.0, 8.0
 class Claim:
     """What the ledger says of each client: ``epsilon`` at ``delta`` for ``steps`` of Poisson rate q at sigma_eff."""
 
-    epsilon: float
-    delta: float
-    sample_rate: float
-    noise_multiplier: float
-    steps: int
+    epsilon: Epsilon
+    delta: Delta
+    sample_rate: SampleRate
+    noise_multiplier: Annotated[float, Setting(above=0, below=np.inf)]
+    steps: Steps
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < np.inf or not 0 < self.delta < 1:
-            raise ValueError(f"expected finite {self.epsilon=} > 0 and 0 < {self.delta=} < 1: no claim, no audit")
-        if not 0 < self.sample_rate <= 1 or not 0 < self.noise_multiplier < np.inf or self.steps < 1:
-            raise ValueError(
-                f"expected 0 < {self.sample_rate=} <= 1, finite {self.noise_multiplier=} > 0, {self.steps=}"
-            )
+        check_declared(self)
 
 
 def claim_of(event: Event, epsilon: float, delta: float) -> Claim:

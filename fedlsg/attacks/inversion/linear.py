@@ -13,9 +13,11 @@ Cross-entropy makes the entry of an example's own label negative and all others 
 losses of classes are tried, and refused where they do not.
 """
 
+import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar, nnls
@@ -34,6 +36,9 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.attacks.replay import replay
 from fedlsg.carriers import find_output_layer
 
+DECADES, STEP = 2.0, 0.1
+"""Powers of ten within which a scale is searched, and the distance of those that are tried first."""
+
 
 def output_gradient(layer: ReceivedLayer) -> Float[Tensor, " m"] | None:
     """g from the bias, frozen entries filled in from left = g u^T, NaN where neither was sent; None without a bias."""
@@ -44,8 +49,7 @@ def output_gradient(layer: ReceivedLayer) -> Float[Tensor, " m"] | None:
     if left is None or bias.whole:
         return g
     u = ratio(left, g).x  # left = g u^T has g in its rows, too
-    other = ratio(Received(values=left.values.mT, kept=left.kept.mT, noise_std=left.noise_std), u).x
-    return torch.where(bias.kept, g, other)
+    return torch.where(bias.kept, g, ratio(left.mT, u).x)
 
 
 def input_of_linear(observation: Observation, prior: Prior) -> Guess:
@@ -114,12 +118,10 @@ def clamp(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
     return torch.where(x.isnan(), x, x.clamp(low, high))
 
 
-def settle_scale(
-    observation: Observation, guess: Guess, label: int, *, decades: float = 2.0, points: int = 41
-) -> Guess:
+def settle_scale(observation: Observation, guess: Guess, label: int) -> Guess:
     """``guess`` of one input, known up to sign and scale, at the sign and scale that explain the payload best.
 
-    Scales within ``decades`` powers of ten around the guess's own are tried on a grid, and the best one of either sign
+    Scales within ``DECADES`` powers of ten around the guess's own are tried on a grid, and the best one of either sign
     refined. ``objective``: |replay - received| / |received|; without noise it is 0 at the input, to about 1e-8.
     Raises DoesNotApply for several inputs, or one with unknown entries.
     """
@@ -132,11 +134,10 @@ def settle_scale(
         sent = replay(observation, _scaled(start, sign, power), target).detach()
         return float((sent - observation.values).norm()) / size
 
-    step = 2 * decades / (points - 1)
-    grid = [(off(sign, i * step - decades), sign, i * step - decades) for sign in (1.0, -1.0) for i in range(points)]
-    _, sign, power = min(grid)
+    tried = itertools.product((1.0, -1.0), np.arange(-DECADES, DECADES + STEP / 2, STEP).tolist())
+    _, sign, power = min((off(sign, power), sign, power) for sign, power in tried)
     found = minimize_scalar(
-        lambda p: off(sign, p), bounds=(power - step, power + step), method="bounded", options={"xatol": 1e-12}
+        lambda p: off(sign, p), bounds=(power - STEP, power + STEP), method="bounded", options={"xatol": 1e-12}
     )
     inputs = _scaled(start, sign, float(found.x)).to(guess.inputs)
     return Guess(inputs=inputs, labels=target, objective=float(found.fun), note="direction exact, scale from a replay")
@@ -174,8 +175,7 @@ def label_of_one(observation: Observation) -> int:
         return int(layer.bias.values.argmin())
     if layer.bias is not None and layer.bias.noise_std == 0 and bool((layer.bias.values < 0).any()):
         return int(layer.bias.values.argmin())
-    right = layer.right
-    rows, _ = direction(Received(values=right.values.mT, kept=right.kept.mT, noise_std=right.noise_std))
+    rows, _ = direction(layer.right.mT)
     return int(rows.nan_to_num(0.0).abs().argmax())
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import Objective, objective
-from fedlsg.attacks.search import Box, Energy, Progress, Search, Watch, adam, lbfgs, search
+from fedlsg.attacks.search import Box, Energy, Progress, Search, Watch, Weight, adam, lbfgs, search
 
 RELUS = (F.relu, torch.relu, Tensor.relu)
 
@@ -118,16 +118,12 @@ class Matching(Search):
     """
 
     optimizer: Optimizer = "lbfgs"
-    total_variation: float = 0.0
+    total_variation: Weight = 0.0
     sharpness: tuple[float, float] | None = None
-    settled: float = 0.0
+    settled: Weight = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer not in get_args(Optimizer):
-            raise ValueError(f"expected optimizer in {get_args(Optimizer)}, got {self.optimizer!r}")
-        if not all(0 <= weight < math.inf for weight in (self.total_variation, self.settled)):
-            raise ValueError(f"expected total_variation={self.total_variation} >= 0 and settled={self.settled} >= 0")
         if self.sharpness is not None and not 0 < min(self.sharpness) <= max(self.sharpness) < math.inf:
             raise ValueError(f"expected sharpness={self.sharpness} > 0, or None for the exact ReLU")
 

@@ -20,6 +20,8 @@ from fedlsg.forms import TANGENT
 
 NOTHING = 1e-12
 """Below this share of the largest signal there is none: float64's rounding."""
+SWEEPS = 200
+"""Alternating least squares, where single entries were sent."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +36,15 @@ class Received:
     def whole(self) -> bool:
         """Whether every coordinate was sent."""
         return bool(self.kept.all())
+
+    @property
+    def mT(self) -> "Received":
+        """The transpose."""
+        return Received(values=self.values.mT, kept=self.kept.mT, noise_std=self.noise_std)
+
+    def all_or_none(self, axis: int) -> bool:
+        """Whether along an axis every slice was sent as a whole or not at all."""
+        return bool((self.kept.all(axis) == self.kept.any(axis)).all())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,23 +162,16 @@ def ratio(right: Received, v: Float[Tensor, " rows"]) -> Ratio:
     return Ratio(x=x, residual=float(off.norm()) / norm if norm else torch.nan)
 
 
-def direction(right: Received, sweeps: int = 200) -> tuple[Float[Tensor, " n"], float]:
+def direction(right: Received) -> tuple[Float[Tensor, " n"], float]:
     """Unit x of the rank-one matrix that fits what was sent of ``right`` best, NaN in empty columns, and the residual.
 
     The leading singular vector where whole columns were sent, refined by alternating least squares where single
     entries were: exact for one example without noise once the sent entries tie all rows and columns together.
     """
-    columns = right.kept.any(0)
     v: Tensor = torch.linalg.svd(right.values, full_matrices=False)[0][:, 0]
-    flipped = Received(values=right.values.mT, kept=right.kept.mT, noise_std=right.noise_std)
-    for _ in range(1 if _whole_columns(right.kept) else sweeps):
-        x = ratio(right, v).x
-        v = ratio(flipped, x).x
+    for _ in range(1 if right.all_or_none(0) else SWEEPS):
+        v = ratio(right.mT, ratio(right, v).x).x
         v = v / v.nan_to_num(0.0).norm()
     found = ratio(right, v)
-    x = torch.where(columns, found.x, torch.nan)
+    x = torch.where(right.kept.any(0), found.x, torch.nan)
     return x / x.nan_to_num(0.0).norm(), found.residual
-
-
-def _whole_columns(kept: Bool[Tensor, "rows n"]) -> bool:
-    return bool((kept.all(0) == kept.any(0)).all())

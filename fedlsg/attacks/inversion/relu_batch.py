@@ -114,9 +114,9 @@ def _check(observation: Observation, layer: ReceivedLayer) -> None:
     if not bool(layer.right.values.any()):
         raise DoesNotApply("L^T dW is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)")
     left = layer.right if layer.left is None else layer.left
-    if not bool((left.kept.all(1) == left.kept.any(1)).all()):
+    if not left.all_or_none(1):
         raise DoesNotApply("single entries of G's range are masked: its rank is not that of the batch")
-    if not bool((layer.right.kept.all(0) == layer.right.kept.any(0)).all()):
+    if not layer.right.all_or_none(0):
         raise DoesNotApply("single entries of L^T G X^T are masked: its columns cannot be solved for")
     if layer.left is not None and not layer.left.whole and not layer.right.whole:
         raise DoesNotApply(

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
-from fedlsg.payload.values import Dither
+from fedlsg.payload.codecs.values import Dither
 from fedlsg.setting import Declared, Setting, agreed, check_declared, declared
 
 DEFAULT_CODEC = "float32"

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import Dither, check_length
+from fedlsg.payload.codecs.values import Dither, check_length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import Dither, check_length, dequantize, quantize, require_dither
+from fedlsg.payload.codecs.values import Dither, check_length, dequantize, quantize, require_dither
 
 SPAN = 126.5
 

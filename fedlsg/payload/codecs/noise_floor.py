@@ -3,7 +3,7 @@
 Symbols: a = ``noise_floor_step``     s deviation of the noise on every value     D = a s grid step
 The error has variance a^2 / 12 in units of the noise's: 2 % at a = 1/2.
 
-    grid step (float32), one scale code a block that has values, then the coded integers (see ``fedlsg.payload.values``)
+    grid step (float32), one scale code a block that has values, then the coded integers (see ``values``)
 """
 
 import math
@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.method import Method
-from fedlsg.payload import values as coding
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import LEVELS, Dither, dequantize, quantize, require_dither
+from fedlsg.payload.codecs import values as coding
+from fedlsg.payload.codecs.values import LEVELS, Dither, dequantize, quantize, require_dither
 from fedlsg.setting import Setting
 
 STEP = struct.Struct("<f")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlsg.method import Method
 from fedlsg.payload.codecs import Codec
-from fedlsg.payload.values import Dither, check_length
+from fedlsg.payload.codecs.values import Dither, check_length
 
 
 class Sign(Codec):

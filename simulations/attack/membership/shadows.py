@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedlsg.attacks.membership import scaled_confidence
+from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import public_generator
-from fedlsg.row_checks import model_outputs
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Plan

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlsg.choices import choose
 from fedlsg.failure import without_exit
-from fedlsg.turn import alone
+from fedlsg.randomness import alone
 from simulations.workloads.base.workload import LoadedWorkload
 
 Build = Callable[[], Any]

@@ -12,11 +12,12 @@ import torch
 from fedlsg.gradients.losses import CLASSES, PerExampleLoss
 from fedlsg.own_loop.alone import LARGEST
 from fedlsg.own_loop.fills import ROWS
-from fedlsg.own_loop.made_up import Maker, of_fields
-from fedlsg.own_loop.made_up import fields_of as fields
+from fedlsg.own_loop.made_up import Maker
+from fedlsg.own_loop.row_checks import not_finite
 from fedlsg.randomness import own_draws
-from fedlsg.row_checks import not_finite
-from fedlsg.written import written
+from fedlsg.tensors import fields_of as fields
+from fedlsg.tensors import of_fields
+from fedlsg.user_objects import written
 from simulations.workloads.base.split import Inputs
 from simulations.workloads.rows.form import Prepare, Rows
 from simulations.workloads.rows.transform import ONE_SHAPE, PROBES, check_same_rows, fields_of, run_transform

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from fedlsg.own_loop.optimizer import make_own
+from fedlsg.own_loop.user_inputs import make_own
 
 CLASSES = {
     name: one

@@ -83,7 +83,7 @@ def test_much_noise_leaves_the_blind_guess():
     [
         ({"distance": "manhattan"}, "expected distance in"),
         ({"proposals": 0}, "proposals=0 >= 1"),
-        ({"step_size": 0.0}, r"step_size=0\.0 > 0"),
+        ({"step_size": 0.0}, r"0 < step_size=0\.0"),
         ({"seconds": 0.0}, r"seconds=0\.0 > 0"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.payload.codecs import Codec, int8, noise_floor
-from fedlsg.payload.values import LEVELS, Dither, dequantize, quantize
+from fedlsg.payload.codecs.values import LEVELS, Dither, dequantize, quantize
 
 COUNT = 40_000
 WIDTH = 0.25

@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedlsg.payload.values import CLASSES, LARGEST, decode, encode, leb128, outermost, read_leb128, scale_code, weights
+from fedlsg.payload.codecs.values import (
+    CLASSES,
+    LARGEST,
+    decode,
+    encode,
+    leb128,
+    outermost,
+    read_leb128,
+    scale_code,
+    weights,
+)
 
 ANY = 2**53
 

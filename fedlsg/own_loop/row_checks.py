@@ -17,6 +17,10 @@ from torch import Tensor, nn
 
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
+from fedlsg.own_loop.examples import made_up
+from fedlsg.randomness import alone, own_draws
+from fedlsg.tensors import each, fields_of, spaced
+from fedlsg.user_objects import restored
 
 Run = Callable[[Tensor], Any]
 """Row numbers -> the model's outputs of these rows, on the CPU."""
@@ -29,17 +33,12 @@ COLUMNS = 64
 FIX = "fill them in, or leave the rows out"
 
 
-def fields(part: Batch) -> list[tuple[str, Tensor]]:
-    """Tensors with their names; "" for one alone."""
-    return [("", part)] if isinstance(part, Tensor) else [(str(name), value) for name, value in part.items()]
-
-
 def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: str = FIX) -> None:
     """Raise ValueError, naming row and column, for inputs that are complex, NaN or infinite.
 
     ``rows``: the numbers of the rows, by default from 0.
     """
-    for name, value in fields(inputs):
+    for name, value in fields_of(inputs).items():
         called = f"{what} inputs{f' {name}' if name else ''}"
         if value.is_complex():
             raise ValueError(f"{called} are complex ({value.dtype}): give real and imaginary parts as columns")
@@ -77,7 +76,7 @@ def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, kn
     end all work on a GPU. Where the loss takes no target at all, and is not ``known`` to take others, the cause is not
     a row, and nothing is raised.
     """
-    loss, count = on_cpu(loss), len(fields(targets)[0][1])
+    loss, count = on_cpu(loss), len(next(iter(fields_of(targets).values())))
     size = min(TOGETHER, count)
     try:
         outputs = run(torch.arange(size))
@@ -93,7 +92,7 @@ def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, kn
             failure = _failure(loss, run(alone), targets, alone)
             if failure is None:
                 known = True
-            elif known or any(_failure(loss, run(r[None]), targets, r[None]) is None for r in spread(count)):
+            elif known or any(_failure(loss, run(r[None]), targets, r[None]) is None for r in spaced(count)):
                 raise ValueError(
                     f"the loss cannot take the target of {what} row {row}, {_shown(targets, row)}: {failure}"
                 )
@@ -102,25 +101,17 @@ def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, kn
     return known
 
 
-def spread(count: int, most: int = 16) -> Tensor:
-    """Some row numbers from the first to the last."""
-    return torch.linspace(0, count - 1, min(count, most)).long()
-
-
 @torch.no_grad()
 def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> str | None:
-    chosen: Any = (
-        targets[rows].cpu() if isinstance(targets, Tensor) else {name: t[rows].cpu() for name, t in targets.items()}
-    )
     try:
-        losses = loss(outputs, chosen)
+        losses = loss(outputs, _rows(targets, rows))
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return next((f"the loss is {float(value)}" for value in losses.flatten() if not value.isfinite()), None)
 
 
 def _shown(targets: Batch, row: int) -> str:
-    values = [(name, value[row]) for name, value in fields(targets)]
+    values = [(name, value[row]) for name, value in fields_of(targets).items()]
     return ", ".join(
         f"{name} {value.item() if value.ndim == 0 else f'of shape {tuple(value.shape)}'}".strip()
         for name, value in values
@@ -148,7 +139,7 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
     Of each column, where there are at most ``COLUMNS``: each may have a table of its own.
     """
     places: dict[int, str] = {}
-    for name, value in fields(inputs):
+    for name, value in fields_of(inputs).items():
         if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
             continue
         columns = value.flatten(1) if value.ndim > 1 else value[:, None]
@@ -175,3 +166,34 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
 def model_outputs(model: nn.Module, inputs: Any) -> Any:
     """The model's outputs of inputs: one tensor, or tensors by keyword."""
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def _rows(part: Batch, rows: Tensor) -> Any:
+    """Some rows on the CPU."""
+    return each(part, lambda t: t[rows].cpu())
+
+
+@torch.no_grad()
+def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
+    """Raise ValueError, naming the row, for examples that a step would be charged for and then fail on.
+
+    Where the model fails on made-up rows, nothing is said here: the rehearsal of the first step says why.
+    """
+    check_numbers(inputs, "training", fix=f"{FIX}; a batch function of your own is not looked at")
+    cpu = next(model.parameters()).device.type == "cpu"
+    with alone(), restored(model, loss), own_draws("cpu"):
+        here = model if cpu else deepcopy(model).cpu()
+        made, wanted = made_up(_rows(inputs, torch.arange(1)), _rows(targets, torch.arange(1)))
+        try:
+            outputs = model_outputs(here, made)
+        except Exception:
+            return
+        known = False
+        with suppress(Exception):
+            known = bool(on_cpu(loss)(outputs, wanted).isfinite().all())
+
+        def run(rows: Tensor) -> Any:
+            return model_outputs(here, _rows(inputs, rows))
+
+        check_extremes(run, inputs, "training")
+        check_targets(loss, run, targets, "training", known=known)

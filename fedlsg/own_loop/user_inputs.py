@@ -1,16 +1,24 @@
-"""From the positions of a Poisson batch to inputs and targets: of tensors, of a torch Dataset, of an own function."""
+"""What the owner of a loop brings: data and an optimizer.
 
-from collections.abc import Callable, Mapping
+Data are tensors, a torch Dataset, or a function from the positions of a Poisson batch to inputs and targets.
+The optimizer must hold exactly what is trained, so that nothing moves by a gradient without noise.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from fedlsg.gradients import Batch as Inputs
-from fedlsg.gradients import batch_size
+from fedlsg.gradients import batch_size, trainable
+from fedlsg.tensors import each, fields_of, of_fields, rows_of
 from fedlsg.training import Batch, Positions
 
 SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
@@ -19,13 +27,10 @@ Data = Dataset[Any] | tuple[Any, Any]
 """A map-style dataset of (inputs, targets), or inputs and targets whose first dimension is the examples."""
 
 
-def unchecked(inputs: Inputs, targets: Inputs) -> None:
-    """Any rows will do."""
-
-
 def batches_of(
-    data: Data, *, num_examples: int, device: torch.device, dtype: torch.dtype = torch.float32, check: Check = unchecked
-) -> Batch:
+    data: Data, *, num_examples: int, device: torch.device, dtype: torch.dtype = torch.float32,
+    check: Check = lambda inputs, targets: None,
+) -> Batch:  # fmt: skip
     """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
 
     ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them), or a map-style torch Dataset
@@ -34,21 +39,18 @@ def batches_of(
     in small integers become int64. ``check`` gets the tensors of a pair.
     Raises ValueError for a dataset without a length or of another length than ``num_examples``.
     """
-    if isinstance(data, TensorDataset):
-        if len(data.tensors) != 2:
-            raise ValueError(f"expected a TensorDataset of inputs and targets, got one of {len(data.tensors)} tensors")
-        data = (data.tensors[0], data.tensors[1])
-    if isinstance(data, tuple):
-        if len(data) != 2:
-            raise ValueError(f"expected a pair (inputs, targets), got a tuple of {len(data)}")
-        inputs, targets = _tensors(data[0], dtype, "inputs"), _classes(_tensors(data[1], dtype, "targets"))
+    given: Any = data.tensors if isinstance(data, TensorDataset) else data
+    if isinstance(given, tuple):
+        if len(given) != 2:
+            raise ValueError(f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}")
+        inputs, targets = _tensors(given[0], dtype, "inputs"), _classes(_tensors(given[1], dtype, "targets"))
         size = batch_size(inputs, targets)
         batch: Batch = Stored(inputs, targets, device)
     else:
         size, batch = _length(data), Items(data, device, dtype, at_once=hasattr(data, "__getitems__"))
     if size != num_examples:
         raise ValueError(f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend on it")
-    if isinstance(data, tuple):
+    if isinstance(given, tuple):
         check(inputs, targets)
     return batch
 
@@ -80,10 +82,9 @@ class Items:
         return _on(collate(self.data, rows, dtype=self.dtype), self.device)
 
 
-def _tensors(part: Any, dtype: torch.dtype, what: str) -> Inputs:
-    if isinstance(part, Mapping):
-        return {name: _tensor(value, dtype, f"{what} {name}") for name, value in part.items()}
-    return _tensor(part, dtype, what)
+def _tensors(part: Any, dtype: torch.dtype, what: str) -> Any:
+    given = part if isinstance(part, Mapping) else {"": part}
+    return of_fields({name: _tensor(value, dtype, f"{what} {name}".strip()) for name, value in given.items()})
 
 
 def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
@@ -98,21 +99,13 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
 
 def _classes(targets: Inputs) -> Inputs:
     """Small integers as int64, which losses take as the numbers of classes."""
-    if not isinstance(targets, Tensor):
-        return {name: value.long() if value.dtype in SMALL else value for name, value in targets.items()}
-    return targets.long() if targets.dtype in SMALL else targets
-
-
-def rows_of(part: Inputs, rows: Positions) -> Any:
-    """Some rows, on the part's device."""
-    if isinstance(part, Tensor):
-        return part[rows.to(part.device)]
-    return {name: value[rows.to(value.device)] for name, value in part.items()}
+    found: Inputs = each(targets, lambda t: t.long() if t.dtype in SMALL else t)
+    return found
 
 
 def named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:
     """The tensors of a part by their names in messages."""
-    return [(what, part)] if isinstance(part, Tensor) else [(f"{what} {name}", value) for name, value in part.items()]
+    return [(f"{what} {name}".strip(), t) for name, t in fields_of(part).items()]
 
 
 def _length(data: Any) -> int:
@@ -156,10 +149,8 @@ def _as(part: Any, first: Any, dtype: torch.dtype) -> Any:
 
 
 def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
-    return tuple(  # type: ignore[return-value]
-        part.to(device) if isinstance(part, Tensor) else {name: value.to(device) for name, value in part.items()}
-        for part in batch
-    )
+    inputs, targets = (each(part, lambda t: t.to(device)) for part in batch)
+    return inputs, targets
 
 
 def guarded(batch: Callable[[Positions], Any]) -> Batch:
@@ -188,3 +179,102 @@ def _is_batch(part: Any) -> bool:
     return isinstance(part, Tensor) or (
         isinstance(part, Mapping) and len(part) > 0 and all(isinstance(value, Tensor) for value in part.values())
     )
+
+
+Optimizers = Optimizer | Callable[[Any], Optimizer]
+"""A torch optimizer over the model's parameters, or a function that makes one from the list of trained parameters."""
+
+
+def make_own(given: Optimizers, model: nn.Module) -> Optimizer:
+    """The optimizer.
+
+    Raises ValueError if it lacks a trained parameter, has foreign ones, calls the loss itself, or remembers earlier
+    steps.
+    """
+    parameters = trainable(model)
+    optimizer = given if isinstance(given, Optimizer) else given(list(parameters.values()))
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"expected a torch optimizer, or a function from parameters to one, got {optimizer!r}")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} evaluates the loss several times in a step: take an optimizer that needs one "
+            "gradient"
+        )
+    check_covers(optimizer, parameters, model)
+    check_new(optimizer, parameters)
+    return optimizer
+
+
+def check_covers(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+    """Raise ValueError unless the optimizer has every trainable parameter of the model, and none of another one."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if missing := [name for name, p in parameters.items() if id(p) not in held]:
+        raise ValueError(
+            f"the optimizer lacks {', '.join(missing)}, which the method trains: freeze it, or give a function, "
+            "optimizer=lambda parameters: ..., which also gets the parameters that the method adds (LoRA)"
+        )
+    if held - {id(p) for p in model.parameters()}:
+        raise ValueError("the optimizer has parameters that the model has not: they would have no gradient")
+
+
+def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ValueError if the optimizer has a state of earlier steps: their gradients had no noise, or other noise.
+
+    Momentum of raw gradients would move the weights by them, and no ledger counts that. State that a new optimizer of
+    the class has as well (Adagrad's sums) is none.
+    """
+    names = {id(p): name for name, p in parameters.items()}
+    new = _as_new(optimizer)
+    for p, state in optimizer.state.items():
+        kept = [key for key, value in state.items() if not _same(value, new.get(p, {}).get(key))]
+        if kept:
+            raise ValueError(
+                f"the optimizer has a state of earlier steps ({', '.join(map(str, kept))} of {names.get(id(p), '?')}): "
+                "averages of gradients that no ledger counts would move the weights; give a new optimizer, and to "
+                "resume load PrivateStep's own state_dict"
+            )
+    for name, value in vars(optimizer).items():
+        if name in ("state", "param_groups", "defaults"):
+            continue
+        if isinstance(value, Optimizer):
+            check_new(value, parameters)
+        elif any(_remembers(t, parameters) for t in _tensors_in(value)):
+            raise ValueError(
+                f"the optimizer's {name} has numbers of earlier steps that no ledger counts: give a new optimizer"
+            )
+
+
+def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
+    """The state that a new optimizer of this class and these groups has; empty where it cannot be made."""
+    if not optimizer.state:
+        return {}
+    try:
+        make: Any = type(optimizer)
+        with torch.no_grad():
+            made: Optimizer = make([copy(group) for group in optimizer.param_groups], **optimizer.defaults)
+        return made.state
+    except Exception:  # a class with arguments of its own
+        return {}
+
+
+def _same(value: Any, new: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(new, Tensor):
+        return value.shape == new.shape and torch.equal(value, new)
+    return type(value) is type(new) and bool(value == new)
+
+
+def _remembers(t: Tensor, parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Whether a tensor has numbers that are neither zeros nor a copy of weights, as slow weights are."""
+    if not t.is_floating_point() or not t.count_nonzero():
+        return False
+    return not any(t.shape == p.shape and torch.equal(t.to(p), p.detach()) for p in parameters.values())
+
+
+def _tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:
+    """Tensors in an attribute and its containers."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        yield value.detach()
+    elif depth and isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(part, depth - 1)

@@ -1,0 +1,286 @@
+"""What a user's objects hold: all of it is restored after a rehearsal, and numbers in their code are read.
+
+A rehearsal leaves no trace (``restored``): objects and random generators are afterwards, bit for bit, what they were
+before. Walked from the given objects: attributes, containers, tensors and arrays (their numbers), generators of torch,
+numpy and python, and what functions hold in closures. Not walked: modules of Python, classes, and global variables.
+
+Made-up rows contain numbers in a user's code (``written``), because they may stand for something or be thresholds:
+-999 or -1 for a missing value, the id of padding, 1e11 between seconds and milliseconds. No range of a type
+contains them. The search reads constants of the user's functions and of the functions and methods that these name,
+numbers in their closures, defaults and globals, and numbers that objects of the user's classes have as attributes. Of
+objects of other classes it reads numbers whose name says that they mark something (``MARKS``).
+Nothing is called, and no data are read.
+"""
+
+import dis
+import inspect
+import math
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from numbers import Real
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedlsg.code_digest import filled_cells
+from fedlsg.failure import is_users
+
+PLAIN = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, BuiltinFunctionType, torch.dtype)
+PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+"""Weak references whose object may be gone: then asking for their class fails."""
+MANY = 10_000
+"""Items of a container above which they are not walked, such as the rows of a data set."""
+Undo = Callable[[], object]
+
+
+@contextmanager
+def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
+    """Inside, all of the objects may change, and random numbers may be drawn; afterwards all is as it was.
+
+    ``generators_of``: an object of which only the generators are restored, such as a function that reads data.
+    """
+    undo: list[Undo] = [*_of_process()]
+    seen: set[int] = set()
+    undo += filter(None, (_of_generator(thing) or _of(thing) for thing in _walk(objects, seen)))
+    undo += filter(None, map(_of_generator, _walk((generators_of,), seen)))
+    try:
+        yield
+    finally:
+        for how in reversed(undo):
+            how()
+
+
+def _of_process() -> Iterator[Undo]:
+    """The global generators of torch, numpy and python."""
+    yield partial(torch.set_rng_state, torch.get_rng_state())
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        yield partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+    yield partial(np.random.set_state, np.random.get_state())
+    yield partial(random.setstate, random.getstate())
+
+
+def _walk(start: tuple[object, ...], seen: set[int]) -> Iterator[Any]:
+    """Every object that can be reached, once. ``seen`` has identities, also of earlier walks."""
+    due: list[Any] = list(start)
+    while due:
+        thing = due.pop()
+        if id(thing) in seen or type(thing) in PROXIES or isinstance(thing, PLAIN):
+            continue
+        seen.add(id(thing))
+        yield thing
+        due += _inside(thing)
+
+
+def _inside(thing: Any) -> list[Any]:
+    found: list[Any] = list((_attributes(thing) or {}).values())
+    if isinstance(thing, FunctionType):
+        return [*found, *(cell.cell_contents for cell in filled_cells(thing))]
+    if isinstance(thing, MethodType):
+        return [thing.__self__, thing.__func__]
+    if isinstance(thing, partial):
+        return [*found, thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, Tensor):
+        return [*found, *([] if not thing.is_leaf or thing.grad is None else [thing.grad])]
+    if not isinstance(thing, dict | list | tuple | set | deque) or len(thing) > MANY:
+        return found
+    return [*found, *_members(thing)]
+
+
+def _attributes(thing: Any) -> dict[str, Any] | None:
+    found = getattr(thing, "__dict__", None)  # None with slots
+    return found if isinstance(found, dict) else None
+
+
+def _members(thing: Any) -> list[Any]:
+    return [*thing, *(thing.values() if isinstance(thing, dict) else ())]
+
+
+def _of_generator(thing: Any) -> Undo | None:
+    if isinstance(thing, torch.Generator):
+        return partial(thing.set_state, thing.get_state())
+    if isinstance(thing, random.Random):
+        return partial(thing.setstate, thing.getstate())
+    if isinstance(thing, np.random.RandomState):
+        return partial(thing.set_state, thing.get_state())
+    if isinstance(thing, np.random.Generator):
+        return partial(setattr, thing.bit_generator, "state", thing.bit_generator.state)
+    return None
+
+
+def _of(thing: Any) -> Undo | None:
+    """How an object becomes again what it is now; None where nothing is known to change."""
+    if isinstance(thing, Tensor):
+        return _of_tensor(thing)
+    if isinstance(thing, np.ndarray):
+        return partial(np.copyto, thing, thing.copy()) if thing.flags.writeable and thing.dtype != object else None
+    if isinstance(thing, FunctionType):
+        cells = [(cell, cell.cell_contents) for cell in filled_cells(thing)]
+        return lambda: [setattr(cell, "cell_contents", value) for cell, value in cells]
+    attributes = _attributes(thing)
+    ways = [] if attributes is None else [_of_items(attributes, attributes.update)]
+    if isinstance(thing, dict | set):
+        ways.append(_of_items(thing, thing.update))
+    elif isinstance(thing, list | deque):
+        ways.append(_of_items(thing, thing.extend))
+    return (lambda: [way() for way in ways]) if ways else None
+
+
+def _of_items(now: Any, refill: Callable[[Any], object]) -> Undo:
+    before: Any = dict(now) if isinstance(now, dict) else list(now)
+
+    def undo() -> None:
+        if not _identical(_members(now), _members(before)):
+            now.clear()
+            refill(before)
+
+    return undo
+
+
+def _identical(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+
+
+@torch.no_grad()
+def _of_tensor(t: Tensor) -> Undo | None:
+    if is_lazy(t) or t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested or t.is_inference():
+        return None
+    before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
+
+    @torch.no_grad()
+    def undo() -> None:
+        if t.shape != before.shape or t.dtype != before.dtype or t.device != before.device:
+            t.data = before
+        elif not torch.equal(t, before):  # NaN is copied again
+            t.copy_(before)
+        if t.is_leaf:
+            t.grad = grad
+            t.requires_grad_(needs)
+
+    return undo
+
+
+MOST = 24
+"""Most numbers that are kept, in the order in which they are found."""
+COMMON = (0, 1)
+"""Numbers that made-up rows have in any case."""
+MARKS = ("pad", "ignore", "missing", "fill", "sentinel", "unk", "mask")
+"""Parts of the names of numbers that count in modules and configurations that are not the user's own."""
+OF_TORCH = ("training", "_modules", "_parameters", "_buffers")
+"""Attributes of every module; its submodules are visited by themselves."""
+
+
+def written(*things: Any) -> tuple[float, ...]:
+    """Different finite numbers in the code of functions, modules and partials: at most ``MOST``, without ``COMMON``."""
+    found: dict[float, None] = {}
+    for value in _numbers(deque(things)):
+        if value not in COMMON and abs(value) < math.inf:
+            found[value] = None
+        if len(found) == MOST:
+            break
+    return tuple(found)
+
+
+def _numbers(due: deque[Any]) -> Iterator[float]:
+    """The numbers of things and of what these name, each thing once."""
+    seen: dict[int, Any] = {}  # the things themselves, so that no other one gets their id
+    while due:
+        thing = due.popleft()
+        if id(thing) in seen or isinstance(thing, bool | Tensor | type | str | bytes):
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, Real):
+            yield _as_float(thing)
+        else:
+            due += _parts(thing)
+
+
+def _parts(thing: Any) -> list[Any]:
+    """What to read next: constants and names of a function, the members of a small collection, attributes."""
+    if isinstance(thing, FunctionType):
+        return _of_function(thing)
+    if isinstance(thing, MethodType):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if type(thing) in (tuple, list, set, frozenset, dict):
+        members = thing.values() if isinstance(thing, dict) else thing
+        return list(members) if len(members) <= MOST else []
+    if isinstance(thing, nn.Module):
+        return [part for module in thing.modules() for part in _of_object(module)]
+    return [] if isinstance(thing, ModuleType) else _of_object(thing)
+
+
+def _of_function(function: FunctionType) -> list[Any]:
+    """Of a user's function: constants, defaults, what it names. Of a decorator of a library: what it wraps."""
+    closure = [cell.cell_contents for cell in filled_cells(function)]
+    if not is_users(function.__code__.co_filename):
+        wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
+        return [*wrapped, *(part for part in closure if isinstance(part, FunctionType) and wrapped)]
+    constants, names = _of_code(function.__code__)
+    named = [function.__globals__[name] for name in names if name in function.__globals__]
+    modules = [
+        vars(part)
+        for part in named
+        if isinstance(part, ModuleType) and is_users(getattr(part, "__file__", None) or "<frozen")
+    ]
+    named += [values[name] for values in modules for name in names if name in values]
+    return [*constants, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *closure, *named]
+
+
+def _of_code(code: CodeType) -> tuple[list[Any], list[str]]:
+    """Constants and names of a function and of the functions inside it."""
+    constants, names = [], []
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
+            names.append(str(step.argval))
+        elif isinstance(step.argval, CodeType):
+            inner = _of_code(step.argval)
+            constants += inner[0]
+            names += inner[1]
+        elif step.opname.endswith(("_CONST", "_SMALL_INT")):
+            constants.append(step.argval)
+    return constants, names
+
+
+def _of_object(thing: Any) -> list[Any]:
+    """Attributes and methods of an object of a user's class; marks and functions of another one."""
+    values = {str(name): value for name, value in (_attributes(thing) or {}).items() if name not in OF_TORCH}
+    if _is_own(type(thing)):
+        return [*values.values(), *_methods(type(thing))]
+    marks = [value for name, value in values.items() if any(mark in name.lower() for mark in MARKS)]
+    return [value for value in marks if isinstance(value, Real)] + [
+        value for name, value in values.items() if callable(value) and not name.startswith("_")
+    ]
+
+
+def _is_own(kind: type) -> bool:
+    """Whether a class is a user's: its file is, or it has none because a notebook made it."""
+    try:
+        return is_users(inspect.getsourcefile(kind) or "<frozen")
+    except (TypeError, OSError):
+        return kind.__module__ == "__main__"
+
+
+def _methods(kind: type) -> list[Any]:
+    """All but ``__init__``: of its numbers, most are sizes of layers, and the others are attributes."""
+    found = (part for base in kind.__mro__ for name, part in vars(base).items() if name != "__init__")
+    return [getattr(part, "fget", None) or getattr(part, "__func__", part) for part in found if _has_code(part)]
+
+
+def _has_code(part: Any) -> bool:
+    return isinstance(part, FunctionType | property | staticmethod | classmethod)
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
