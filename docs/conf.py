@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedlsg.code_digest import version as version_of_code  # noqa: E402
+from fedlsg.user_code.digest import version as version_of_code  # noqa: E402
 
 project = "fedlsg"
 author = "The fedlsg authors"

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.code_digest import version
 from fedlsg.user_code import DATA
+from fedlsg.user_code.digest import version
 from simulations.models import vision
 from simulations.models.pretrained import SUFFIXES, check_fit, file_digest, read_weights
 from simulations.models.resnet import wide_resnet

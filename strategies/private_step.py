@@ -49,7 +49,7 @@ from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
-from fedlsg.user_objects import restored
+from fedlsg.user_code.objects import restored
 from strategies.settings_typed import StepSettings
 from strategies.step_method import AUTO, is_regression, method_of, planned_steps
 

@@ -13,7 +13,7 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.choices", "fedlsg.code_digest", "fedlsg.failure", "fedlsg.user_code", "fedlsg.user_objects",
+    "fedlsg.choices", "fedlsg.user_code",
     "fedlsg.rules", "fedlsg.setting",
     "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
     "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",

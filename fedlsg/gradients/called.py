@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
-from fedlsg.failure import describe
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
@@ -26,6 +25,7 @@ from fedlsg.gradients.formulas.layers import kept_values
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
 from fedlsg.gradients.plan import Slot, make_slot
 from fedlsg.gradients.precision import without_autocast
+from fedlsg.user_code.failure import describe
 
 
 class Graph(Protocol):

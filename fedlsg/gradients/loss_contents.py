@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlsg.failure import is_users
 from fedlsg.gradients.calls.nested import map_tensors
+from fedlsg.user_code.failure import is_users
 
 MANY = 10_000
 """Items of a list or dict above which it is data, and not part of a loss."""

@@ -33,12 +33,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.code_digest import filled_cells
 from fedlsg.gradients.independence.rows import row_differs
 from fedlsg.own_loop.user_inputs import Items, Stored, guarded, named
 from fedlsg.randomness import own_draws, seed_draws
 from fedlsg.tensors import spaced
 from fedlsg.training import Batch
+from fedlsg.user_code.digest import filled_cells
 
 ALONE = 8
 """Examples that are compared with themselves alone."""

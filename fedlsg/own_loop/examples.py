@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedlsg.carriers import Adapted, Lora
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.source import on_device_of
-from fedlsg.failure import depends_on_values, describe
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_cast, check_independent
 from fedlsg.gradients.independence.cast import joined
@@ -27,7 +26,8 @@ from fedlsg.public import name_of
 from fedlsg.randomness import own_draws, public_generator
 from fedlsg.tensors import each, fields_of, of_fields
 from fedlsg.training import Positions
-from fedlsg.user_objects import restored, written
+from fedlsg.user_code.failure import depends_on_values, describe
+from fedlsg.user_code.objects import restored, written
 
 
 @contextmanager

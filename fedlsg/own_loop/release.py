@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers.powersgd import decode, encode
-from fedlsg.failure import is_users
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError
@@ -38,7 +37,8 @@ from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.tensors import fields_of, rows_of
 from fedlsg.training import Groups, together
 from fedlsg.training.local import Shape, runs_of, shape_of
-from fedlsg.user_objects import restored
+from fedlsg.user_code.failure import is_users
+from fedlsg.user_code.objects import restored
 
 
 def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]:

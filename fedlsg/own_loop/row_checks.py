@@ -20,7 +20,7 @@ from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.own_loop.examples import made_up
 from fedlsg.randomness import alone, own_draws
 from fedlsg.tensors import each, fields_of, spaced
-from fedlsg.user_objects import restored
+from fedlsg.user_code.objects import restored
 
 Run = Callable[[Tensor], Any]
 """Row numbers -> the model's outputs of these rows, on the CPU."""

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlsg.failure import without_exit
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.privacy.mechanism import clipped_sums
 from fedlsg.training.client import clipped_batch_sum, units_of
 from fedlsg.training.local import ROWS_ON_CPU, Drawn, LocalTraining, StepInputs, fill, shape_of
+from fedlsg.user_code.failure import without_exit
 
 DEVIATIONS = 2.0
 """How far above its mean a batch may be to fit its slot: one in forty is larger, and rows that are empty cost time."""

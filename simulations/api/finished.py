@@ -13,7 +13,7 @@ from torch import nn
 
 import strategies
 from fedlsg import user_code
-from fedlsg.failure import without_exit
+from fedlsg.user_code.failure import without_exit
 from simulations import workloads
 from simulations.exports.model import read_final, without_adapters
 from simulations.plan.base import Base

@@ -9,9 +9,9 @@ from rich.console import Console
 
 import strategies
 from fedlsg import user_code
-from fedlsg.failure import without_exit
 from fedlsg.method import Method
 from fedlsg.randomness import alone
+from fedlsg.user_code.failure import without_exit
 from simulations import workloads
 from simulations.api.finished import Run
 from simulations.api.settings_typed import RunSettings

@@ -17,7 +17,7 @@ from click.shell_completion import get_completion_class, shell_complete
 from rich.console import Console
 
 from fedlsg.choices import REMOVED, choose
-from fedlsg.failure import without_exit
+from fedlsg.user_code.failure import without_exit
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import compare, report, tune
 from simulations.cli.docs import docs
@@ -235,7 +235,7 @@ def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", sho
 def print_version(asked: bool) -> None:
     """Print the version of fedlsg and leave."""
     if asked:
-        from fedlsg.code_digest import version as version_of_code
+        from fedlsg.user_code.digest import version as version_of_code
 
         print(f"fedlsg {version_of_code()}")
         raise typer.Exit

@@ -17,8 +17,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedlsg.failure import without_exit
 from fedlsg.privacy import LedgerError
+from fedlsg.user_code.failure import without_exit
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
 from simulations.client.secure_sum import answer_stage

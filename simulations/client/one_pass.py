@@ -21,11 +21,11 @@ import torch
 from flwr.app import MessageType
 from flwr.common.logger import log
 
-from fedlsg.failure import without_exit
 from fedlsg.state import Phase
 from fedlsg.training.client import draws_of, next_batch
 from fedlsg.training.local import Drawn, StepInputs
 from fedlsg.training.one_pass import can_share, slot_of, sums_in_one_pass
+from fedlsg.user_code.failure import without_exit
 from simulations.client.account import entry_of
 from simulations.client.ahead import AHEAD, Ahead
 from simulations.client.app import simulated_settings

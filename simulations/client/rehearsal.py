@@ -21,7 +21,7 @@ from fedlsg.privacy import Entry
 from fedlsg.randomness import own_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training.local import shape_of
-from fedlsg.user_objects import restored
+from fedlsg.user_code.objects import restored
 from simulations.client.account import Account
 from simulations.client.basis import Held
 from simulations.client.model import Process

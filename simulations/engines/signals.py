@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fedlsg.failure import SignalExit
+from fedlsg.user_code.failure import SignalExit
 
 
 @contextmanager

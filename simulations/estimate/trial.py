@@ -20,7 +20,7 @@ from fedlsg.gradients import check
 from fedlsg.participation import Participation
 from fedlsg.randomness import own_draws
 from fedlsg.training.local import shape_of
-from fedlsg.user_objects import restored
+from fedlsg.user_code.objects import restored
 from simulations.client.account import Account
 from simulations.client.app import app
 from simulations.client.basis import Held

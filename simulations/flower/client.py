@@ -7,7 +7,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import strategies
-from fedlsg.code_digest import digest_of
+from fedlsg.user_code.digest import digest_of
 from simulations import workloads
 from simulations.client.app import make_app
 from simulations.flower.announced import announced

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from fedlsg.accounting.events import checked_delta
 from fedlsg.client_level import clipped_update
-from fedlsg.failure import without_exit
 from fedlsg.gradients import trainable
 from fedlsg.owner_only import make_parents
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
 from fedlsg.randomness import secret_stream
 from fedlsg.training.client import AddNoise
+from fedlsg.user_code.failure import without_exit
 from simulations.client.app import is_simulated, refusal
 from simulations.client.node.terms import absolute
 from simulations.flower.bundle import note_other_torch

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from flwr.app import Message, MessageType
 
-from fedlsg.failure import OwnEnd
 from fedlsg.participation import ClientLimit
+from fedlsg.user_code.failure import OwnEnd
 from simulations.grids.piles import Task
 from simulations.settings.run import Settings
 from strategies.federation.secure_sum.wire import MASKED, stage_of

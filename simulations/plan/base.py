@@ -16,7 +16,6 @@ from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.client_level import ClientUnit
-from fedlsg.code_digest import digest_of, digest_of_all
 from fedlsg.discrete import SumTerms
 from fedlsg.gradients import registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
@@ -24,6 +23,7 @@ from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
 from fedlsg.state import PublicState, RoundPlan, ServerState
+from fedlsg.user_code.digest import digest_of, digest_of_all
 from simulations import workloads
 from simulations.plan.source import found_source, late_source
 from simulations.plan.unit import client_unit

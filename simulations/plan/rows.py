@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlsg.failure import describe, without_exit
 from fedlsg.own_loop.row_checks import (
     FIX,
     Run,
@@ -24,7 +23,8 @@ from fedlsg.own_loop.row_checks import (
 )
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import fields_of, spaced
-from fedlsg.user_objects import restored
+from fedlsg.user_code.failure import describe, without_exit
+from fedlsg.user_code.objects import restored
 from simulations.plan.base import Base
 from simulations.workloads import Split, to_device
 from simulations.workloads.base.split import NoRows

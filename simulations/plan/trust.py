@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlsg.code_digest import Source, digest_of_source, source_of
 from fedlsg.owner_only import make_folder
 from fedlsg.user_code import is_permitted, permit, shown, stands_for
+from fedlsg.user_code.digest import Source, digest_of_source, source_of
 from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.settings import code_in
 

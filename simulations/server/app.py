@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.exit import add_exit_handler
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from fedlsg.failure import without_exit
+from fedlsg.user_code.failure import without_exit
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.plan.continuity import begin

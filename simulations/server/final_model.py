@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedlsg.carriers import adapted_layers
-from fedlsg.code_digest import version
 from fedlsg.gradients import trainable
 from fedlsg.state import ServerState
 from fedlsg.user_code import DATA, shown
+from fedlsg.user_code.digest import version
 from simulations.models.encoder import describe
 from simulations.plan.plan import Base
 from simulations.plan.start import rows_behind, starts_of

@@ -10,7 +10,7 @@ from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import own_draws
 from fedlsg.state import different_terms
 from fedlsg.tensors import spaced
-from fedlsg.user_objects import restored
+from fedlsg.user_code.objects import restored
 from simulations import workloads
 from simulations.client.rehearsal import rehearse
 from simulations.plan.plan import Base, Plan, make_plan

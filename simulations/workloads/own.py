@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.source import Draw
-from fedlsg.code_digest import digest_of_all
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
+from fedlsg.user_code.digest import digest_of_all
 from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.base.synthetic import CheckedDraw, find_pixels, image_draws
 from simulations.workloads.base.workload import GIVEN, LoadedWorkload, Metric, Request, refuse_unused, silent

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedlsg.code_digest import version_at
+from fedlsg.user_code.digest import version_at
 
 PACKAGES = ("fedlsg", "simulations", "strategies")
 OUTSIDE = re.compile(r"fedlsg/attacks/|simulations/attack/|simulations/audit/")

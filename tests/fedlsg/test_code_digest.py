@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlsg import user_code
-from fedlsg.code_digest import digest_of, digest_of_source
+from fedlsg.user_code.digest import digest_of, digest_of_source
 from tests.fedlsg.test_user_code import forget_modules_of
 from tests.places import REPOSITORY
 

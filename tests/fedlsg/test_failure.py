@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.failure import SignalExit, depends_on_values, describe, is_users, without_exit
+from fedlsg.user_code.failure import SignalExit, depends_on_values, describe, is_users, without_exit
 from simulations.grids.deadline import OutOfTimeError
 
 

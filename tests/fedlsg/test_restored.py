@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import fedlsg.user_objects
-from fedlsg.user_objects import restored
+import fedlsg.user_code.objects
+from fedlsg.user_code.objects import restored
 
 
 class Counting(nn.Module):
@@ -114,5 +114,5 @@ def test_of_a_function_that_reads_data_only_generators_are_restored():
 def test_what_is_forgotten_is_noticed(monkeypatch, forgotten):
     """Negative controls: global generators, generators in objects, numbers, attributes, lists."""
     nothing = {"_of_process": lambda: iter(()), "_of_generator": lambda thing: None, "_of_tensor": lambda t: None}
-    monkeypatch.setattr(fedlsg.user_objects, forgotten, nothing.get(forgotten, lambda *given: lambda: None))
+    monkeypatch.setattr(fedlsg.user_code.objects, forgotten, nothing.get(forgotten, lambda *given: lambda: None))
     assert not leaves_no_trace()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedlsg import user_code
-from fedlsg.code_digest import source_of
 from fedlsg.user_code import is_reference, load, permit
+from fedlsg.user_code.digest import source_of
 
 IS_PERMITTED = user_code.is_permitted
 

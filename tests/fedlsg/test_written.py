@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.user_objects import written
+from fedlsg.user_code.objects import written
 
 MISSING, CONFIG = -999.0, {"padding": 77}
 

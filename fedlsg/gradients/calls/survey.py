@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedlsg.failure import describe
 from fedlsg.gradients.calls.registry import kind_of
 from fedlsg.gradients.formulas.layers import has_formulas
+from fedlsg.user_code.failure import describe
 
 SCALES = (1.0, 0.5, 0.25)
 """Factors of the copies of one example, so that they differ (``vary``)."""

@@ -42,7 +42,7 @@ from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
 from fedlsg.gradients.independence.trace import Key, Seen, Trace
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable, unsupported
-from fedlsg.user_objects import written
+from fedlsg.user_code.objects import written
 
 BATCHES = (2, 7)
 LARGEST = 16

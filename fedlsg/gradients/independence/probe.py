@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from fedlsg.failure import describe, is_own
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.called import in_type
 from fedlsg.gradients.calls.ways import ways_of
@@ -28,6 +27,7 @@ from fedlsg.gradients.loss_contents import other_leaves, untrained
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients, survey_of
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
+from fedlsg.user_code.failure import describe, is_own
 
 LARGE = 30.0
 MOVED = 0.1

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from fedlsg.failure import without_exit
+from fedlsg.user_code.failure import without_exit
 from simulations.compare.cells.grid import Cell
 from simulations.plan.base import Base
 from simulations.plan.plan import count_blocks

@@ -16,8 +16,8 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import IO, Any
 
-from fedlsg.failure import without_exit
 from fedlsg.owner_only import make_file
+from fedlsg.user_code.failure import without_exit
 from simulations.engines import ahead
 
 PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten

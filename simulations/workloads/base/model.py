@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.choices import choose
-from fedlsg.failure import without_exit
 from fedlsg.randomness import alone
+from fedlsg.user_code.failure import without_exit
 from simulations.workloads.base.workload import LoadedWorkload
 
 Build = Callable[[], Any]

@@ -17,7 +17,7 @@ from fedlsg.own_loop.row_checks import not_finite
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import fields_of as fields
 from fedlsg.tensors import of_fields
-from fedlsg.user_objects import written
+from fedlsg.user_code.objects import written
 from simulations.workloads.base.split import Inputs
 from simulations.workloads.rows.form import Prepare, Rows
 from simulations.workloads.rows.transform import ONE_SHAPE, PROBES, check_same_rows, fields_of, run_transform

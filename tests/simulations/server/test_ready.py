@@ -16,7 +16,7 @@ import fedlsg
 import simulations.server.ready
 from fedlsg import user_code
 from fedlsg.privacy import RunLedger
-from fedlsg.user_objects import restored
+from fedlsg.user_code.objects import restored
 from simulations import workloads
 from simulations.client.rehearsal import rehearse
 from simulations.plan.plan import make_plan

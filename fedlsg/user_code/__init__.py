@@ -22,8 +22,8 @@ from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from fedlsg.choices import did_you_mean
-from fedlsg.code_digest import OURS
-from fedlsg.failure import without_exit
+from fedlsg.user_code.digest import OURS
+from fedlsg.user_code.failure import without_exit
 
 T = TypeVar("T")
 

@@ -236,7 +236,7 @@ def _found(base: Path, name: str) -> list[Path]:
 
 def version() -> str:
     """The version of the package that this process imported."""
-    return version_at(Path(__file__).resolve().parents[1])
+    return version_at(Path(__file__).resolve().parents[2])
 
 
 def version_at(root: Path) -> str:

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedlsg.code_digest import filled_cells
-from fedlsg.failure import is_users
+from fedlsg.user_code.digest import filled_cells
+from fedlsg.user_code.failure import is_users
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, BuiltinFunctionType, torch.dtype)
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)

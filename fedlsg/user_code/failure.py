@@ -11,9 +11,7 @@ OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", 
 """Words in the text of an error about shapes and types, which no other values would avoid."""
 LONGEST = 400
 """Characters of an error's text that are shown."""
-OWN = tuple(
-    str(Path(__file__).resolve().parent.parent / name) + "/" for name in ("fedlsg", "strategies", "simulations")
-)
+OWN = tuple(str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("fedlsg", "strategies", "simulations"))
 
 
 class OwnEnd(BaseException):
