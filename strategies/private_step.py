@@ -244,7 +244,7 @@ class PrivateStep:
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
-        note_trained(self.model, self._account)
+        note_trained(self.model)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the same file included.
@@ -258,10 +258,10 @@ class PrivateStep:
         """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
         try:
             with self._state.evaluated() as model:
-                note_trained(model, self._account)
+                note_trained(model)
                 yield model
         finally:
-            note_trained(self.model, self._account)
+            note_trained(self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.

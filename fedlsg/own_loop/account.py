@@ -219,23 +219,14 @@ class Account:
         self.run = str(state["run"])
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A parameter as a private step left it: the version and the place of its memory, and the ledger of the step."""
-
-    version: int
-    memory: int
-    ledger: str
-
-
 _TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Parameters as a private step left them: the version and the place of their memory."""
 
 
-def note_trained(model: nn.Module, account: Account) -> None:
-    """Remember that the model's trainable parameters are what steps on this ledger made of them."""
-    ledger = str(account.ledger.path.resolve())
+def note_trained(model: nn.Module) -> None:
+    """Remember that the model's trainable parameters are what private steps made of them."""
     for p in trainable(model).values():
-        _TRAINED[p] = Mark(p._version, p.data_ptr(), ledger)
+        _TRAINED[p] = p._version, p.data_ptr()
 
 
 def check_untrained(model: nn.Module, account: Account) -> None:
@@ -243,8 +234,7 @@ def check_untrained(model: nn.Module, account: Account) -> None:
     if account.lasting:
         return
     for name, p in model.named_parameters():
-        mark = _TRAINED.get(p)
-        if mark is not None and (mark.version, mark.memory) == (p._version, p.data_ptr()):
+        if _TRAINED.get(p) == (p._version, p.data_ptr()):
             raise ValueError(
                 f"{name} was trained by an earlier PrivateStep, whose steps a new temporary ledger would not count: "
                 "give both the same ledger=PATH, one file for each data set; if the data are others, give this one a "

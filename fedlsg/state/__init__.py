@@ -2,22 +2,12 @@
 
 from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState, mean_frame
-from fedlsg.state.round_plan import (
-    AllTerms,
-    ClientTerms,
-    Phase,
-    RoundPlan,
-    different_terms,
-    each,
-    phase_of,
-    plan_round,
-    sizes_of,
-)
+from fedlsg.state.round_plan import ClientTerms, Phase, RoundPlan, different_terms, each, phase_of, plan_round, sizes_of
 from fedlsg.state.server_state import ServerState, load_weights
 from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_update, extra_vectors, replay, restart
 
 __all__ = [
-    "AllTerms", "ClientTerms", "Phase", "PublicState", "RoundPlan", "ServerState", "Step", "StepError",
+    "ClientTerms", "Phase", "PublicState", "RoundPlan", "ServerState", "Step", "StepError",
     "different_terms", "each", "encode_pruning", "encode_update", "extra_vectors", "load_weights", "mean_frame",
     "phase_of", "plan_round", "replay", "restart", "select_clients", "sizes_of",
 ]  # fmt: skip

@@ -2,8 +2,6 @@
 
 A run has two phases. Where pruning reads the clients' data (DP-SNIP) there is one pruning round; then come the training
 rounds. Messages, ledgers and files number the pruning round ``PRUNING_ROUND`` and training rounds from 1.
-
-The terms of very many clients, which follow from their declared sizes: a term is kept once for each size.
 """
 
 import math
@@ -11,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -187,43 +185,17 @@ def plan_round(
     return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=one, sums=sums)
 
 
-class AllTerms(Sequence[ClientTerms]):
-    """By client: ``of_size`` has the terms of clients with so many examples, ``sizes`` the examples of each client."""
-
-    def __init__(self, sizes: Sequence[int], of_size: Mapping[int, ClientTerms]) -> None:
-        self.sizes, self.of_size = sizes, of_size
-
-    @overload
-    def __getitem__(self, client: int) -> ClientTerms: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[ClientTerms]: ...
-    def __getitem__(self, client: int | slice) -> ClientTerms | Sequence[ClientTerms]:
-        if isinstance(client, slice):
-            return AllTerms(self.sizes[client], self.of_size)
-        return self.of_size[self.sizes[client]]
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def different_terms(terms: Sequence[ClientTerms]) -> Collection[ClientTerms]:
-    """Each of the terms once."""
-    return terms.of_size.values() if isinstance(terms, AllTerms) else dict.fromkeys(terms)
+    """Each of the terms once. Very many clients share the object of their size."""
+    return dict.fromkeys({id(one): one for one in terms}.values())
 
 
-def sizes_of(terms: Sequence[ClientTerms]) -> Sequence[int]:
+def sizes_of(terms: Sequence[ClientTerms]) -> list[int]:
     """Declared examples of each client."""
-    return terms.sizes if isinstance(terms, AllTerms) else [one.num_examples for one in terms]
+    return [one.num_examples for one in terms]
 
 
 def each(terms: Sequence[ClientTerms], value: Callable[[ClientTerms], float]) -> list[float]:
-    """A value of each client's terms, computed once for each size."""
-    if not isinstance(terms, AllTerms):
-        return list(map(value, terms))
-    known = {size: value(one) for size, one in terms.of_size.items()}
-    return list(map(known.__getitem__, terms.sizes))
+    """A value of each client's terms, computed once for clients that share an object."""
+    known = {key: value(one) for key, one in {id(one): one for one in terms}.items()}
+    return [known[id(one)] for one in terms]

@@ -27,7 +27,7 @@ from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.own_loop import check_families
-from fedlsg.state import AllTerms, ClientTerms, different_terms
+from fedlsg.state import ClientTerms, different_terms
 from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base
@@ -126,7 +126,8 @@ def client_terms(base: Base) -> Sequence[ClientTerms]:
         for events in front([tuple(events_of(base, t, blocks)) for t in different.values()]):
             check_certified(events, s.delta)
             check_budget(events, base)
-    return AllTerms(base.sizes, {one.num_examples: one for one in terms})
+    of_size = {one.num_examples: one for one in terms}  # one object for each size: there may be a million clients
+    return tuple(of_size[size] for size in base.sizes)
 
 
 def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
