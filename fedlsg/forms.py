@@ -77,15 +77,16 @@ class Form(ABC):
         """What is sent of a gradient, a tensor for each part. Linear in dW."""
 
     @abstractmethod
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
-        """The gradient of the weight that the blocks imply. Linear in ``sent``.
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+        """The gradient of the weight that the blocks imply. Linear in ``sent``."""
 
-        ``averaged`` first averages the two copies of the r x r core, where there are two (``average_core``).
-        """
+    def average(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Sequence[Tensor]:
+        """The blocks after the two copies of the r x r core, where there are two, are averaged (``average_core``)."""
+        return sent
 
-    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float, *, averaged: bool) -> None:
+    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float) -> None:
         """W += scale * lift, in W's own memory where that is possible."""
-        W.add_(self.lift(sent, L, R, averaged=averaged).reshape(W.shape), alpha=scale)
+        W.add_(self.lift(sent, L, R).reshape(W.shape), alpha=scale)
 
 
 class Tangent(Form):
@@ -115,16 +116,14 @@ class Tangent(Form):
     def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         return project(dW, L, R)
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
-        return reconstruct(*_pair(sent, L, R, averaged), L, R)
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+        return reconstruct(sent[0], sent[1].flatten(1), L, R)
 
-    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float, *, averaged: bool) -> None:
-        add_reconstruction(W, *_pair(sent, L, R, averaged), L, R, scale)
+    def average(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Sequence[Tensor]:
+        return average_core(sent[0], sent[1].flatten(1), L, R)
 
-
-def _pair(sent: Sequence[Tensor], L: Tensor, R: Tensor, averaged: bool) -> tuple[Tensor, Tensor]:
-    dL, dR = sent[0], sent[1].flatten(1)
-    return average_core(dL, dR, L, R) if averaged else (dL, dR)
+    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float) -> None:
+        add_reconstruction(W, sent[0], sent[1].flatten(1), L, R, scale)
 
 
 class Core(Form):
@@ -139,10 +138,10 @@ class Core(Form):
     def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         return (project_core(dW, L, R),)
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
         return lift_core(sent[0], L, R)
 
-    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float, *, averaged: bool) -> None:
+    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float) -> None:
         add_core(W, sent[0], L, R, scale)
 
 
@@ -158,7 +157,7 @@ class Preconditioned(Core):
     def pays(self, sizes: Sizes, share: float) -> bool:
         return True
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
         return sent[0]
 
     add = Form.add
@@ -176,7 +175,7 @@ class EmbeddingOnly(Form):
     def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         return (L.mT @ dW.reshape(-1, 1),)
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
         return lift_core(sent[0], L, R)
 
 
@@ -196,7 +195,7 @@ class Embedding(EmbeddingOnly):
         w = L.mT @ g
         return w, g - L @ w
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor, *, averaged: bool = False) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
         return lift_core(sent[0], L, R) + sent[1].reshape(-1, 1)
 
 

@@ -202,10 +202,8 @@ class Frame:
         Raises ValueError if the number of values is not ``kept``.
         """
         return {
-            c.name: sent[0]
-            if c.L is None or c.R is None
-            else c.form.lift(sent, c.L, c.R, averaged=averaged).reshape(c.shape)
-            for c, sent in self.by_parameter(self.unflatten(values))
+            c.name: sent[0] if c.L is None or c.R is None else c.form.lift(sent, c.L, c.R).reshape(c.shape)
+            for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged)
         }
 
     @torch.no_grad()
@@ -218,12 +216,12 @@ class Frame:
         averaged: bool = False,
     ) -> None:
         """Add scale times ``gradients(values)`` to every parameter, without forming it where its form knows how."""
-        for c, sent in self.by_parameter(self.unflatten(values)):
+        for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged):
             W, scale = parameters[c.name], scales[c.name]
             if c.L is None or c.R is None:
                 W.add_(sent[0], alpha=scale)
             else:
-                c.form.add(W, sent, c.L, c.R, scale, averaged=averaged)
+                c.form.add(W, sent, c.L, c.R, scale)
 
     def project(self, gradients: Mapping[str, Tensor]) -> Float[Tensor, " kept"]:
         """Kept values of weight-shaped gradients: what a step would send of them. Linear.
@@ -238,10 +236,14 @@ class Frame:
         flat = torch.cat([made[b.parameter, b.part].flatten() * b.weight for b in self.blocks])
         return flat if self.kept == self.size else flat[self.indices.to(flat.device)]
 
-    def by_parameter(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Coordinates, list[Tensor]]]:
+    def by_parameter(
+        self, tensors: Sequence[Tensor], *, averaged: bool = False
+    ) -> Iterator[tuple[Coordinates, Sequence[Tensor]]]:
         """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for each block."""
         of = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
-        return ((c, [of[c.name, part] for part in c.parts]) for c in self.coordinates)
+        for c in self.coordinates:
+            sent = [of[c.name, part] for part in c.parts]
+            yield c, c.form.average(sent, c.L, c.R) if averaged and c.L is not None and c.R is not None else sent
 
     def unflatten(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
         """Kept values as full blocks, zero where frozen, the clip's weights taken off again."""
