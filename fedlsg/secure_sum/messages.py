@@ -29,9 +29,7 @@ from fedlsg.secure_sum.keys import commitment_to, private_key, public_bytes, wor
 from fedlsg.secure_sum.terms import SecureSumError, Terms
 
 PACKED_AT_ONCE = 2**13
-"""Values at once, which stay in the processor's cache; a multiple of ``GROUP``."""
-GROUP = 8
-"""Values that fill whole bytes at any number of bits: b bytes."""
+"""Values at once, which stay in the processor's cache; a multiple of 8, so that they fill whole bytes."""
 
 
 def packed_bytes(length: int, bits: int) -> int:
@@ -43,9 +41,12 @@ def pack_bits(words: UInt[np.ndarray, " length"], bits: int) -> bytes:
     """Words below 2^bits as ``packed_bytes`` bytes."""
     if bits == 8 * words.itemsize:
         return words.tobytes()
-    return b"".join(
-        _pack(words[start : start + PACKED_AT_ONCE], bits) for start in range(0, len(words), PACKED_AT_ONCE)
-    )
+    found = bytearray()
+    for start in range(0, len(words), PACKED_AT_ONCE):
+        part = words[start : start + PACKED_AT_ONCE]
+        spread = np.unpackbits(part.view(np.uint8), bitorder="little").reshape(len(part), -1)
+        found += np.packbits(spread[:, :bits], bitorder="little").data
+    return bytes(found)
 
 
 def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.ndarray, " length"]:
@@ -57,34 +58,14 @@ def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.n
     kind = word(bits)
     if bits == 8 * kind.itemsize:
         return np.frombuffer(packed, kind)
-    groups = np.empty((-(-length // GROUP), GROUP), kind)
-    raw = np.frombuffer(packed, np.uint8)
-    for start in range(0, len(groups), PACKED_AT_ONCE // GROUP):
-        part = groups[start : start + PACKED_AT_ONCE // GROUP]
-        own = raw[start * bits : (start + len(part)) * bits]
-        part[:] = _unpack(np.pad(own, (0, len(part) * bits - len(own))).reshape(len(part), bits), bits)
-    return groups.reshape(-1)[:length]
-
-
-def _unpack(groups: np.ndarray, bits: int) -> np.ndarray:
-    """The 8 values in each row of ``bits`` bytes, (n, 8)."""
-    columns, found = np.ascontiguousarray(groups.T), []
-    for place in range(GROUP):
-        first, shift = divmod(place * bits, 8)
-        wide = np.uint32 if shift + bits <= 32 else np.uint64
-        value = columns[first].astype(wide)
-        for i in range(1, min(8, -(-(shift + bits) // 8))):
-            value |= columns[first + i].astype(wide) << wide(8 * i)
-        value >>= wide(shift)
-        if shift + bits > 64:
-            value |= columns[first + 8].astype(wide) << wide(64 - shift)
-        found.append(value & wide(2**bits - 1))
-    return np.stack(found, axis=1)
-
-
-def _pack(words: np.ndarray, bits: int) -> bytes:
-    spread = np.unpackbits(words.view(np.uint8).reshape(len(words), -1), axis=1, bitorder="little")
-    return np.packbits(spread[:, :bits], bitorder="little").tobytes()
+    raw, words = np.frombuffer(packed, np.uint8), np.empty(length, kind)
+    for start in range(0, length, PACKED_AT_ONCE):
+        part = words[start : start + PACKED_AT_ONCE]
+        spread = np.zeros((len(part), 8 * kind.itemsize), np.uint8)
+        own = raw[start * bits // 8 :]
+        spread[:, :bits] = np.unpackbits(own, count=len(part) * bits, bitorder="little").reshape(-1, bits)
+        part[:] = np.packbits(spread, bitorder="little").view(kind)
+    return words
 
 
 class Announced(NamedTuple):
