@@ -14,6 +14,7 @@ Candidates and public values go in, no truth.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import Literal, get_args
 
 import torch
@@ -46,7 +47,7 @@ def dense_gradients(
     at = {name: (p.detach().requires_grad_() if weights is None else weights[name]) for name, p in own.items()}
     rows = []
     for row in range(batch_size(inputs, targets)):
-        one = each(inputs, lambda t, row=row: t[row : row + 1])
+        one = each(inputs, methodcaller("narrow", 0, row, 1))
         outputs = functional_call(observation.model, at, *(((one,), {}) if isinstance(one, Tensor) else ((), one)))
         loss = observation.loss_fn(outputs, targets[row : row + 1]).sum()
         rows.append(torch.autograd.grad(loss, list(at.values()), create_graph=True, materialize_grads=True))

@@ -128,7 +128,9 @@ class Server:
         """Stage 0: public keys to all who announced theirs. A key that comes twice is refused the second time."""
         self._begin("keys")
         taken: set[bytes] = set()
-        self._announced = dict(self._each(keys, self.terms.clients, lambda *of: self._read_keys(*of, taken)))
+        self._announced = dict(
+            self._each(keys, self.terms.clients, lambda who, message: self._read_keys(who, message, taken))
+        )
         tables = {
             client: {other: found.keys for other, found in self._announced.items() if other != client}
             for client in self._announced
@@ -195,7 +197,7 @@ class Server:
         self._begin("unmask")
         seeds: Shares = {client: {} for client in self._survivors}
         keys: Shares = {client: {} for client in self._sealed if client not in self._survivors}
-        read_all = self._each(answers, self._agreed, lambda *of: self._read_answer(*of, seeds, keys))
+        read_all = self._each(answers, self._agreed, lambda who, message: self._read_answer(who, message, seeds, keys))
         answered = sum(1 for _ in read_all)
         try:
             wrong = remove_masks(self._words, self.terms, self._announced, seeds, keys)

@@ -123,7 +123,12 @@ def _of(thing: Any) -> Undo | None:
         return partial(np.copyto, thing, thing.copy()) if thing.flags.writeable and thing.dtype != object else None
     if isinstance(thing, FunctionType):
         cells = [(cell, cell.cell_contents) for cell in filled_cells(thing)]
-        return lambda: [setattr(cell, "cell_contents", value) for cell, value in cells]
+
+        def refill() -> None:
+            for cell, value in cells:
+                cell.cell_contents = value
+
+        return refill
     attributes = _attributes(thing)
     ways = [] if attributes is None else [_of_items(attributes, attributes.update)]
     if isinstance(thing, dict | set):
