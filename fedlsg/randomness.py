@@ -1,4 +1,4 @@
-"""Three kinds of randomness, never mixed: public, sampler (secret), noise (secret).
+"""Three kinds of randomness, never mixed: public, sampler (secret), noise (secret); and whose turn it is to draw.
 
 Public draws (carriers, masks, partitions, client selection) come from ``public_generator``: anyone who knows the seed
 repeats them. Batches and noise come from a ``SecretStream``, ChaCha20 keyed by the operating system. In the
@@ -6,9 +6,8 @@ reproducible test mode its key derives from the seed: nothing made with such a k
 
 Not covered: attacks on floating-point samplers (Mironov 2012).
 
-One run at a time in a process: torch's generators, its number of threads and the names of user code are global.
-
-Two runs in two threads would seed and draw from one generator, and neither would have the weights that it has alone.
+One run at a time in a process (``alone``): torch's generators, its number of threads and the names of user code are
+global. Two runs in two threads would seed and draw from one generator, and neither would have its own weights.
 So the second one waits. A thread may enter again what it has entered; an exception, an interruption of a notebook
 included, lets the next one in. Code of others is not held: a model that another thread builds meanwhile draws from the
 same generator, and changes what dropout draws here.

@@ -1,6 +1,6 @@
 """A client's part of a round: batch, per-example gradients, mask, clip, sum, noise; K steps in one frame.
 
-Local steps without clip, noise or mask: no flat vector is formed before the last step.
+Local steps without clip, noise or mask (``plain_steps``) form no flat vector before the last step.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,13 +4,6 @@
     read_options("AdamW", "betas=0.9 0.99, eps=1e-3")    {"betas": (0.9, 0.99), "eps": 0.001}
 
 All of them only read noisy sums, so none changes an epsilon.
-
-Yogi as a server optimizer (Zaheer et al. 2018; Reddi et al. 2021, Algorithm 2, FedYogi).
-
-Symbols: g_t the noisy gradient, the paper's -Delta_t      tau = eps, the degree of adaptivity; m_0 = 0, v_0 = tau^2
-    m <- b1 m + (1 - b1) g      v <- v - (1 - b2) g^2 sign(v - g^2)      W <- W - lr m / (sqrt(v) + tau)
-v moves by a share of g^2 and not of their difference, so that it falls slowly after large gradients. As in the paper
-there is no bias correction. It is post-processing of noisy values: epsilon is untouched.
 """
 
 import inspect
@@ -183,7 +176,14 @@ def _kind(hint: Any, default: Any) -> type:
 
 
 class Yogi(Optimizer):
-    """The optimizer. ``weight_decay`` adds W times it to g, as in Adam. Raises ValueError for numbers out of range."""
+    """Yogi as a server optimizer (Zaheer et al. 2018; Reddi et al. 2021, Algorithm 2, FedYogi).
+
+    Symbols: g_t the noisy gradient, the paper's -Delta_t      tau = eps, the degree of adaptivity; m_0 = 0, v_0 = tau^2
+        m <- b1 m + (1 - b1) g      v <- v - (1 - b2) g^2 sign(v - g^2)      W <- W - lr m / (sqrt(v) + tau)
+    v moves by a share of g^2 and not of their difference, so that it falls slowly after large gradients. As in the
+    paper there is no bias correction. ``weight_decay`` adds W times it to g, as in Adam.
+    Raises ValueError for numbers out of range.
+    """
 
     def __init__(
         self,

@@ -6,6 +6,7 @@
 A setting that names code runs nothing by itself: ``load`` refuses every name of a file or module that was not
 permitted in this process, and nothing else here or elsewhere imports what a setting names. A deployed client permits
 none. It runs what its bundle or an installed package holds, whatever a run config names.
+``digest`` has digests of such code, ``failure`` its errors in words, ``objects`` what its objects hold.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""SHA-256 of code of a user's own: a run directory keeps it, and a resumed run refuses other code.
+"""SHA-256 of code of a user's own, and fedlsg's version: a run keeps both, and a resumed run refuses other code.
 
 Of code in a file: that file, and the modules next to it that it imports at its top. Of a function of a script or a
 notebook, where other lines say nothing of it: its instructions and constants, and the functions, classes and plain
@@ -7,7 +7,7 @@ partial, attributes of an object).
 
 ``digest_of_source`` runs nothing: it is of the files that a name would run, for who decides whether it may.
 
-The version of fedlsg's own code is that of a clone or bundle from its pyproject.toml, else of the installed package.
+The version is that of a clone or bundle from its pyproject.toml, else of the installed package.
 """
 
 import ast
