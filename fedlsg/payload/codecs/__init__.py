@@ -120,6 +120,12 @@ class Codec(ABC):
         """
 
 
+def check_length(body: bytes | memoryview, length: int) -> None:
+    """Raise ValueError for a body of values of another length."""
+    if len(body) != length:
+        raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
+
+
 @cache
 def _own_settings(codec: type[Codec]) -> Mapping[str, Declared]:
     hints = get_type_hints(codec, include_extras=True)

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.payload.codecs import Codec
-from fedlsg.payload.codecs.values import Dither, check_length
+from fedlsg.payload.codecs import Codec, check_length
+from fedlsg.payload.codecs.values import Dither
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.payload.codecs import Codec
-from fedlsg.payload.codecs.values import Dither, check_length, dequantize, quantize, require_dither
+from fedlsg.payload.codecs import Codec, check_length
+from fedlsg.payload.codecs.values import Dither, dequantize, quantize, require_dither
 
 SPAN = 126.5
 

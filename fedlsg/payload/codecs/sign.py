@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.method import Method
-from fedlsg.payload.codecs import Codec
-from fedlsg.payload.codecs.values import Dither, check_length
+from fedlsg.payload.codecs import Codec, check_length
+from fedlsg.payload.codecs.values import Dither
 
 
 class Sign(Codec):

@@ -58,12 +58,6 @@ def require_dither(dither: Dither | None, codec: str) -> Dither:
     return dither
 
 
-def check_length(body: bytes | memoryview, length: int) -> None:
-    """Raise ValueError for a body of values of another length."""
-    if len(body) != length:
-        raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
-
-
 def quantize(values: np.ndarray, width: np.ndarray | float, levels: np.ndarray) -> np.ndarray:
     """q as float64 whole numbers."""
     return np.floor(values.astype(np.float64) / width + (levels + 0.5) / LEVELS)
