@@ -15,7 +15,7 @@ from tests.places import REPOSITORY
 LAYERS = (
     "fedlsg.choices", "fedlsg.user_code",
     "fedlsg.rules", "fedlsg.setting",
-    "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
+    "fedlsg.randomness", "fedlsg.synthetic", "fedlsg.owner_only", "fedlsg.tensors",
     "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients",
     "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",

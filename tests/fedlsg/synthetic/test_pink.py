@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlsg.carriers.probe.synthetic import pink
+from fedlsg.synthetic import pink
 from tests.fedlsg.synthetic.spectra import slope
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlsg.carriers.probe.synthetic import Vocabulary, bags_of_words
+from fedlsg.synthetic import Vocabulary, bags_of_words
 
 WORDS = torch.arange(100, 1100)
 

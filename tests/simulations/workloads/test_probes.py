@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlsg.carriers.probe.synthetic import dead_leaves, pink
+from fedlsg.synthetic import dead_leaves, pink
 from simulations import workloads
 from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.base.workload import LoadedWorkload
