@@ -21,7 +21,7 @@ from simulations.client.given_account import GivenAccount
 from simulations.client.node.conditions import check_mechanism
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.shuffled import batch_key
-from simulations.grids.refusals import OverBudgetError, TermsError
+from simulations.grids.virtual import OverBudgetError, TermsError
 from simulations.plan.base import Base
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
 from fedlsg.state import PublicState
 from simulations.rundir.files import sealed
-from strategies.federation.basis_wire import read_basis
+from strategies.federation.downlink import read_basis
 from strategies.federation.wire import Announcement
 
 

@@ -24,7 +24,7 @@ from simulations.client.node.terms import Terms, read_terms
 from simulations.client.rehearsal import rehearse
 from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer_in
-from simulations.grids.refusals import (
+from simulations.grids.virtual import (
     OverBudgetError,
     OwnDataError,
     RefusalError,
@@ -37,8 +37,8 @@ from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare
 from simulations.plan.rows import check_rows, check_split
 from simulations.settings.settings import Settings
-from strategies.federation.ledgers import RECORD, news_record, read_held
-from strategies.federation.secure_sum.wire import MASKED, stage_of
+from strategies.federation.proofs import RECORD, news_record, read_held
+from strategies.federation.stages import MASKED, stage_of
 from strategies.federation.wire import identity, read_round, update
 
 

@@ -27,7 +27,7 @@ from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from simulations.client.replica import History
 from simulations.rundir.files.sealed import parse_checkpoint
 from simulations.rundir.updates import FAR
-from strategies.federation.serial import config_in
+from strategies.federation.wire import config_in
 
 RECORD = "account"
 

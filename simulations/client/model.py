@@ -18,7 +18,7 @@ from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.tensors import keep_freed_memory
 from simulations.client.basis import Held
 from simulations.client.replica import History, Replica
-from simulations.grids.refusals import FrameDiffersError
+from simulations.grids.virtual import FrameDiffersError
 from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import Settings
 from strategies.federation.wire import Announcement, flat_bytes, read_frame, read_kept, read_weights

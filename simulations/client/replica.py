@@ -24,13 +24,20 @@ from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, r
 from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
 from fedlsg.state.server_update import read_steps
 from simulations.client.basis import load
-from simulations.grids.refusals import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
+from simulations.grids.virtual import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
 from simulations.rundir.files import sealed
 from simulations.rundir.updates import FAR
 from simulations.settings.resolve import downlink_codec
-from strategies.federation.basis_wire import read_basis
-from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_missed, read_reference, read_state
+from strategies.federation.downlink import (
+    NOWHERE,
+    Reference,
+    digest_of,
+    read_basis,
+    read_missed,
+    read_reference,
+    read_state,
+)
 from strategies.federation.wire import Announcement, read_weights
 
 

@@ -18,9 +18,9 @@ from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.state import RoundPlan, select_clients
 from fedlsg.training.client import AddNoise
-from simulations.grids.refusals import SecureSumRefusedError
+from simulations.grids.virtual import SecureSumRefusedError
 from simulations.plan.base import Base
-from strategies.federation.secure_sum.wire import (
+from strategies.federation.stages import (
     AGREE,
     KEYS,
     MASKED,

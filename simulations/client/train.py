@@ -35,8 +35,7 @@ from simulations.client.secure_sum import masked_values, refuse_stage
 from simulations.plan.plan import Base
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.settings.settings import Settings
-from strategies.federation.serial import config_in
-from strategies.federation.wire import Announcement, read_round
+from strategies.federation.wire import Announcement, config_in, read_round
 
 Box = LastPayload | FeedbackBox | GivenAccount
 """What keeps a client's last payload."""

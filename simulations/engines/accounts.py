@@ -24,10 +24,9 @@ from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir
-from strategies.federation.replica_wire import read_reference
-from strategies.federation.secure_sum.wire import MASKED, stage_of
-from strategies.federation.serial import config_in
-from strategies.federation.wire import flat_bytes, read_round, read_update, update
+from strategies.federation.downlink import read_reference
+from strategies.federation.stages import MASKED, stage_of
+from strategies.federation.wire import config_in, flat_bytes, read_round, read_update, update
 
 
 class Accounts:

@@ -60,10 +60,9 @@ class Worker:
         from simulations.client.given_account import HISTORY
         from simulations.client.model import process
         from simulations.engines.passes import Passes
-        from simulations.grids.deadline import call_until, too_slow
         from simulations.grids.piles import pack, unpack
-        from simulations.grids.virtual import give_id, task_identity
-        from strategies.federation.code_identity import own_identity
+        from simulations.grids.virtual import call_until, give_id, task_identity, too_slow
+        from strategies.federation.proofs import own_identity
 
         if own_identity().digest != job.code:
             raise RuntimeError(
@@ -136,8 +135,7 @@ class Worker:
 
 def _call(client: Any, job: Job, task: Any) -> Any:
     """The reply of a client. None of its errors may reach the driver: their text may quote a row."""
-    from simulations.grids.deadline import OutOfTimeError
-    from simulations.grids.virtual import call_client, fail_client
+    from simulations.grids.virtual import OutOfTimeError, call_client, fail_client
 
     try:
         return call_client(client, task.message, job.num_partitions, job.run_config, task.state)

@@ -38,8 +38,7 @@ from simulations.server.serve import federation_settings
 from simulations.settings.participation import NAMES as CLOCK
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
-from strategies.federation.clock import SimulatedClock
-from strategies.federation.report import RoundReport, Sent
+from strategies.federation.report import RoundReport, Sent, SimulatedClock
 from strategies.federation.wire import flat_record
 from strategies.strategy import FedLSG
 

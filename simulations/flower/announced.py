@@ -10,8 +10,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from simulations.grids.refusals import SettingsError
-from strategies.federation.wrapped_grid import WrappedGrid
+from simulations.grids.virtual import SettingsError
+from strategies.federation.watched_grid import WrappedGrid
 
 RECORD = "fedlsg.settings"
 

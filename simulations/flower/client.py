@@ -12,7 +12,7 @@ from simulations import workloads
 from simulations.client.app import make_app
 from simulations.flower.announced import announced
 from simulations.flower.bundle import note_other_torch
-from simulations.grids.refusals import SettingsError
+from simulations.grids.virtual import SettingsError
 from simulations.settings.settings import AUTO, Settings, from_mapping
 from simulations.workloads import Workload
 from simulations.workloads.own import MODEL, make

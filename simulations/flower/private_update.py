@@ -41,8 +41,8 @@ from simulations.flower.whole_update import (
     read_terms,
     to_cpu,
 )
-from simulations.grids.refusals import OverBudgetError, SettingsError
-from strategies.federation.secure_sum.wire import MASKED, stage_of
+from simulations.grids.virtual import OverBudgetError, SettingsError
+from strategies.federation.stages import MASKED, stage_of
 from strategies.federation.wire import NO_REASON
 from strategies.private_step import PrivateStep
 

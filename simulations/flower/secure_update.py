@@ -24,8 +24,8 @@ from fedlsg.secure_sum import Terms as Attempt
 from fedlsg.training.client import AddNoise
 from simulations.client.secure_sum import begin, check_noise, restore, store
 from simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
-from simulations.grids.refusals import SecureSumRefusedError
-from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage, write_stage
+from simulations.grids.virtual import SecureSumRefusedError
+from strategies.federation.stages import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage, write_stage
 
 
 def number_of(node: int) -> int:

@@ -25,7 +25,7 @@ from simulations.server.serve import Start, serve
 from simulations.settings.checks import check_given
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, permit_code
-from strategies.federation.bounds import reply_bytes
+from strategies.federation.expectations import reply_bytes
 from strategies.federation.nodes import wait_for_nodes
 from strategies.strategy import FedLSG
 

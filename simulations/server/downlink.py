@@ -9,7 +9,6 @@ the summary, and whole models sent as repairs to ``downlink.repairs``. What clie
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedlsg.carriers.probe import Basis
@@ -21,8 +20,7 @@ from simulations.rundir.updates import StepFiles
 from simulations.settings.resolve import downlink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
-from strategies.federation.downlink import Downlink, FullDownlink
-from strategies.federation.replica_wire import Records
+from strategies.federation.downlink import Downlink, FullDownlink, Records
 from strategies.federation.sparse_downlink import SparseDownlink
 from strategies.federation.wire import array_bytes
 
@@ -52,10 +50,7 @@ class CountingDownlink:
             self._attempt += 1
             self._current = {**NOTHING, "attempts": 1}
         self._current["messages"] += len(made)
-        self._current["bytes"] += sum(
-            array_bytes(record for record in records.values() if isinstance(record, ArrayRecord))
-            for records in made.values()
-        )
+        self._current["bytes"] += sum(array_bytes(records.values()) for records in made.values())
         repairs = self.inner.repairs if isinstance(self.inner, SparseDownlink) else {}
         self.run.write_sent({"attempt": self._attempt, "interrupted": self._if_interrupted(), "repairs": repairs})
         return made

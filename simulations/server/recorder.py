@@ -23,9 +23,8 @@ from simulations.server.spent import Spent
 from simulations.server.summary import Outcome
 from simulations.server.totals import Totals
 from simulations.settings.resolve import GRID
-from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink
-from strategies.federation.report import RoundReport
+from strategies.federation.report import RoundReport, SimulatedClock
 
 OnRound = Callable[[Row], object]
 

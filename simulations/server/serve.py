@@ -30,8 +30,8 @@ from simulations.server.final_model import FinalModel, final_model
 from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
 from simulations.settings.settings import values_of
-from strategies.federation.clock import SimulatedClock
 from strategies.federation.nodes import SimulatedGrid
+from strategies.federation.report import SimulatedClock
 from strategies.federation.wire import flat_record
 from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 

@@ -1,15 +1,166 @@
-"""What is sent down to clients: the interface that the strategy uses, and the simplest kind, the whole model."""
+"""What is sent down to clients: what the strategy calls for it, the records, and the simplest kind, the whole model.
 
-from collections.abc import Collection, Mapping, Sequence
+weights  the whole model; for a client with a replica only if that is smaller, or its replica was lost
+replica  version of the announced weights, version that the message starts from, SHA-256 of the weights
+steps    the updates from one version to the other (``fedlsg.state.Step``); none if they are equal
+state    with the whole model: the state that a replica continues from; without it the client has no replica afterwards
+basis    the carriers of a probe, for clients that were not there at the refresh and cannot derive them: one flat
+         float32 array, L, R and both energies of every carried weight (``fedlsg.carriers.probe.flatten``)
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from fedlsg.carriers.probe import Basis, flatten
 from fedlsg.frame import Frame
-from fedlsg.state import ServerState
-from strategies.federation.basis_wire import Holders, Keep, keep_nowhere
-from strategies.federation.replica_wire import Records
-from strategies.federation.wire import flat_record, frame_record, kept_record
+from fedlsg.state import ServerState, Step, StepError
+from fedlsg.state.server_update import read_steps
+from strategies.federation.wire import config_in, flat_record, frame_record, kept_record, raw_array, read_array
+
+NOWHERE = -1
+"""The base of a message whose weights no replica continues from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """``version`` counts the steps since the initial model; ``base`` is the version that the message starts from."""
+
+    version: int
+    base: int
+    digest: bytes
+
+
+Records = dict[str, ArrayRecord | ConfigRecord]
+
+
+def digest_of(weights: Tensor) -> bytes:
+    """SHA-256 of flat float32 weights, encoded as in a message."""
+    return hashlib.sha256(weights.detach().cpu().numpy().tobytes()).digest()
+
+
+def catch_up(reference: Reference, steps: Sequence[bytes]) -> Records:
+    """Records for a replica at ``reference.base``."""
+    records: Records = {"replica": ConfigRecord(asdict(reference))}
+    if steps:
+        joined = np.frombuffer(b"".join(steps), np.uint8)
+        records["steps"] = ArrayRecord({"updates": raw_array(joined)})
+    return records
+
+
+def whole(reference: Reference, weights: ArrayRecord, state: Mapping[str, Tensor]) -> Records:
+    """Records of the whole model; if ``reference.base`` is its version, a replica continues from it."""
+    records: Records = {"replica": ConfigRecord(asdict(reference)), "weights": weights}
+    if state:
+        records["state"] = ArrayRecord({name: raw_array(v.detach().cpu().numpy()) for name, v in state.items()})
+    return records
+
+
+def read_reference(content: RecordDict) -> Reference | None:
+    """Which weights are announced; None for a message with full weights and nothing else.
+
+    Raises KeyError or ValueError for a record that is not one.
+    """
+    config = config_in(content, "replica")
+    if config is None:
+        return None
+    version, base, digest = (config[f.name] for f in fields(Reference))
+    if not (isinstance(version, int) and isinstance(base, int) and isinstance(digest, bytes)):
+        raise ValueError("the announced version of the model is not valid: expected two numbers and a digest")
+    return Reference(version=version, base=base, digest=digest)
+
+
+def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
+    """The steps of a message that starts from ``reference.base``. Raises StepError for anything else."""
+    steps = []
+    if "steps" in content.array_records:
+        steps = read_steps(content.array_records["steps"]["updates"].data)
+    if len(steps) != reference.version - reference.base:
+        raise StepError(f"{len(steps)} steps from version {reference.base} to {reference.version}")
+    return steps
+
+
+def read_state(content: RecordDict) -> dict[str, Tensor]:
+    """The vectors of the ``state`` record, if any."""
+    record = content.array_records.get("state")
+    return {} if record is None else {name: torch.from_numpy(read_array(record[name])) for name in record}
+
+
+Keep = Callable[[Basis], None]
+"""Called with the basis of a refresh before any client is asked for it."""
+
+
+def basis_record(basis: Basis) -> ArrayRecord:
+    """All numbers of a basis."""
+    return flat_record(flatten(basis))
+
+
+def read_basis(content: RecordDict) -> Tensor | None:
+    """The flat basis of a message, or None. KeyError or ValueError for a record that is none."""
+    record = content.array_records.get("basis")
+    return None if record is None else torch.from_numpy(read_array(record["flat"]))
+
+
+def keep_nowhere(basis: Basis) -> None:
+    """Nothing: every client has to derive the basis, or to be sent it."""
+
+
+class Holders:
+    """Which clients hold the basis of the current refresh: those whose reply in a round since then was valid.
+
+    At the refresh itself clients derive the basis; after it, one that does not hold it is sent it.
+    """
+
+    def __init__(self, state: ServerState, keep: Keep = keep_nowhere) -> None:
+        self.state, self._keep, self._kept = state, keep, 0
+        self.round, self.held = 0, set[int]()
+
+    def records(self, selected: Collection[int], framed: Collection[int] = ()) -> Mapping[int, Records]:
+        """The ``basis`` record for those of the clients that need it; ``framed`` derive another one."""
+        basis = self.state.basis
+        if basis is None:
+            return {}
+        if basis.round != self._kept:
+            self._keep(basis)
+            self._kept = basis.round
+        if basis.round != self.round:
+            self.round, self.held = basis.round, set()
+        differ = set(framed) & set(selected)
+        self.held -= differ
+        needed = differ if self.refreshes else set(selected) - self.held
+        record = basis_record(basis) if needed else None
+        return {client: {"basis": record} for client in needed if record is not None}
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the round that is announced is a refresh."""
+        return self.state.basis is not None and self.state.basis.round == self.state.next_round
+
+    @property
+    def missed_numbers(self) -> int:
+        """Numbers in the basis if a client without it has to be sent it now, else 0."""
+        basis = self.state.basis
+        return 0 if basis is None or self.refreshes else len(flatten(basis))
+
+    def confirm(self, partitions: Collection[int]) -> None:
+        """The replies of these clients show that they hold the basis."""
+        if self.state.basis is not None:
+            self.held |= set(partitions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; none where nothing is probed."""
+        return {} if self.state.public.source is None else {"basis": {"round": self.round, "held": sorted(self.held)}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+        found = state.get("basis", {"round": 0, "held": []})
+        self.round, self.held = found["round"], set(found["held"])
 
 
 class Downlink(Protocol):

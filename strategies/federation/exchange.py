@@ -19,17 +19,13 @@ from torch import Tensor
 from fedlsg.participation import draw_order
 from fedlsg.privacy import LedgerError
 from fedlsg.state import Phase, RoundPlan, sizes_of
-from strategies.federation.bounds import check_reply, reason_of
-from strategies.federation.clock import SimulatedClock
-from strategies.federation.downlink import Downlink
-from strategies.federation.expectations import Expectations
-from strategies.federation.ledgers import RECORD, LedgerCopies, held_record
+from strategies.federation.downlink import Downlink, Records
+from strategies.federation.expectations import Expectations, check_reply, reason_of
 from strategies.federation.nodes import Roster, SimulatedGrid
-from strategies.federation.replica_wire import Records
-from strategies.federation.report import AWAY, NO_REPLY, RoundReport
-from strategies.federation.serial import wire_size
+from strategies.federation.proofs import RECORD, LedgerCopies, held_record
+from strategies.federation.report import AWAY, NO_REPLY, RoundReport, SimulatedClock
 from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to
+from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, wire_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,9 +21,20 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Codec, PayloadError
 from fedlsg.state import ServerState, Step, encode_pruning, encode_update, extra_vectors
 from fedlsg.state.server_update import decode_update
-from strategies.federation.basis_wire import Holders, Keep, keep_nowhere
-from strategies.federation.downlink import Downlink, framed_records, has_ranked_mask
-from strategies.federation.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
+from strategies.federation.downlink import (
+    NOWHERE,
+    Downlink,
+    Holders,
+    Keep,
+    Records,
+    Reference,
+    catch_up,
+    digest_of,
+    framed_records,
+    has_ranked_mask,
+    keep_nowhere,
+    whole,
+)
 from strategies.federation.wire import flat_record, kept_record
 
 REPAIRS_ALLOWED = 2

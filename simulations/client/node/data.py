@@ -13,7 +13,7 @@ from pathlib import Path
 
 from simulations import workloads
 from simulations.client.node.terms import Terms, absolute
-from simulations.grids.refusals import OwnDataError, TermsError, log_failure
+from simulations.grids.virtual import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Options, Split

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fedlsg.privacy.ledger_entry import UNITS
-from simulations.grids.refusals import TermsError
+from simulations.grids.virtual import TermsError
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",

@@ -19,11 +19,8 @@ from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.announced import RECORD, announcement
 from simulations.flower.client import OWN_CODE, code_digest
 from simulations.grids.virtual import FIRST_NODE, SHARED, call_client, give_id
-from strategies.federation.code_identity import RECORD as CODE
-from strategies.federation.code_identity import code_record
-from strategies.federation.ledgers import read_news
-from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import read_identity
+from strategies.federation.proofs import CODE, code_record, read_news
+from strategies.federation.wire import over_the_wire, read_identity
 from tests.simulations.support.deployed import new_process, terms
 
 SETTINGS: dict[str, Any] = {

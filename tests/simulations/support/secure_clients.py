@@ -16,7 +16,7 @@ from simulations.client.given_account import RECORD as ACCOUNT
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import sum_file
-from strategies.federation.secure_sum.wire import Stage, read_stage, stage_of, write_stage
+from strategies.federation.stages import Stage, read_stage, stage_of, write_stage
 from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, run_local
 

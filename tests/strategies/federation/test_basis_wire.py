@@ -5,8 +5,7 @@ from typing import Any
 from flwr.app import RecordDict
 
 from fedlsg.carriers.probe import flatten
-from strategies.federation.basis_wire import Holders, read_basis
-from strategies.federation.downlink import FullDownlink
+from strategies.federation.downlink import FullDownlink, Holders, read_basis
 from strategies.federation.wire import array_bytes
 from tests.strategies.small_federation import server_state, values_for
 

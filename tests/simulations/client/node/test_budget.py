@@ -14,7 +14,7 @@ from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.account import NodeAccount
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.terms import read_terms
-from simulations.grids.refusals import OverBudgetError
+from simulations.grids.virtual import OverBudgetError
 from tests.simulations.support.deployed import (
     Server,
     digits_file,

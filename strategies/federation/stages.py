@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import Terms
-from strategies.federation.serial import config_in
+from strategies.federation.wire import config_in
 
 TERMS, MESSAGE = "secure sum", "secure sum message"
 KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
