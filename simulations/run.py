@@ -19,8 +19,8 @@ from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine
-from simulations.engines.lost import RayLostError, last_word
-from simulations.engines.memory import limited_memory
+from simulations.engines.door import limited_memory
+from simulations.engines.watchers import RayLostError, last_word
 from simulations.live.follow import following
 from simulations.plan.advice import advice, embeddings_line, guessing_line, torch_func_line
 from simulations.plan.continuity import begin, check_unchanged
@@ -33,7 +33,7 @@ from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.waiting import lasting, working
 from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import create, exclusive
-from simulations.rundir.own_noise import refuse_own_noise
+from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.deployment import refuse_deployed_run

@@ -39,7 +39,7 @@ from simulations.cli.options import (
 )
 from simulations.cli.runs import RunsCommand, runs
 from simulations.cli.with_settings import WithSettings
-from simulations.engines.signals import sigterm_raises
+from simulations.engines.process import sigterm_raises
 from simulations.settings.settings import RUN, merge
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"

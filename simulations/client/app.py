@@ -30,7 +30,7 @@ from simulations.grids.virtual import (
     in_simulation,
     log_failure,
 )
-from simulations.rundir.files.atomic import cause_of
+from simulations.rundir.files import cause_of
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, permit_code
 from strategies.federation.proofs import OtherCodeError, check_same_code

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
 from fedlsg.state import PublicState
-from simulations.rundir.files import sealed
+from simulations.rundir.files import load_bytes, save_bytes
 from strategies.federation.downlink import read_basis
 from strategies.federation.wire import Announcement
 
@@ -55,7 +55,7 @@ class Held:
     def keep(self, basis: Basis, run: Kept, client: int, *, shared: bool) -> None:
         """This one is right. A client on a machine of its own keeps it in a file, not synced: it can be sent again."""
         if self.basis is not basis and not shared:
-            sealed.save_bytes(run.own_basis(client), basis.round.to_bytes(8, "little") + to_bytes(basis))
+            save_bytes(run.own_basis(client), basis.round.to_bytes(8, "little") + to_bytes(basis))
         self.basis = basis
 
 
@@ -76,7 +76,7 @@ def own(run: Kept, client: int, round: int) -> Callable[[], bytes]:
     """The content of a client's own file; it raises ValueError if that is of another refresh."""
 
     def content() -> bytes:
-        found = sealed.load_bytes(run.own_basis(client))
+        found = load_bytes(run.own_basis(client))
         if int.from_bytes(found[:8], "little") != round:
             raise ValueError(f"the basis is not that of round {round}")
         return found[8:]

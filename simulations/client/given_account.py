@@ -25,7 +25,7 @@ from torch import Tensor
 from fedlsg.privacy import Entry, LedgerError
 from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from simulations.client.replica import History
-from simulations.rundir.files.sealed import parse_checkpoint
+from simulations.rundir.files import parse_checkpoint
 from simulations.rundir.updates import FAR
 from strategies.federation.wire import config_in
 

@@ -26,7 +26,7 @@ from fedlsg.state.server_update import read_steps
 from simulations.client.basis import load
 from simulations.grids.virtual import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
-from simulations.rundir.files import sealed
+from simulations.rundir.files import load_bytes, save_bytes
 from simulations.rundir.updates import FAR
 from simulations.settings.resolve import downlink_codec
 from strategies.federation.downlink import (
@@ -238,11 +238,11 @@ class Replica:
         body = io.BytesIO()
         server = self.state.state_dict() | {"initial": {}}
         torch.save({"version": known.version, "server": server}, body)
-        sealed.save_bytes(path, body.getvalue())
+        save_bytes(path, body.getvalue())
 
     def _load(self, path: Path) -> int | None:
         try:
-            content = sealed.load_bytes(path)
+            content = load_bytes(path)
             self._at_start = False
             saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             self.state.load_state_dict(saved["server"])

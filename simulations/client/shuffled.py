@@ -15,7 +15,7 @@ from pathlib import Path
 from fedlsg.privacy import Entry, LedgerError, ShuffledBatches
 from fedlsg.randomness import SecretStream, reproducible_stream
 from simulations.plan.plan import Base
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 
 KEY_BYTES = 32
 

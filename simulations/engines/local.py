@@ -22,7 +22,7 @@ from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
 from simulations.engines.accounts import Accounts
 from simulations.engines.passes import Passes
-from simulations.engines.run_log import logging_to
+from simulations.engines.process import logging_to
 from simulations.grids.piles import Task
 from simulations.grids.virtual import (
     FIRST_NODE,

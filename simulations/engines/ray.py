@@ -13,11 +13,10 @@ from flwr.app import Message, MessageType
 
 from fedlsg.state import RoundPlan
 from simulations.callbacks.callback import Callback
-from simulations.engines import run_log
 from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready
-from simulations.engines.lost import RayLostError
-from simulations.engines.signals import ignore_interrupts
+from simulations.engines.process import ignore_interrupts, logging_to
+from simulations.engines.watchers import RayLostError
 from simulations.engines.worker import CLIENT
 from simulations.engines.workers import LostError, Outcome, Workers
 from simulations.grids.piles import PILE_SECONDS, Pace, Pile
@@ -117,7 +116,7 @@ def run(
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     with (
-        run_log.logging_to(directory.log),
+        logging_to(directory.log),
         task_identity(),
         ready() as cluster,
         closing(Workers(cluster, plan, directory, client)) as workers,

@@ -11,7 +11,7 @@ from logging import WARNING
 from socket import gethostname
 from typing import Any
 
-from simulations.engines import run_log
+from simulations.engines.process import kept_log
 
 CLIENT = "simulations.client.app:app"
 
@@ -74,7 +74,7 @@ class Worker:
             self._begin(job)
             self._run = job.run
             self._passes = Passes(client, job.num_partitions, job.run_config)
-        with run_log.kept() as records, task_identity():
+        with kept_log() as records, task_identity():
             history, *tasks = unpack(pickled, left)
             forgot = False
             HISTORY.add(*history)

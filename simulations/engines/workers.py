@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from flwr.common.logger import log
 
-from simulations.engines import run_log
 from simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
+from simulations.engines.process import write_log
 from simulations.engines.shipping import put, shipment
 from simulations.engines.worker import Job
 from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
@@ -176,7 +176,7 @@ class Workers:
         else:
             pickled, arrays, records, forgot, seconds = answer
             self._served.add(worker)
-            run_log.write(records)
+            write_log(records)
             if forgot:
                 self._knows.pop(worker)
             pace.took(sum(task.work for task in pile), time.monotonic() - began)

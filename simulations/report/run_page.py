@@ -29,7 +29,7 @@ from simulations.report.page import (
 from simulations.report.render import render
 from simulations.report.tiles import privacy_badge, run_tiles
 from simulations.report.words import duration, outcome, percent, privacy_line, run_headline
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN

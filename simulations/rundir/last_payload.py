@@ -35,7 +35,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.owner_only import make_folder
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.lock import locked_folder
 
 PAYLOAD_KEYS = {"question", "bytes", "sha256"}

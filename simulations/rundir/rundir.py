@@ -34,10 +34,16 @@ from torch import Tensor
 
 from fedlsg.owner_only import make_folder, make_parents
 from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
-from simulations.rundir.files import sealed
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.inside import check_inside
-from simulations.rundir.files.sealed import DamagedError, seal, unseal
+from simulations.rundir.files import (
+    DamagedError,
+    check_inside,
+    load_checkpoint,
+    save_array,
+    save_checkpoint,
+    seal,
+    unseal,
+    write_atomically,
+)
 from simulations.rundir.updates import FAR, StepFiles, round_folder, sum_file
 from simulations.settings.settings import Settings, as_config, from_file, values_of
 
@@ -187,21 +193,21 @@ class RunDir:
 
     def save_sum(self, round: int, total: Tensor) -> None:
         """Record what a secure sum revealed, flat float64."""
-        sealed.save_array(sum_file(self.path, round), total.cpu().numpy())
+        save_array(sum_file(self.path, round), total.cpu().numpy())
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""
-        sealed.save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
+        save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
-        sealed.save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
+        save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""
         folder = self.path / "updates-truth"
         make_folder(folder)
-        sealed.save_array(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
+        save_array(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""
@@ -241,12 +247,12 @@ class RunDir:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, atomically and durably; keep the one before."""
-        sealed.save_checkpoint(self.checkpoint, self.previous, state)
+        save_checkpoint(self.checkpoint, self.previous, state)
 
     def load_checkpoint(self) -> dict[str, Any]:
         """The last checkpoint. Raises ValueError if there is none or it is damaged."""
         try:
-            return sealed.load_checkpoint(self.checkpoint)
+            return load_checkpoint(self.checkpoint)
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
 
@@ -256,13 +262,13 @@ class RunDir:
         Raises ValueError if both are missing or damaged, or of an older version.
         """
         try:
-            return sealed.load_checkpoint(self.checkpoint), None
+            return load_checkpoint(self.checkpoint), None
         except FileNotFoundError:
             why = f"{self.checkpoint} is missing"
         except DamagedError:
             why = f"{self.checkpoint} is damaged"
         try:
-            before = sealed.load_checkpoint(self.previous)
+            before = load_checkpoint(self.previous)
         except (FileNotFoundError, DamagedError):
             raise ValueError(
                 f"{why}, and there is no whole {self.previous.name} either: restore one of them from a copy, or start "

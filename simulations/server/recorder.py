@@ -11,7 +11,7 @@ from fedlsg.state import RoundPlan, ServerState, different_terms
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
 from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
-from simulations.rundir.links import run_seconds
+from simulations.rundir.journal import run_seconds
 from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, Tables, Times

@@ -15,8 +15,7 @@ from typing import Any
 from fedlsg.owner_only import make_file
 from fedlsg.privacy import SERVER, verify_extends
 from simulations.rundir.examined import RESUMED, SETTINGS, examine
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.sealed import DamagedError, load_bytes
+from simulations.rundir.files import DamagedError, load_bytes, write_atomically
 from simulations.rundir.journal import Journal, verify
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.manifest import reopen

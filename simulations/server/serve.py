@@ -18,11 +18,11 @@ from fedlsg.tensors import keep_freed_memory
 from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
 from simulations.plan.plan import Plan
 from simulations.plan.unit import adaptive_clip
-from simulations.rundir.files.atomic import resumable
+from simulations.rundir.files import resumable
 from simulations.rundir.lock import exclusive
-from simulations.rundir.model_files import write_model
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
+from simulations.rundir.updates import write_model
 from simulations.server.deployment import Deployment
 from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink

@@ -24,7 +24,7 @@ from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_s
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from simulations.client.node.terms import Terms
 from simulations.grids.virtual import OverBudgetError, TermsError
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.lock import locked_folder
 from simulations.rundir.rundir import RunDir
 from strategies.federation.proofs import News
