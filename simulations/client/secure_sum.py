@@ -28,7 +28,6 @@ from strategies.federation.stages import (
     UNMASK,
     Stage,
     read_stage,
-    stage_of,
 )
 
 RECORD = "secure sum"
@@ -39,7 +38,7 @@ def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordD
 
     Raises SecureSumRefusedError for terms that are not those of the run, and for what the protocol forbids.
     """
-    stage = _stage(base, content)
+    stage = asked_stage(base, content)
     try:
         terms = _terms(base, stage, partition)
         if stage.name == KEYS:
@@ -59,14 +58,6 @@ def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordD
     return answer
 
 
-def refuse_stage(base: Base, content: RecordDict) -> None:
-    """Raise SecureSumRefusedError for a stage of a secure sum in a run without one, and for an announcement without a
-    stage in a run with one.
-    """
-    if (stage_of(content) is None) != (base.sums is None):
-        _stage(base, content)
-
-
 def masked_values(
     base: Base,
     plan: RoundPlan,
@@ -80,7 +71,7 @@ def masked_values(
     Called for an attempt that was answered, it returns that answer, and nothing is charged.
     Raises as ``answer_stage`` does, before anything is charged.
     """
-    stage, release = _stage(base, content), plan.release
+    stage, release = asked_stage(base, content), plan.release
     assert release is not None
     try:
         if stage.name != MASKED or stage.round != plan.round:
@@ -115,7 +106,7 @@ def check_noise(stage: Stage, release: Release) -> None:
         )
 
 
-def _stage(base: Base, content: RecordDict) -> Stage:
+def asked_stage(base: Base, content: RecordDict) -> Stage:
     """The stage of a message. Refused: a run without secure sums, and records that are no stage."""
     if base.sums is None:
         raise SecureSumRefusedError(f"secure sum: this run has trust={base.settings.trust}, and no secure sum")

@@ -57,8 +57,7 @@ class Worker:
         """
         from flwr.common.logger import log
 
-        from simulations.client.given_account import HISTORY
-        from simulations.client.model import process
+        from simulations.client.model import HISTORY, process
         from simulations.engines.passes import Passes
         from simulations.grids.piles import pack, unpack
         from simulations.grids.virtual import call_until, give_id, task_identity, too_slow
@@ -108,8 +107,7 @@ class Worker:
         import ray
 
         from simulations.client.app import simulated_settings
-        from simulations.client.given_account import HISTORY
-        from simulations.client.model import process, serving
+        from simulations.client.model import HISTORY, process, serving
         from simulations.plan.continuity import data_digest
         from simulations.plan.prepare import prepare
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import trainable
 from fedlsg.state import ServerState
-from simulations.client.personal import own_parameters
+from simulations.client.train import own_parameters
 from simulations.plan.base import Base
 from simulations.plan.clients import parts_of_test
 from simulations.rundir.last_payload import FeedbackBox

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedlsg.carriers.probe import Basis
 from fedlsg.frame import Frame
 from fedlsg.state import ServerState
-from simulations.client.basis import to_bytes
+from simulations.client.replica import basis_bytes
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import StepFiles
 from simulations.settings.resolve import downlink_codec
@@ -99,7 +99,7 @@ def make_downlink(s: Resolved, state: ServerState, run: RunDir) -> CountingDownl
     store = StepFiles(run.steps)
 
     def keep(basis: Basis) -> None:
-        store.save_basis(basis.round, to_bytes(basis))
+        store.save_basis(basis.round, basis_bytes(basis))
 
     if s.downlink == "full":
         return CountingDownlink(FullDownlink(state, keep), run)

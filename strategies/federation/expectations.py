@@ -17,7 +17,8 @@ from torch import Tensor
 from fedlsg.carriers.powersgd import decode
 from fedlsg.client_level import ClientUnit, ServerNoise
 from fedlsg.discrete import SumTerms
-from fedlsg.method import LocalTraining, norm_bound
+from fedlsg.frame import Frame
+from fedlsg.method import LocalTraining, Method, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
@@ -173,21 +174,25 @@ class Expectations:
         return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std)
 
     def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
-        wire = plan.frame.wire
-        return Expected(
-            round=plan.round,
-            codec=self.settings.codec,
-            index_mode=self.settings.index_mode,
-            size=wire.size,
-            indices=wire.indices,
-            digest=plan.frame.digest,
+        return expected_of(
+            plan.frame, self.state.method, round=plan.round, codec=self.settings.codec,
+            index_mode=self.settings.index_mode, dither=self._dither(partition, plan),
             max_norm=self._norm_bound(plan, num_examples),
-            blocks=wire.blocks,
-            dither=self._dither(partition, plan),
-            most=self.state.method.compression.most(wire.size),
-        )
+        )  # fmt: skip
 
     def _norm_bound(self, plan: RoundPlan, num_examples: int) -> float:
         """At client level a payload is one clipped update, whatever the local steps and examples."""
         units, local = (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
         return norm_bound(plan.mechanism, plan.frame, num_examples=units, local=local)
+
+
+def expected_of(
+    frame: Frame, method: Method, *, round: int, codec: Codec, index_mode: IndexMode, dither: Dither,
+    max_norm: float = math.inf,
+) -> Expected:  # fmt: skip
+    """What a payload of values in a frame has to be; but for the bound on its norm, client and server know it alike."""
+    wire = frame.wire
+    return Expected(
+        round=round, codec=codec, index_mode=index_mode, size=wire.size, indices=wire.indices, digest=frame.digest,
+        blocks=wire.blocks, dither=dither, most=method.compression.most(wire.size), max_norm=max_norm,
+    )  # fmt: skip

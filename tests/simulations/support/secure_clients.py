@@ -11,8 +11,8 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedlsg.discrete import Release
+from simulations.client.account import RECORD as ACCOUNT
 from simulations.client.app import app as honest
-from simulations.client.given_account import RECORD as ACCOUNT
 from simulations.rundir import files
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import sum_file

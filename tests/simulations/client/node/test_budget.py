@@ -11,7 +11,7 @@ import pytest
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
-from simulations.client.account import NodeAccount
+from simulations.client.deployed import NodeAccount
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.virtual import OverBudgetError
