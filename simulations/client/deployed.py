@@ -19,9 +19,8 @@ from simulations import workloads
 from simulations.client.account import Account
 from simulations.client.model import Process, assemble, set_up
 from simulations.client.node.conditions import check_base, check_mechanism, usable
-from simulations.client.node.data import form_of, reader
 from simulations.client.node.folder import Budget, NodeFolder
-from simulations.client.node.terms import Terms, read_terms
+from simulations.client.node.terms import Terms, form_of, read_terms, reader
 from simulations.client.rehearsal import rehearse
 from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer_in

@@ -21,7 +21,7 @@ from simulations.rundir.examined import MODEL
 from simulations.rundir.files import check_writable, seal, write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import WEIGHTS, read_model, write_model
-from simulations.server.final_model import FinalModel, final_model
+from simulations.server.summary import FinalModel, final_model
 from simulations.settings.settings import Settings
 
 ABOUT = "fedlsg-run.json"

@@ -24,7 +24,7 @@ from fedlsg.randomness import secret_stream
 from fedlsg.training.client import AddNoise
 from simulations.client.app import is_simulated, refusal
 from simulations.client.node.terms import absolute
-from simulations.flower.bundle import note_other_torch
+from simulations.flower.client import note_other_torch
 from simulations.flower.secure_update import answer_stage, masked_update
 from simulations.flower.whole_update import (
     KEY,

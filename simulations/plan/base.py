@@ -25,7 +25,7 @@ from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
 from fedlsg.state import PublicState, RoundPlan, ServerState
 from simulations import workloads
-from simulations.plan.source import found_source, late_source
+from simulations.plan.start import found_source, late_source
 from simulations.plan.unit import client_unit
 from simulations.rundir.declared import EVERYTHING, RELEASED, Released
 from simulations.settings.automatic import device_of

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from simulations.plan.plan import Base, Plan
-from simulations.plan.source import source_digest
+from simulations.plan.start import source_digest
 from simulations.plan.trust import keep_code, other_code, recorded
 from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir

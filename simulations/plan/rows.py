@@ -1,7 +1,7 @@
 """What is wrong with rows of a user's own, found before anybody is charged, and named by the number of the row.
 
 The driver of a simulation may look at all rows. In a deployment it has the test split alone, and each client looks at
-its own rows (``simulations.client.node.data``).
+its own rows (``simulations.client.node.terms``).
 """
 
 from collections.abc import Iterator, Mapping

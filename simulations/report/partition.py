@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
+from simulations.plan.prepare import Balance, measure
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
 from simulations.report.figure import interactive, plot, png

@@ -9,7 +9,7 @@ import strategies
 from fedlsg.user_code import is_reference, shown
 from simulations import workloads
 from simulations.callbacks.named import shown_names
-from simulations.plan.noise import RHO_MEANING
+from simulations.plan.advice import RHO_MEANING
 from simulations.report.course import course
 from simulations.report.facts import epsilon_section, made_section, row_warnings, settings_section, values_line
 from simulations.report.figure import interactive

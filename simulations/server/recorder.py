@@ -8,20 +8,18 @@ from typing import Any
 
 from fedlsg.gradients import trainable
 from fedlsg.state import RoundPlan, ServerState, different_terms
+from simulations.plan.advice import rho_of, sum_bits
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
 from simulations.rundir.journal import run_seconds
 from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, Tables, Times
 from simulations.rundir.updates import round_folder, write_frame
-from simulations.server.by_client import ByClient, ClientScores
-from simulations.server.evaluate import Evaluation
+from simulations.server.evaluate import ByClient, ClientScores, Evaluation
 from simulations.server.restore import restore
-from simulations.server.spent import Spent
+from simulations.server.spent import Spent, Totals
 from simulations.server.summary import Outcome
-from simulations.server.totals import Totals
 from simulations.settings.resolve import GRID
 from strategies.federation.downlink import Downlink
 from strategies.federation.report import RoundReport, SimulatedClock

@@ -24,11 +24,9 @@ from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.rundir.updates import write_model
 from simulations.server.deployment import Deployment
-from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
-from simulations.server.final_model import FinalModel, final_model
 from simulations.server.recorder import OnRound, Recorder
-from simulations.server.summary import Outcome, summarize
+from simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
 from simulations.settings.settings import values_of
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.report import SimulatedClock

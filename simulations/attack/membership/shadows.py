@@ -25,8 +25,8 @@ from simulations.engines.watchers import scratch
 from simulations.plan.plan import Plan
 from simulations.report.progress import Tick
 from simulations.rundir.rundir import RunDir
-from simulations.server.diverged import refuse_diverged
 from simulations.server.evaluate import evaluate, scores_of
+from simulations.server.summary import refuse_diverged
 from simulations.workloads import to_device
 from simulations.workloads.base.split import Split
 from simulations.workloads.base.workload import LoadedWorkload

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import strategies
 from fedlsg.discrete.release import MOST_EXAMPLES
-from simulations.client.node.data import own_path, with_own_columns
-from simulations.client.node.terms import TRUST, Terms
+from simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
 from simulations.grids.virtual import SettingsError, TermsError
 from simulations.models.encoder_source import NAMES
 from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub

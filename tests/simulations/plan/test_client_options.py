@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from simulations.plan.noise import rho_of
+from simulations.plan.advice import rho_of
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.rundir import RunDir
 from simulations.server.serve import federation_settings

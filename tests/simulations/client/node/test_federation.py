@@ -16,7 +16,7 @@ from fedlsg.accounting.bounds import epsilon
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
 from simulations.engines.local import task_identity
-from simulations.plan.source import found_source
+from simulations.plan.start import found_source
 from simulations.rundir.rundir import RunDir
 from simulations.server.app import run_rounds
 from simulations.settings.run import Resolved

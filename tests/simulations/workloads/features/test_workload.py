@@ -10,7 +10,7 @@ from torch import nn
 
 import fedlsg
 from simulations import workloads
-from simulations.client.node.data import form_of
+from simulations.client.node.terms import form_of
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
 from simulations.rundir.updates import write_model
