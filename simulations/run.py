@@ -45,8 +45,7 @@ from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.deployment import refuse_deployed_run
-from simulations.server.ready import ready_plan
-from simulations.server.restore import restore
+from simulations.server.ready import ready_plan, restore
 from simulations.server.summary import refuse_diverged
 from simulations.settings.automatic import method_line, rule_line
 from simulations.settings.published import resolve

@@ -34,8 +34,8 @@ from simulations.rundir.files import cause_of
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, permit_code
 from strategies.federation.proofs import OtherCodeError, check_same_code
-from strategies.federation.stages import MASKED, stage_of
-from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, update
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, stage_of, update
 
 Read = Callable[[Message, Context], Settings]
 """Settings of a run, from a message or its context. Raises SettingsError for what is none."""

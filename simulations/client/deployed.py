@@ -41,8 +41,8 @@ from simulations.rundir.rundir import RunDir
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 from strategies.federation.proofs import RECORD, news_record, read_held
-from strategies.federation.stages import MASKED, stage_of
-from strategies.federation.wire import identity, read_round, update
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import identity, read_round, stage_of, update
 
 
 @dataclass(frozen=True)

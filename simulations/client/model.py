@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import INFO
 from pathlib import Path
@@ -42,12 +42,12 @@ class Loaded:
     parameters: Checked
 
 
+@dataclass(eq=False)
 class Held:
     """The basis that a client, or all simulated clients of a process, hold of a refresh."""
 
-    def __init__(self, state: PublicState) -> None:
-        self.state = state
-        self.basis: Basis | None = None
+    state: PublicState
+    basis: Basis | None = None
 
     def candidates(
         self, announced: Announcement, content: RecordDict, run: History, client: int, *, shared: bool
@@ -216,15 +216,15 @@ def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) 
     return sent if sent is not None and sent.digest == announced.frame_digest else None
 
 
+@dataclass(eq=False)
 class SentHistory:
     """What the driver has sent to this process: steps of a sparse downlink, or a checkpoint in place of early ones, and
     the carriers of the last probe.
     """
 
-    def __init__(self) -> None:
-        self.steps: dict[int, bytes] = {}
-        self.bases: dict[int, bytes] = {}
-        self.checkpoint: bytes | None = None
+    steps: dict[int, bytes] = field(default_factory=dict)
+    bases: dict[int, bytes] = field(default_factory=dict)
+    checkpoint: bytes | None = None
 
     def add(self, sent: Sequence[tuple[int, bytes]], bases: Sequence[tuple[int, bytes]] = ()) -> None:
         """What the driver has sent: steps by version, and a checkpoint as version -1; the last probe by its round."""

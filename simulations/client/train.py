@@ -49,8 +49,7 @@ from simulations.plan.plan import Base
 from simulations.rundir.last_payload import LastPayload
 from simulations.settings.settings import Settings
 from strategies.federation.expectations import expected_of
-from strategies.federation.stages import stage_of
-from strategies.federation.wire import Announcement, config_in, read_round
+from strategies.federation.wire import Announcement, config_in, read_round, stage_of
 
 
 def answer(

@@ -28,8 +28,8 @@ from simulations.plan.plan import Plan
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir
 from strategies.federation.downlink import read_reference
-from strategies.federation.stages import MASKED, stage_of
-from strategies.federation.wire import config_in, flat_bytes, read_round, read_update, update
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import config_in, flat_bytes, read_round, read_update, stage_of, update
 
 
 def give(

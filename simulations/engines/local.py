@@ -40,7 +40,7 @@ from simulations.grids.virtual import (
 from simulations.plan.plan import Plan, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.server.serve import serve
+from simulations.server.app import serve
 from simulations.settings.settings import as_config
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import over_the_wire

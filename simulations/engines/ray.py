@@ -24,7 +24,7 @@ from simulations.grids.virtual import VirtualGrid, give_id, task_identity
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.server.serve import serve
+from simulations.server.app import serve
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import WORKER_DIED, failure
 

@@ -31,8 +31,8 @@ from simulations.grids.virtual import task_identity
 from simulations.plan.base import Base
 from simulations.plan.plan import Plan, probes
 from simulations.rundir.rundir import RunDir
-from simulations.server.downlink import make_downlink
-from simulations.server.serve import federation_settings
+from simulations.server.app import federation_settings
+from simulations.server.recorder import make_downlink
 from simulations.settings.participation import NAMES as CLOCK
 from simulations.settings.settings import as_config
 from simulations.workloads import Split

@@ -42,8 +42,8 @@ from simulations.flower.whole_update import (
     to_cpu,
 )
 from simulations.grids.virtual import OverBudgetError, SettingsError
-from strategies.federation.stages import MASKED, stage_of
-from strategies.federation.wire import NO_REASON
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import NO_REASON, stage_of
 from strategies.private_step import PrivateStep
 
 NUM_EXAMPLES = "num-examples"

@@ -33,7 +33,7 @@ from fedlsg.failure import OwnEnd
 from fedlsg.participation import ClientLimit
 from simulations.grids.piles import Task
 from simulations.settings.run import Settings
-from strategies.federation.stages import MASKED, stage_of
+from strategies.federation.stages import MASKED
 from strategies.federation.wire import (
     FAILED,
     FRAME_DIFFERS,
@@ -44,6 +44,7 @@ from strategies.federation.wire import (
     REPLICA_MISSING,
     TOO_SLOW,
     failure,
+    stage_of,
 )
 
 

@@ -16,7 +16,7 @@ events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in t
 .lock            the process that uses the directory
 
 ``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed since the run.
-``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads. run.log is SECRET because the traceback
+``simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads. run.log is SECRET because the traceback
 of a client that failed may quote its data.
 """
 
@@ -48,14 +48,11 @@ from simulations.rundir.updates import FAR, StepFiles, round_folder, sum_file
 from simulations.settings.settings import Settings, as_config, from_file, values_of
 
 
-class _Path:
+class _Path(str):
     """The path of a file or folder in a run directory."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
     def __get__(self, run: "RunDir", owner: type) -> Path:
-        return run.path / self.name
+        return run.path / str(self)
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from simulations.models.encoder import describe
 from simulations.plan.plan import Base, Plan
 from simulations.plan.start import rows_behind, starts_of
 from simulations.rundir.tables import BYTES
-from simulations.server.downlink import downlink_facts
 from simulations.server.evaluate import ByClient, Score
-from simulations.settings.resolve import codec_summary
+from simulations.settings.resolve import codec_summary, downlink_codec
 from simulations.settings.settings import Settings, values_of
 from simulations.workloads import Options
 from simulations.workloads.chance import chance_of
+from strategies.federation.downlink import NOTHING
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 
@@ -275,3 +275,19 @@ def refuse_diverged(summary: Mapping[str, Any]) -> None:
     """Raise RuntimeError for a run that diverged: its weights are those of an earlier round."""
     if summary["diverged"]:
         raise RuntimeError(str(summary["stopped"]))
+
+
+def downlink_facts(s: Settings, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary says of a downlink that is in this ``state``.
+
+    ``repairs``: whole models sent because a client had lost its replica, in all rounds of the run, also interrupted
+    ones; ``interrupted``: what was sent in rounds that were interrupted and run again by ``resume``, which no other sum
+    includes; ``added_variance`` in units of the variance of the noise in the sum.
+    """
+    interrupted = state.get("interrupted", NOTHING)
+    if s.downlink == "full":
+        return {"name": "full", "interrupted": interrupted}
+    repairs = sum(state["repairs"].values())
+    codec = downlink_codec(s)
+    found = {"name": s.downlink, "codec": codec.name, "repairs": repairs, "interrupted": interrupted}
+    return found | codec.summary()

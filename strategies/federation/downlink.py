@@ -9,6 +9,7 @@ basis    the carriers of a probe, for clients that were not there at the refresh
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
@@ -22,7 +23,15 @@ from fedlsg.carriers.probe import Basis, flatten
 from fedlsg.frame import Frame
 from fedlsg.state import ServerState, Step, StepError
 from fedlsg.state.server_update import read_steps
-from strategies.federation.wire import config_in, flat_record, frame_record, kept_record, raw_array, read_array
+from strategies.federation.wire import (
+    array_bytes,
+    config_in,
+    flat_record,
+    frame_record,
+    kept_record,
+    raw_array,
+    read_array,
+)
 
 NOWHERE = -1
 """The base of a message whose weights no replica continues from."""
@@ -163,48 +172,84 @@ class Holders:
         self.round, self.held = found["round"], set(found["held"])
 
 
-class Downlink(Protocol):
-    """What the strategy calls, in this order: records for the selected clients, confirmation, the round's update.
+NOTHING = {"attempts": 0, "messages": 0, "bytes": 0}
+"""Rounds that were interrupted, and the messages and payload bytes that they sent down."""
 
-    A kind that remembers nothing needs only ``records``, ``finish_round`` and ``prune``.
+
+class Notes(Protocol):
+    """Keeps a note of what is sent in the current round."""
+
+    def write_sent(self, note: Mapping[str, Any], /) -> None: ...
+
+    def read_sent(self) -> dict[str, Any]: ...
+
+
+class Downlink:
+    """The dense weights to every client, in every round; and what every kind has.
+
+    The strategy calls, in this order: records for the selected clients, confirmation, the round's update. Messages are
+    counted before they are sent, so that an interrupted round is counted, too: what it had sent is in a note.
+    Guarantee: when a process ends at any point, its successor counts each message that may have left exactly once: with
+    a finished round or with the interrupted rounds. (Not synced: a machine that crashes may lose the last note.)
     """
+
+    def __init__(self, state: ServerState, keep: Keep = keep_nowhere, notes: Notes | None = None) -> None:
+        self.state, self.holders, self.notes = state, Holders(state, keep), notes
+        self.repairs: Counter[int] = Counter()
+        """Whole models that were sent to each client because it had lost its replica."""
+        self.interrupted = dict(NOTHING)
+        self._attempt = 0  # rounds begun, by this process and those before it
+        self._current: dict[str, int] | None = None
 
     def records(
         self, selected: Sequence[int], frame: Frame, *, framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> Mapping[int, Records]:
         """Records of each selected client's message; ``framed`` get the frame whole, ``lost`` the model."""
+        made = self._records(selected, frame, framed, lost)
+        if self._current is None:
+            self._attempt += 1
+            self._current = {**NOTHING, "attempts": 1}
+        self._current["messages"] += len(made)
+        self._current["bytes"] += sum(array_bytes(records.values()) for records in made.values())
+        if self.notes is not None:
+            note = {"attempt": self._attempt, "interrupted": self._if_interrupted(), "repairs": self.repairs}
+            self.notes.write_sent(note)
+        return made
 
     def confirm(self, partitions: Collection[int]) -> None:
         """The replies of these clients show that they hold what was announced."""
-        return
+        self.holders.confirm(partitions)
 
     def abandon_round(self) -> None:
-        """No reply arrived: the records of this round will be needed once more."""
-        return
+        """No reply arrived: the records of this round will be needed once more, and count as an interrupted round's."""
+        self.interrupted, self._current = self._if_interrupted(), None
 
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
-        """Apply the clients' values, see ``ServerState.finish_round``."""
+        """Apply the clients' values, see ``ServerState.finish_round``; the next records are another round's."""
+        self._apply(frame, updates, noise_std)
+        self._current = None
 
     def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:
-        """Prune by the clients' values, see ``ServerState.prune``."""
+        """Prune by the clients' values, see ``ServerState.prune``; the next records are another round's."""
+        self.state.prune(frame, updates, num_examples=num_examples)
+        self._current = None
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs of it, in plain values."""
-        return {}
+        return {**self.holders.state_dict(), "attempt": self._attempt, "interrupted": self.interrupted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``."""
-        return
+        """Continue from ``state_dict``; a noted round that the state does not know was interrupted."""
+        self._attempt, self.interrupted = state.get("attempt", 0), state.get("interrupted", dict(NOTHING))
+        self.repairs, self._current = Counter(state.get("repairs", {})), None
+        self.holders.load_state_dict(state)
+        note = {"attempt": 0} if self.notes is None else self.notes.read_sent()
+        if note["attempt"] > self._attempt:
+            self._attempt, self.interrupted = note["attempt"], note["interrupted"]
+            self.repairs = Counter({int(client): times for client, times in note["repairs"].items()})
 
-
-class FullDownlink(Downlink):
-    """The dense weights to every client, in every round."""
-
-    def __init__(self, state: ServerState, keep: Keep = keep_nowhere) -> None:
-        self.state, self.holders = state, Holders(state, keep)
-
-    def records(
-        self, selected: Sequence[int], frame: Frame, *, framed: Collection[int] = (), lost: Collection[int] = ()
+    def _records(
+        self, selected: Sequence[int], frame: Frame, framed: Collection[int], lost: Collection[int]
     ) -> Mapping[int, Records]:
         """The same weights for all; with the kept positions where the server's memory chose them, and with the basis of
         the last refresh for those that were not there.
@@ -215,20 +260,12 @@ class FullDownlink(Downlink):
         bases, whole = self.holders.records(selected, framed), framed_records(self.state, frame, framed)
         return {p: common | (whole if p in framed else {}) | bases.get(p, {}) for p in selected}
 
-    def confirm(self, partitions: Collection[int]) -> None:
-        self.holders.confirm(partitions)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.holders.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.holders.load_state_dict(state)
-
-    def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
+    def _apply(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         self.state.finish_round(frame, updates, noise_std=noise_std)
 
-    def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:
-        self.state.prune(frame, updates, num_examples=num_examples)
+    def _if_interrupted(self) -> dict[str, int]:
+        """What interrupted rounds sent if the current round is one of them."""
+        return {name: before + (self._current or NOTHING)[name] for name, before in self.interrupted.items()}
 
 
 def framed_records(state: ServerState, frame: Frame, framed: Collection[int]) -> Records:

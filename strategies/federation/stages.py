@@ -14,9 +14,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import Terms
-from strategies.federation.wire import config_in
+from strategies.federation.wire import STAGE as TERMS
 
-TERMS, MESSAGE = "secure sum", "secure sum message"
+MESSAGE = "secure sum message"
 KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
@@ -59,12 +59,6 @@ def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
     data = Array(dtype="uint8", shape=(len(stage.message),), stype="raw", data=stage.message)
     content[MESSAGE] = ArrayRecord({"message": data})
     return content
-
-
-def stage_of(content: RecordDict) -> str | None:
-    """The name of the stage of a message, None without one; "" if the terms name none."""
-    record = config_in(content, TERMS)
-    return None if record is None else str(record.get("stage", ""))
 
 
 def read_stage(content: RecordDict) -> Stage:

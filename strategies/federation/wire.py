@@ -32,23 +32,19 @@ from fedlsg.frame import Coordinates, Frame, Keep
 from strategies.federation.proofs import CODE, code_record
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
-"""Error codes of our clients; Flower's own are below 1000."""
+WORKER_DIED, DISK_FULL, TOO_SLOW = range(1007, 1010)
+"""Error codes of our clients; Flower's own are below 1000.
 
+DISK_FULL: from a simulated client that could not write a file to the disk of the run; the reason is its path.
+TOO_SLOW: of a client that was stopped at its own limit, or still works on an earlier round: it is not waited for.
+"""
+REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
+STAGE = "secure sum"
+"""The record of a message that is part of a secure sum, see ``stages``."""
 NO_REASON = "a client failed, and only its own log says why"
 """The reason of every failure near private data: always the same text."""
 IN_RUN_LOG = "a client failed, and run.log in the run directory says why"
 """The same where the log of a simulated client is that of the run."""
-
-REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
-
-WORKER_DIED = 1007
-
-DISK_FULL = 1008
-"""From a simulated client that could not write a file to the disk of the run; the reason is its path."""
-
-TOO_SLOW = 1009
-"""Of a client that was stopped at its own limit, or still works on an earlier round: it is not waited for."""
-
 LOST = (
     WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
@@ -155,6 +151,12 @@ def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
 
 def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
     return replace(c, L=next(tensors).to(c.L), R=next(tensors).to(c.R))
+
+
+def stage_of(content: RecordDict) -> str | None:
+    """The name of the stage of a secure sum that a message is of, None without one; "" if the terms name none."""
+    record = config_in(content, STAGE)
+    return None if record is None else str(record.get("stage", ""))
 
 
 def update(payload: bytes, partition: int) -> RecordDict:

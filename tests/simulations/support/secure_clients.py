@@ -16,8 +16,8 @@ from simulations.client.app import app as honest
 from simulations.rundir import files
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import sum_file
-from strategies.federation.stages import Stage, read_stage, stage_of, write_stage
-from strategies.federation.wire import read_update
+from strategies.federation.stages import Stage, read_stage, write_stage
+from strategies.federation.wire import read_update, stage_of
 from tests.simulations.support.runs import Run, run_local
 
 FIVE: dict[str, Any] = {

@@ -22,7 +22,8 @@ from simulations.server.app import run_rounds
 from simulations.settings.run import Resolved
 from simulations.settings.settings import as_config, from_mapping
 from simulations.workloads import LoadedWorkload
-from strategies.federation.stages import MASKED, stage_of
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import stage_of
 from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, entries, terms
 
 ROWS = (slice(0, 300), slice(300, 800))
