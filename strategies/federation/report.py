@@ -20,7 +20,14 @@ from fedlsg.participation import Finish, Health, Participation, Traffic
 from fedlsg.payload import value_bytes
 from fedlsg.state import Phase, RoundPlan, phase_of
 from fedlsg.state.server_update import VALUES, read_steps
-from strategies.federation.wire import LOST, OVER_BUDGET, TOO_SLOW, array_bytes, arrays_in, wire_size
+from strategies.federation.wire import (
+    LOST,
+    OVER_BUDGET,
+    TOO_SLOW,
+    array_bytes,
+    arrays_in,
+    wire_size,
+)
 
 NO_REPLY = "no reply before the round's timeout"
 AWAY = "no node of the federation is this client at the moment"
@@ -202,3 +209,15 @@ def traffic_of(report: RoundReport) -> Traffic:
         size = message.payload_bytes
         found[message.client] = (down + size, up) if message.direction == "down" else (down, up + size)
     return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Received:
+    """What came of a round: the ``clients`` that took part, ascending, and their ``updates`` in this order.
+
+    Of a secure sum there is one update, the sum. ``noise_std``: deviation of the noise in the sum of the updates.
+    """
+
+    clients: Sequence[int] = ()
+    updates: Sequence[Tensor] = ()
+    noise_std: float = 0.0

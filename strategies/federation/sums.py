@@ -33,8 +33,8 @@ from fedlsg.secure_sum import GivenUp, Server, Total
 from fedlsg.secure_sum.messages import packed_bytes
 from fedlsg.state import RoundPlan
 from strategies.federation.downlink import Records
-from strategies.federation.exchange import Exchange, Received
-from strategies.federation.report import NO_REPLY, RoundReport
+from strategies.federation.exchange import Exchange
+from strategies.federation.report import NO_REPLY, Received, RoundReport
 from strategies.federation.stages import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
 from strategies.federation.wire import TOO_SLOW
 
