@@ -35,7 +35,7 @@ from fedlsg.state import RoundPlan
 from strategies.federation.downlink import Records
 from strategies.federation.exchange import Exchange
 from strategies.federation.report import NO_REPLY, Received, RoundReport
-from strategies.federation.stages import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
+from strategies.federation.stages import KEYS, MASKED, Stage, close_sum, open_sum, write_stage
 from strategies.federation.wire import TOO_SLOW
 
 ALTERED = re.compile(r"shares of client (\d+) for client \d+: altered")
@@ -67,9 +67,7 @@ class SecureExchange(Exchange):
         self._start_attempt(plan, selected)
         self.report.rejected |= {client: why for client, why in self._left_out.items() if client in selected}
         asked = [client for client in selected if client not in self._left_out]
-        sent = self._server.rosters(self._ask(KEYS, dict.fromkeys(asked, b"")).items())
-        if not isinstance(sent, GivenUp):
-            sent = self._server.deliveries(self._ask(SHARES, sent).items())
+        sent = open_sum(self._server, self._ask, asked)
         self._explain(sent, selected)
         self._deliveries = {} if isinstance(sent, GivenUp) else sent
         return self._announce_to(sorted(self._deliveries))
@@ -80,14 +78,12 @@ class SecureExchange(Exchange):
             return Received()
         masked: dict[int, bytes] = self._in_time(self._collect(replies))
         self._leave_out_accused()
-        sent = self._server.survivors(masked.items())
-        for client in self._server.refused:  # what is no masked vector is no payload
-            self.report.payloads.pop(client, None)
-        if not isinstance(sent, GivenUp):
-            sent = self._server.requests(self._ask(AGREE, sent).items())
-        outcome: Total | GivenUp = (
-            sent if isinstance(sent, GivenUp) else self._server.total(self._ask(UNMASK, sent).items())
-        )
+
+        def drop_refused() -> None:
+            for client in self._server.refused:  # what is no masked vector is no payload
+                self.report.payloads.pop(client, None)
+
+        outcome = close_sum(self._server, self._ask, masked, drop_refused)
         self._explain(outcome, masked)
         return self._received(outcome) if isinstance(outcome, Total) else Received()
 
