@@ -233,8 +233,11 @@ def _bytes(value: object) -> bytes:
 
 def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:
     """The next entry of a client that takes part in a round; ``plan`` has its own rate and noise."""
-    who = {"client": account.client, "run": account.name, "attempt": account.next_attempt(plan.round)}
-    return account.next_batch(Entry(round=plan.round, reproducible=reproducible, **who, **plan.charge(num_examples)))
+    entry = Entry(
+        client=account.client, round=plan.round, attempt=account.next_attempt(plan.round), reproducible=reproducible,
+        run=account.name, **plan.charge(num_examples),
+    )  # fmt: skip
+    return account.next_batch(entry)
 
 
 def takes_part_in_secret(base: Base) -> bool:

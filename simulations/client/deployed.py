@@ -61,7 +61,7 @@ class NodeAccount(Account):
         return self.folder.terms.partition
 
     @property
-    def run(self) -> RunDir:  # type: ignore[override]
+    def run(self) -> RunDir:
         return self.folder.run(self.name)
 
     @property

@@ -36,7 +36,7 @@ STEPS = 2
 class NoAccount(Account):
     """The account of a rehearsal: nothing is charged, checked or kept."""
 
-    client = CLIENT  # type: ignore[assignment]
+    client = CLIENT
 
 
 def rehearse(base: Base, terms: ClientTerms) -> None:

@@ -243,7 +243,7 @@ class Downlink:
         self._attempt, self.interrupted = state.get("attempt", 0), state.get("interrupted", dict(NOTHING))
         self.repairs, self._current = Counter(state.get("repairs", {})), None
         self.holders.load_state_dict(state)
-        note = {"attempt": 0} if self.notes is None else self.notes.read_sent()
+        note: dict[str, Any] = {"attempt": 0} if self.notes is None else self.notes.read_sent()
         if note["attempt"] > self._attempt:
             self._attempt, self.interrupted = note["attempt"], note["interrupted"]
             self.repairs = Counter({int(client): times for client, times in note["repairs"].items()})
