@@ -188,13 +188,6 @@ class Link:
     down: float
     latency: float
 
-    def __post_init__(self) -> None:
-        for name in ("up", "down"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"expected a link with 0 < {name}={getattr(self, name)} bit/s")
-        if not 0 <= self.latency < math.inf:
-            raise ValueError(f"expected a link with latency={self.latency} >= 0 seconds")
-
     def __str__(self) -> str:
         return f"{self.name} ({_rate(self.up)} up, {_rate(self.down)} down, {1000 * self.latency:g} ms)"
 
@@ -225,13 +218,15 @@ def parse_link(text: str) -> Link:
         return LINKS[text]
     try:
         up, down, latency = (float(part) for part in text.split("/"))
-        return Link(name=text, up=1e6 * up, down=1e6 * down, latency=latency / 1000)
-    except ValueError as error:
-        why = f": {error}" if "link with" in str(error) else ""
-        raise ValueError(
-            f"expected --link as one of {', '.join(LINKS)} or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms (10/50/50), "
-            f"got {text!r}{why}"
-        ) from None
+        if 0 < up < math.inf and 0 < down < math.inf and 0 <= latency < math.inf:
+            return Link(name=text, up=1e6 * up, down=1e6 * down, latency=latency / 1000)
+        why = ": expected rates above 0, and a latency of 0 or more"
+    except ValueError:
+        why = ""
+    raise ValueError(
+        f"expected --link as one of {', '.join(LINKS)} or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms (10/50/50), "
+        f"got {text!r}{why}"
+    )
 
 
 def round_seconds(lines: Iterable[Line], link: Link) -> dict[int, float]:
