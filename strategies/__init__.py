@@ -151,7 +151,7 @@ def own_settings(name: str) -> frozenset[str]:
 def with_own(name: str, given: Mapping[str, Any]) -> Method:
     """The method of a name with those of the given settings that are its recipe's own."""
     own = own_settings(name)
-    return recipe(name, **{key: value for key, value in given.items() if key in own})  # type: ignore[typeddict-item]
+    return recipe(name, **{key: value for key, value in given.items() if key in own})
 
 
 def recipe_settings() -> dict[str, Declared]:

@@ -6,7 +6,7 @@ rounds.csv       one row a round                       ledger.jsonl     merged c
 bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
 model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down in this round
-                 and what it is (``model_files``)
+                 and what it is (``updates``)
 updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET digest of the training rows; memories of error feedback, if a method without privacy keeps
                  them, in a folder for each client
