@@ -12,7 +12,6 @@ from torch import nn
 
 import fedlsg
 import fedlsg.flower
-import simulations.server.app
 import strategies
 from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
@@ -62,7 +61,7 @@ class Nodes(LocalGrid):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(simulations.server.app, "InMemoryGrid", Nodes)
+    monkeypatch.setattr("flwr.superlink.grid.inmemory_grid.InMemoryGrid", Nodes)
     process.cache_clear()
     yield
     process.cache_clear()
