@@ -18,7 +18,7 @@ from fedlsg.payload import pack
 from fedlsg.privacy import Entry
 from fedlsg.privacy.ledger_entry import GENESIS, encode_entry, encode_header, encode_line, sha256
 from simulations.plan.plan import Plan
-from strategies.federation.ledgers import RECORD, News, news_record, read_held
+from strategies.federation.proofs import RECORD, News, news_record, read_held
 from strategies.federation.wire import identity, read_round, read_update, update
 
 ODD_NUMBERS = (-1, 0, 1, 2**31, 2**53 + 1, 2**62, -(2**62), 0.5, math.nan, math.inf, 5e-324, 1e308, True, "1", b"1")

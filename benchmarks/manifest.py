@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 
 from fedlsg.privacy import RUN, Entry
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.sealed import save_bytes
+from simulations.rundir.files import save_bytes, write_atomically
 from simulations.rundir.journal import Journal
 from simulations.rundir.last_payload import LastPayload
 from simulations.rundir.manifest import Manifest

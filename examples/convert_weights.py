@@ -30,7 +30,7 @@ from fedlsg.user_code.digest import version
 from simulations.models import vision
 from simulations.models.pretrained import SUFFIXES, check_fit, file_digest, read_weights
 from simulations.models.resnet import wide_resnet
-from simulations.rundir.model_files import write_model
+from simulations.rundir.updates import write_model
 
 Arrays = Mapping[str, np.ndarray]
 PICKLES = (".dill", ".pkl", ".pickle")

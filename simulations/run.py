@@ -19,12 +19,20 @@ from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine
-from simulations.engines.lost import RayLostError, last_word
-from simulations.engines.memory import limited_memory
+from simulations.engines.door import limited_memory
+from simulations.engines.watchers import RayLostError, last_word
 from simulations.live.follow import following
-from simulations.plan.advice import advice, embeddings_line, guessing_line, torch_func_line
+from simulations.plan.advice import (
+    CLAIM,
+    advice,
+    batches_line,
+    embeddings_line,
+    guessing_line,
+    rho_line,
+    sum_line,
+    torch_func_line,
+)
 from simulations.plan.continuity import begin, check_unchanged
-from simulations.plan.noise import CLAIM, batches_line, rho_line, sum_line
 from simulations.plan.plan import Plan
 from simulations.plan.start import from_root
 from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
@@ -33,13 +41,12 @@ from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.waiting import lasting, working
 from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import create, exclusive
-from simulations.rundir.own_noise import refuse_own_noise
+from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.deployment import refuse_deployed_run
-from simulations.server.diverged import refuse_diverged
-from simulations.server.ready import ready_plan
-from simulations.server.restore import restore
+from simulations.server.ready import ready_plan, restore
+from simulations.server.summary import refuse_diverged
 from simulations.settings.automatic import method_line, rule_line
 from simulations.settings.published import resolve
 from simulations.settings.settings import as_config, from_mapping, names_given

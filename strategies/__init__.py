@@ -148,6 +148,12 @@ def own_settings(name: str) -> frozenset[str]:
     return frozenset(declared_by(name))
 
 
+def with_own(name: str, given: Mapping[str, Any]) -> Method:
+    """The method of a name with those of the given settings that are its recipe's own."""
+    own = own_settings(name)
+    return recipe(name, **{key: value for key, value in given.items() if key in own})
+
+
 def recipe_settings() -> dict[str, Declared]:
     """Settings that only some recipes have, by name.
 
@@ -226,5 +232,5 @@ def _imported(module: str) -> ModuleType:
 
 __all__ = [
     "check_name", "common_settings", "declared_by", "default_mechanism", "forget", "give", "given", "names",
-    "own_settings", "recipe", "recipe_settings", "summary", "takers_of",
+    "own_settings", "recipe", "recipe_settings", "summary", "takers_of", "with_own",
 ]  # fmt: skip

@@ -129,14 +129,9 @@ class PrivateStep:
         rate, planned = planned_steps(sample_rate, steps, epochs)
         self.model, self._loss = model, per_example_loss(loss, model)
         self.method = method_of(
-            method,
-            {**settings},
-            learning_rate,
-            optimizer,
-            model=model,
-            steps=planned,
+            method, {**settings}, learning_rate, optimizer, model=model, steps=planned,
             regression=is_regression(self._loss),
-        )
+        )  # fmt: skip
         if self.method.personal:
             raise ValueError(f"personal={self.method.personal!r} needs clients: one loop has one model, leave it out")
         self._spending = Spending(
@@ -145,11 +140,9 @@ class PrivateStep:
         )  # fmt: skip
         check_spending(self.method, self._spending)
         local = LocalTraining(
-            sample_rate=rate,
-            expected_batch=rate * num_examples,
-            microbatch_size=microbatch_size,
+            sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
-        )
+        )  # fmt: skip
         self._account = Account(ledger, num_examples=num_examples)
         check_untrained(model, self._account)
         check_start(model, self.method, example)
@@ -271,9 +264,8 @@ class PrivateStep:
         """
         server = self._state.state_dict()
         del server["model"]
-        noise = (
-            None if "_terms" not in vars(self) else [self._terms.noise_multiplier, self._terms.prune_noise_multiplier]
-        )
+        terms: ClientTerms | None = vars(self).get("_terms")
+        noise = None if terms is None else [terms.noise_multiplier, terms.prune_noise_multiplier]
         return {"server": server, "ledger": self._account.state_dict(), "noise": noise, "terms": self._public_terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

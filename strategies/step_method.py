@@ -13,7 +13,7 @@ from fedlsg.own_loop import Optimizers
 from fedlsg.setting import declared
 from fedlsg.training import ServerOptimizer
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
-from strategies import common_settings, give, own_settings, recipe
+from strategies import common_settings, give, own_settings, recipe, with_own
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"
@@ -100,8 +100,7 @@ def _with_rule(
     optimizer = str(settings.get("optimizer", "adam")).lower()
     if learning_rate is None and (optimizer == "sgd" or "momentum" in settings):
         return settings
-    own = {key: value for key, value in settings.items() if key in own_settings(name)}
-    dense = recipe(name, **own).carrier.dense
+    dense = with_own(name, settings).carrier.dense
     rule = dict(auto_server(max(steps, 1), dense=dense, size=size, regression=regression))
     if optimizer != "adam":
         del rule["optimizer_options"]

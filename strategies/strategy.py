@@ -19,15 +19,13 @@ from fedlsg.gradients import trainable
 from fedlsg.participation import Participation
 from fedlsg.privacy import BudgetError
 from fedlsg.state import ServerState, sizes_of
-from strategies.federation.clock import SimulatedClock
-from strategies.federation.downlink import Downlink, FullDownlink
+from strategies.federation.downlink import Downlink
 from strategies.federation.exchange import Exchange
 from strategies.federation.expectations import Expectations, FederationSettings
-from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.nodes import Roster
-from strategies.federation.report import RoundReport
-from strategies.federation.secure_sum.exchange import SecureExchange
-from strategies.federation.server_noise import ServerNoiseExchange
+from strategies.federation.proofs import LedgerCopies
+from strategies.federation.report import RoundReport, SimulatedClock
+from strategies.federation.sums import SecureExchange, ServerNoiseExchange
 from strategies.federation.wire import flat_record
 
 __all__ = ["BudgetSpentError", "DivergedError", "FedLSG", "FederationSettings"]
@@ -92,7 +90,7 @@ class FedLSG(Strategy):
     ) -> None:
         self.measured = measured
         self.state, self.on_round, self.on_pruned = state, on_round, on_pruned
-        self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
+        self.downlink: Downlink = Downlink(state) if downlink is None else downlink
         if clock is None:
             clients = len(settings.terms)
             most = settings.clients_per_round if settings.server_noise is None else clients

@@ -14,7 +14,7 @@ from flwr.cli.build import build_fab_from_disk
 
 from simulations.cli.docs import pages_of
 from simulations.report.render import LIBRARIES
-from strategies.federation.code_identity import OUTSIDE, PACKAGES, identity_of, own_identity
+from strategies.federation.proofs import OUTSIDE, PACKAGES, identity_of, own_identity
 from tests.places import REPOSITORY
 
 ROOT = REPOSITORY

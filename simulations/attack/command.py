@@ -25,7 +25,7 @@ from simulations.report.figure import interactive, plot, png
 from simulations.report.progress import Tick, bar
 from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table
 from simulations.rundir.examined import RECORD, RESULTS
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.settings.automatic import device_of
 from simulations.settings.run import Device
 from simulations.workloads.base.workload import LoadedWorkload

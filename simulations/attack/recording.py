@@ -19,8 +19,8 @@ from simulations.report.terminal import print_line
 from simulations.run import continued
 from simulations.rundir.lock import create
 from simulations.rundir.rundir import RunDir
-from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
+from simulations.server.summary import refuse_diverged
 from simulations.settings.checks import all_refused, left_out, refusal
 from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.published import resolve

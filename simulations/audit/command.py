@@ -20,7 +20,7 @@ from simulations.report.page import Row, Table, json_text
 from simulations.report.progress import count_bar
 from simulations.report.terminal import checked, print_line, print_table
 from simulations.rundir.examined import STATE
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
+from simulations.rundir.files import check_writable, write_atomically, writing_to
 from simulations.settings.run import Device
 
 MODES = ("unit", "training")

@@ -16,8 +16,8 @@ from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
 from fedlsg.privacy import SERVER
 from fedlsg.state import ClientTerms
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
+from simulations.plan.advice import schedule_of, stated_of
 from simulations.plan.plan import client_terms, events_of
-from simulations.plan.threat import schedule_of, stated_of
 from simulations.plan.unit import adaptive_clip
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir

@@ -26,12 +26,12 @@ from simulations.attack.recorded.observations import Record, open_record
 from simulations.audit.subject import Audited
 from simulations.client.model import serving
 from simulations.engines import local
+from simulations.engines.watchers import scratch
 from simulations.plan.plan import Base, Plan
 from simulations.report.progress import count_bar
-from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
-from simulations.server.diverged import refuse_diverged
 from simulations.server.ready import ready_plan
+from simulations.server.summary import refuse_diverged
 from simulations.settings.checks import refuse_shuffled
 from simulations.settings.settings import Settings
 from simulations.workloads.base.split import Inputs, Split, Stored

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fedlsg.setting import Setting
 from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback, Columns, Watched
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.tables import scalars_of
 
 PLACES = ("run_dir", "data_dir", "data_root", "callbacks")

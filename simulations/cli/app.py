@@ -1,7 +1,7 @@
 """The command line: ``fedlsg run``, ``plan``, ``resume``, ``calibrate``, and the lists of what there is.
 
-``compare`` and ``report`` are in ``simulations.cli.compare``, ``inspect``, ``audit`` and ``attack`` in ``examine``,
-``export`` and ``payload`` in ``exports``.
+``compare``, ``report`` and ``runs`` are in ``simulations.cli.compare``, ``inspect``, ``audit``, ``attack``, ``export``
+and ``payload`` in ``examine``, ``list``, ``settings`` and ``docs`` in ``docs``.
 """
 
 import atexit
@@ -19,11 +19,9 @@ from rich.console import Console
 from fedlsg.choices import REMOVED, choose
 from fedlsg.user_code.failure import without_exit
 from simulations.cli import INTERRUPTED
-from simulations.cli.compare import compare, report, tune
-from simulations.cli.docs import docs
-from simulations.cli.examine import attack, audit, inspect
-from simulations.cli.exports import export, payload
-from simulations.cli.first_steps import print_first_steps
+from simulations.cli.compare import RunsCommand, compare, report, runs, tune
+from simulations.cli.docs import LISTS, docs, list_names, print_first_steps, settings
+from simulations.cli.examine import attack, audit, export, inspect, payload
 from simulations.cli.options import (
     Choice,
     Opens,
@@ -37,15 +35,11 @@ from simulations.cli.options import (
     option,
     starting,
 )
-from simulations.cli.runs import RunsCommand, runs
-from simulations.cli.with_settings import WithSettings
-from simulations.engines.signals import sigterm_raises
+from simulations.cli.with_settings import WithSettings, elsewhere
+from simulations.engines.process import sigterm_raises
 from simulations.settings.settings import RUN, merge
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
-
-LISTS = ("methods", "workloads", "codecs", "presets")
-"""What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier versions."""
 
 COMPLETE = "_FEDLSG_COMPLETE"
 """The variable with which a shell asks for completions."""
@@ -189,35 +183,8 @@ def partition(
     partition_command(given, out, console)
 
 
-@app.command("list", short_help="Methods, workloads, codecs, or the papers' presets.")
-def list_names(
-    what: Annotated[str, typer.Argument(metavar="methods|workloads|codecs|presets", show_default=False)],
-    words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
-    json: Annotated[bool, option("--json", help="Of presets: every setting, for programs.")] = False,
-    markdown: Annotated[bool, option("--markdown", help="Of presets: the page docs/presets.md.")] = False,
-) -> None:
-    """Names with a sentence each: what --method, WORKLOAD, --codec and --preset of fedlsg run take."""
-    choose("list", what, dict.fromkeys(LISTS))
-    if what == "presets":  # without torch, which takes a second
-        from simulations.settings.published.show import presets_command
-
-        return presets_command(words or "", json, markdown, console)
-    if words or json or markdown:
-        raise ValueError(f"fedlsg list {what} takes no other words and no options: they are for presets")
-    from simulations.settings.show import list_command
-
-    list_command(what, console)
-
-
-@app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")
-def settings(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One setting, to see all of it.")] = None,
-    markdown: Annotated[bool, option("--markdown", help="The page docs/settings.md.")] = False,
-) -> None:
-    """Every setting that -c NAME=VALUE takes, or one whole: meaning, unit, range, default, who uses it."""
-    from simulations.settings.show import settings_command
-
-    settings_command(name, markdown, console)
+app.command("list", short_help="Methods, workloads, codecs, or the papers' presets.")(list_names)
+app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")(settings)
 
 
 @app.command(short_help="Completion of commands and options: eval it in bash, zsh or fish.")
@@ -286,15 +253,6 @@ def main() -> None:
     if status == INTERRUPTED:  # typer's word for Ctrl-C
         fail("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def elsewhere(text: str) -> str:
-    """What another kind of word an unknown one is; only looked for where there is one."""
-    if "unknown " not in text and "No such command" not in text:
-        return ""
-    from simulations.cli import words
-
-    return words.elsewhere(text)
 
 
 def fail(text: str, status: int) -> None:

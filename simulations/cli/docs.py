@@ -1,4 +1,4 @@
-"""``fedlsg docs``: the documentation that is installed with fedlsg, for those who have no clone."""
+"""What a user can look up: what to do first, ``fedlsg list``, ``settings``, and ``docs``: the documentation."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +7,10 @@ import click
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.text import Text
 
-from fedlsg.choices import did_you_mean
+from fedlsg.choices import choose, did_you_mean
 from simulations.cli.options import console, option
 
 HERE = Path(__file__).resolve().parents[1]
@@ -88,3 +90,71 @@ def title_of(file: Path) -> str:
     """The first heading of a page."""
     with file.open() as lines:
         return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), "")
+
+
+HEAD = "fedlsg simulates federated learning with differential privacy. Three things to do first:"
+STEPS = (
+    (
+        "Train a model: real handwritten digits, five clients, epsilon 8. No download.",
+        "fedlsg run",
+    ),
+    (
+        "Compare methods at the same epsilon, and one without: a table, plots, report.html.",
+        "fedlsg compare digits --methods lsg,dpsgd,sgd",
+    ),
+    (
+        "Attack what the clients send: try to rebuild training images from it.",
+        "fedlsg attack --compare lsg,dpsgd --images 4 --seconds 5",
+    ),
+)
+"""What each does, and its command. All of them work without any data of the user's own."""
+MORE = (
+    ("fedlsg --help", "lists all commands."),
+    ("fedlsg COMMAND --help", "lists the options of one."),
+    ("fedlsg docs", "lists the pages of the documentation; fedlsg docs PAGE shows one."),
+)
+
+
+def print_first_steps(console: Console) -> None:
+    """The page, without markup in a log."""
+    console.print(Text(HEAD))
+    for number, (what, command) in enumerate(STEPS, 1):
+        console.print()
+        console.print(Text(f"{number}. {what}"))
+        console.print(Padding(Text(command, style="bold"), (0, 0, 0, 5)), soft_wrap=True)
+    console.print()
+    for command, words in MORE:
+        console.print(Text.assemble((command, "bold"), f"  {words}"))
+
+
+LISTS = ("methods", "workloads", "codecs", "presets")
+"""What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier versions."""
+
+
+def list_names(
+    what: Annotated[str, typer.Argument(metavar="methods|workloads|codecs|presets", show_default=False)],
+    words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
+    json: Annotated[bool, option("--json", help="Of presets: every setting, for programs.")] = False,
+    markdown: Annotated[bool, option("--markdown", help="Of presets: the page docs/presets.md.")] = False,
+) -> None:
+    """Names with a sentence each: what --method, WORKLOAD, --codec and --preset of fedlsg run take."""
+    choose("list", what, dict.fromkeys(LISTS))
+    if what == "presets":  # without torch, which takes a second
+        from simulations.settings.published.show import presets_command
+
+        return presets_command(words or "", json, markdown, console)
+    if words or json or markdown:
+        raise ValueError(f"fedlsg list {what} takes no other words and no options: they are for presets")
+    from simulations.settings.show import list_command
+
+    list_command(what, console)
+
+
+def settings(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One setting, to see all of it.")] = None,
+    markdown: Annotated[bool, option("--markdown", help="The page docs/settings.md.")] = False,
+) -> None:
+    """Every setting that -c NAME=VALUE takes, or one whole: meaning, unit, range, default, who uses it."""
+    from simulations.settings.show import settings_command
+
+    settings_command(name, markdown, console)

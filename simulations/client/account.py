@@ -1,75 +1,133 @@
 """A client's account, to which its training is charged: its ledger, its budget, and the folder of the run.
 
-GivenAccount       a client of our engines: the driver has charged it (``given_account``)
-SimulatedAccount   the driver's view of such a client; and a client in Flower's own simulation, with its own ledger
-NodeAccount        a deployed client: one ledger of its own over all runs
+SimulatedAccount   the driver's view of a simulated client; and a client in Flower's own simulation, with its own ledger
+GivenAccount       such a client on our engines: the driver has charged it
+NodeAccount        a deployed client: one ledger of its own over all runs (``deployed``)
+
+On our engines the charge comes with the message, in the state of the client's Flower Context:
+
+    driver -> client   the ledger entry of this attempt, which is on the driver's disk already; the last payload, the
+                       memory of error feedback, and the key of shuffled batches, where the client needs them
+    client -> driver   whether the attempt was used; the rows of its batches, if they are recorded; its new memory
+
+So a client writes no file, draws nothing without an entry of the driver, and draws once for each.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from flwr.app import ConfigRecord
+from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.privacy import Entry, Ledger
+from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
+from fedlsg.privacy.ledger_entry import decode_entry
 from fedlsg.privacy.run_ledger import ClientCharges
+from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import RoundPlan
-from simulations.client.given_account import GivenAccount
-from simulations.client.node.conditions import check_mechanism
-from simulations.client.node.folder import Budget, NodeFolder
-from simulations.client.shuffled import batch_key
-from simulations.grids.refusals import OverBudgetError, TermsError
+from simulations.client.replica import History
+from simulations.grids.virtual import OverBudgetError
 from simulations.plan.base import Base
-from simulations.rundir.last_payload import FeedbackBox, LastPayload
+from simulations.rundir.last_payload import FeedbackBox, LastPayload, batch_key
 from simulations.rundir.rundir import RunDir
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 
+RECORD = "account"
+
+
+class Account:
+    """What a client charges; of a rehearsal, nothing is charged, checked or kept. ``name``: of the run, in the ledger.
+
+    A refused entry raises before it is charged.
+    """
+
+    name: str = ""
+    run: Any
+    """The directory of the run, or what the driver has sent of it."""
+
+    @property
+    def client(self) -> int:
+        """The partition."""
+        raise NotImplementedError
+
+    @property
+    def path(self) -> Path | str:
+        """Where the ledger is, for messages."""
+        return "the run's ledger"
+
+    def of_round(self, round: int) -> tuple[Entry, ...]:
+        """The entries of a round of this run."""
+        return ()
+
+    def next_attempt(self, round: int) -> int:
+        """The attempt that the next entry of a round takes."""
+        return 0
+
+    def next_batch(self, entry: Entry) -> Entry:
+        """The entry with the shuffled batches that it takes: see ``Ledger.next_batch``."""
+        return entry
+
+    def batch_key(self, entry: Entry) -> bytes:
+        """The key of the orders of shuffled batches: see ``last_payload.batch_key``."""
+        raise NotImplementedError
+
+    def check(self, entry: Entry) -> None:
+        """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
+
+    def charge(self, entry: Entry) -> None:
+        """Charge the entry; when this returns, it is on disk."""
+
+    def box(self, *, memory: bool) -> "Box":
+        """Where the last payload is kept, and with ``memory`` that of error feedback."""
+        own = self.run.own(self.client)
+        return FeedbackBox(own, self.client) if memory else LastPayload(self.run.last_payload(self.client))
+
+    def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
+        """Record the rows of the batches, if the settings keep them for evaluating attacks."""
+
 
 @dataclass(frozen=True)
-class SimulatedAccount:
+class SimulatedAccount(Account):
     """A simulated client in the directory of the run, under the run's own budget.
 
-    ``ledger``: its part of the run's ledger, or a ledger of its own. ``name``: the run's name in the ledger, "" for a
-    ledger of one run. A refused entry raises before it is charged.
+    ``ledger``: its part of the run's ledger, or a ledger of its own.
     """
 
     run: RunDir
     ledger: ClientCharges | Ledger
     settings: Resolved
-    name: str = ""
 
     @property
     def client(self) -> int:
-        """The partition."""
         return self.ledger.client
 
     @property
     def path(self) -> Path:
-        """The ledger file."""
         return self.ledger.path
 
     def of_round(self, round: int) -> tuple[Entry, ...]:
-        """The entries of a round of this run."""
         return self.ledger.of_round(round)
 
     def next_attempt(self, round: int) -> int:
-        """The attempt that the next entry of a round takes."""
         return self.ledger.next_attempt(round)
 
     def next_batch(self, entry: Entry) -> Entry:
-        """The entry with the shuffled batches that it takes: see ``Ledger.next_batch``."""
         return self.ledger.next_batch(entry, repeat=self.settings.reproducible)
 
     def batch_key(self, entry: Entry) -> bytes:
-        """The key of the orders of shuffled batches: see ``shuffled.batch_key``. A resumed run has the same rows."""
+        """A resumed run has the same rows."""
         return batch_key(self.run.own(self.client), entry, batch_size=self.settings.batch_size or 0)
 
     def check(self, entry: Entry) -> None:
-        """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
         s = self.settings
         if entry.mechanism != "dp" or s.epsilon is None or s.reproducible:
             return
@@ -78,7 +136,6 @@ class SimulatedAccount:
             raise OverBudgetError(why)
 
     def charge(self, entry: Entry) -> None:
-        """Charge the entry; when this returns, it is on disk."""
         if not self.is_charged(entry):
             self.ledger.charge(entry)
 
@@ -87,107 +144,99 @@ class SimulatedAccount:
         again = (replace(known, attempt=entry.attempt) == entry for known in self.of_round(entry.round))
         return self.settings.reproducible and any(again)
 
-    def box(self, *, memory: bool) -> LastPayload | FeedbackBox:
-        """Where the last payload is kept, and with ``memory`` that of error feedback."""
-        return box_of(self.run, self.client, memory=memory)
-
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
-        """Record the rows of the batches, if the settings keep them for evaluating attacks."""
         if self.settings.record_updates:
             self.run.save_truth(round, self.client, torch.cat(list(rows)))
 
 
 @dataclass(frozen=True)
-class NodeAccount:
-    """A deployed client's account in the run ``name``: one ledger over all runs, under its own budget and the run's.
+class GivenAccount(Account):
+    """Reads and writes the record of a client's state. It is its own box: the driver keeps payload and memory."""
 
-    ``settings``: of the run, resolved. Methods as in ``SimulatedAccount``.
-    """
-
-    folder: NodeFolder
-    settings: Resolved
-    name: str
+    record: ConfigRecord
+    run: History
+    record_updates: bool
 
     @property
     def client(self) -> int:
-        return self.folder.terms.partition
+        return self._entry.client
 
-    @property
-    def run(self) -> RunDir:
-        return self.folder.run(self.name)
-
-    @property
-    def path(self) -> Path:
-        return self.folder.path
-
-    def of_round(self, round: int) -> tuple[Entry, ...]:
-        return self.folder.ledger.of_round(round, self.name)
+    @cached_property
+    def _entry(self) -> Entry:
+        return decode_entry(json.loads(str(self.record["entry"])))
 
     def next_attempt(self, round: int) -> int:
-        return self.folder.ledger.next_attempt(round, self.name)
+        return self._entry.attempt
 
     def next_batch(self, entry: Entry) -> Entry:
-        return self.folder.ledger.next_batch(entry)
+        return replace(entry, first_batch=self._entry.first_batch)
 
     def batch_key(self, entry: Entry) -> bytes:
-        """As in ``SimulatedAccount``. Each message has settings of its own, and accept-changed-data other rows."""
-        folder, size = self.run.own(self.client), self.settings.batch_size or 0
-        return batch_key(folder, entry, batch_size=size, rows=self.folder.admitted())
-
-    def check(self, entry: Entry) -> None:
-        """Nothing: check and charge are one step, under the folder's lock."""
+        return _bytes(self.record["batches"])
 
     def charge(self, entry: Entry) -> None:
-        """Charge the entry if it is private, secret, and within every budget.
-
-        Raises TermsError, OverBudgetError or LedgerError; nothing is charged then.
-        """
-        check_mechanism(entry.mechanism, self.settings.method)
-        if entry.reproducible:
-            raise TermsError("reproducible noise: a deployed client never draws its noise from a known seed")
-        before = {e.num_examples for e in self.folder.ledger.entries if e.run == self.name}
-        if before - {entry.num_examples}:
-            raise TermsError(
-                f"this client had another number of training rows earlier in the run {self.name}: N_k is fixed within "
-                "a run; start a new one"
-            )
-        self.folder.charge(entry, self.budgets)
-
-    @property
-    def budgets(self) -> tuple[Budget, ...]:
-        """What the client's terms allow over all runs, and what the run's settings allow over this one."""
-        s, terms = self.settings, self.folder.terms
-        own = Budget(epsilon=terms.epsilon_max, delta=terms.delta_max)
-        if s.epsilon is None:
-            return (own,)
-        return own, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
-
-    def box(self, *, memory: bool) -> LastPayload | FeedbackBox:
-        """As in ``SimulatedAccount``."""
-        return box_of(self.run, self.client, memory=memory)
+        """Use the charge that is on the driver's disk. Raises LedgerError if this is another one, or was used."""
+        if entry != self._entry:
+            raise LedgerError(f"the driver has charged {self._entry}, and this client would be charged {entry}")
+        if self.record["charged"]:
+            raise LedgerError(f"attempt {entry.attempt} of round {entry.round} was used: a second draw is not charged")
+        self.record["charged"] = True
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
-        """Nothing: a deployed client writes no private row."""
+        """Return the rows to the driver."""
+        if self.record_updates:
+            self.record["rows"] = bytes_of(torch.cat(list(rows)), "<i8")
+
+    def box(self, *, memory: bool) -> "GivenAccount":
+        return self
+
+    def find(self, question: str) -> bytes | None:
+        """Nothing: a stored payload is sent again by the driver itself."""
+        return None
+
+    def last(self) -> bytes | None:
+        """The payload of the client's last message."""
+        found = self.record.get("last")
+        return found if isinstance(found, bytes) else None
+
+    def memory(self, round: int, size: int) -> Float[Tensor, " size"]:
+        """The memory of error feedback that this round starts from."""
+        found: Tensor = array_in(self.record, "memory", "<f8")
+        return found
+
+    def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
+        """Return the new memory; the driver stores it with the payload."""
+        self.record["memory"] = bytes_of(memory, "<f8")
+        return payload
 
 
-Account = SimulatedAccount | NodeAccount | GivenAccount
+Box = LastPayload | FeedbackBox | GivenAccount
+"""What keeps a client's last payload."""
 
 
-def box_of(run: RunDir, client: int, *, memory: bool) -> LastPayload | FeedbackBox:
-    """What keeps a client's last payload in the directory of a run."""
-    return FeedbackBox(run.own(client), client) if memory else LastPayload(run.last_payload(client))
+def array_in(record: ConfigRecord, name: str, dtype: str) -> Any:
+    """Numbers in a record as a tensor, None without them."""
+    if name not in record:
+        return None
+    return torch.from_numpy(np.frombuffer(_bytes(record[name]), dtype).astype(dtype[1:]))
+
+
+def bytes_of(values: Tensor, dtype: str) -> bytes:
+    """A tensor as a record has it."""
+    return values.detach().cpu().numpy().astype(dtype).tobytes()
+
+
+def _bytes(value: object) -> bytes:
+    assert isinstance(value, bytes)
+    return value
 
 
 def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:
     """The next entry of a client that takes part in a round; ``plan`` has its own rate and noise."""
     entry = Entry(
-        client=account.client,
-        round=plan.round,
-        attempt=account.next_attempt(plan.round),
-        reproducible=reproducible,
-        run=account.name,
-        **plan.charge(num_examples),
-    )
+        client=account.client, round=plan.round, attempt=account.next_attempt(plan.round), reproducible=reproducible,
+        run=account.name, **plan.charge(num_examples),
+    )  # fmt: skip
     return account.next_batch(entry)
 
 
@@ -215,3 +264,16 @@ def own_directory(settings: Settings, announced: str) -> RunDir:
 def _resolve(path: str, working_directory: str) -> Path:
     """Cached: without, it takes a hundredth of a small round."""
     return Path(working_directory, path).resolve()
+
+
+def batches_of(base: Base, entry: Entry, key: bytes | None) -> ShuffledBatches:
+    """The batches that an entry pays for. Without a key, those of a reproducible run, which follow from its seed."""
+
+    def order(epoch: int) -> SecretStream:
+        if key is None:
+            return reproducible_stream(base.settings.seed, *base.stream, "batches", entry.client, epoch)
+        return SecretStream(hashlib.sha256(key + b"\x1fepoch\x1f%d" % epoch).digest())
+
+    return ShuffledBatches(
+        num_examples=entry.num_examples, batch_size=base.local.shuffled, first=entry.first_batch, order=order
+    )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedlsg.privacy import Entry
 from fedlsg.training.local import Drawn
-from simulations.client.given_account import GivenAccount
+from simulations.client.account import GivenAccount
 from simulations.client.model import Loaded
 
 

@@ -23,18 +23,13 @@ from simulations.client.deployed import Deployed
 from simulations.client.model import process
 from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer
-from simulations.grids.refusals import (
-    RefusalError,
-    SettingsError,
-    log_failure,
-)
-from simulations.grids.virtual import SHARED, in_simulation
-from simulations.rundir.files.atomic import cause_of
+from simulations.grids.virtual import SHARED, RefusalError, SettingsError, in_simulation, log_failure
+from simulations.rundir.files import cause_of
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, permit_code
-from strategies.federation.code_identity import OtherCodeError, check_same_code
-from strategies.federation.secure_sum.wire import MASKED, stage_of
-from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, update
+from strategies.federation.proofs import OtherCodeError, check_same_code
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, stage_of, update
 
 Read = Callable[[Message, Context], Settings]
 """Settings of a run, from a message or its context. Raises SettingsError for what is none."""

@@ -6,6 +6,7 @@ Both check its terms, because each message has its own run config. Every refusal
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from flwr.app import RecordDict
@@ -15,16 +16,15 @@ from fedlsg.privacy import Entry
 from fedlsg.privacy.shuffling import batches_of_epoch
 from fedlsg.state import ClientTerms
 from simulations import workloads
-from simulations.client.account import NodeAccount
+from simulations.client.account import Account
 from simulations.client.model import Process, assemble, set_up
-from simulations.client.node.conditions import check_base, usable
-from simulations.client.node.data import form_of, reader
-from simulations.client.node.folder import NodeFolder
-from simulations.client.node.terms import Terms, read_terms
+from simulations.client.node.conditions import check_base, check_mechanism, usable
+from simulations.client.node.folder import Budget, NodeFolder
+from simulations.client.node.terms import Terms, form_of, read_terms, reader
 from simulations.client.rehearsal import rehearse
 from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer_in
-from simulations.grids.refusals import (
+from simulations.grids.virtual import (
     OverBudgetError,
     OwnDataError,
     RefusalError,
@@ -36,10 +36,76 @@ from simulations.plan.base import Base, Own
 from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare
 from simulations.plan.rows import check_rows, check_split
+from simulations.rundir.last_payload import batch_key
+from simulations.rundir.rundir import RunDir
+from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
-from strategies.federation.ledgers import RECORD, news_record, read_held
-from strategies.federation.secure_sum.wire import MASKED, stage_of
-from strategies.federation.wire import identity, read_round, update
+from strategies.federation.proofs import RECORD, news_record, read_held
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import identity, read_round, stage_of, update
+
+
+@dataclass(frozen=True)
+class NodeAccount(Account):
+    """A deployed client's account in the run ``name``: one ledger over all runs, under its own budget and the run's.
+
+    ``settings``: of the run, resolved. Check and charge are one step, under the folder's lock; no private row is kept.
+    """
+
+    folder: NodeFolder
+    settings: Resolved
+    name: str
+
+    @property
+    def client(self) -> int:
+        return self.folder.terms.partition
+
+    @property
+    def run(self) -> RunDir:
+        return self.folder.run(self.name)
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def of_round(self, round: int) -> tuple[Entry, ...]:
+        return self.folder.ledger.of_round(round, self.name)
+
+    def next_attempt(self, round: int) -> int:
+        return self.folder.ledger.next_attempt(round, self.name)
+
+    def next_batch(self, entry: Entry) -> Entry:
+        return self.folder.ledger.next_batch(entry)
+
+    def batch_key(self, entry: Entry) -> bytes:
+        """Each message has settings of its own, and accept-changed-data other rows."""
+        folder, size = self.run.own(self.client), self.settings.batch_size or 0
+        return batch_key(folder, entry, batch_size=size, rows=self.folder.admitted())
+
+    def charge(self, entry: Entry) -> None:
+        """Charge the entry if it is private, secret, and within every budget.
+
+        Raises TermsError, OverBudgetError or LedgerError; nothing is charged then.
+        """
+        check_mechanism(entry.mechanism, self.settings.method)
+        if entry.reproducible:
+            raise TermsError("reproducible noise: a deployed client never draws its noise from a known seed")
+        before = {e.num_examples for e in self.folder.ledger.entries if e.run == self.name}
+        if before - {entry.num_examples}:
+            raise TermsError(
+                f"this client had another number of training rows earlier in the run {self.name}: N_k is fixed within "
+                "a run; start a new one"
+            )
+        self.folder.charge(entry, self.budgets)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """What the client's terms allow over all runs, and what the run's settings allow over this one."""
+        s, terms = self.settings, self.folder.terms
+        own = Budget(epsilon=terms.epsilon_max, delta=terms.delta_max)
+        if s.epsilon is None:
+            return (own,)
+        return own, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from fedlsg.randomness import (
     seed_draws,
 )
 from fedlsg.training import Groups, Positions
-from simulations.client.account import Account
-from simulations.client.shuffled import batches_of
+from simulations.client.account import Account, batches_of
 from simulations.plan.base import Base, OwnPart
 from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies

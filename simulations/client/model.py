@@ -1,26 +1,31 @@
 """State of a process between messages: public data structures of a run, weights and frame of a round."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from logging import INFO
+from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import RecordDict
 from flwr.common.logger import log
 
+from fedlsg.carriers.probe import Basis, refresh_of
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.gradients.supported import check
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.tensors import keep_freed_memory
-from simulations.client.basis import Held
-from simulations.client.replica import History, Replica
-from simulations.grids.refusals import FrameDiffersError
+from simulations.client.replica import History, Replica, basis_bytes, load_basis, own_basis, read_basis_of
+from simulations.grids.virtual import FrameDiffersError
 from simulations.plan.plan import Base, prepare
+from simulations.rundir.files import parse_checkpoint, save_bytes
+from simulations.rundir.updates import FAR
 from simulations.settings.settings import Settings
+from strategies.federation.downlink import read_basis
 from strategies.federation.wire import Announcement, flat_bytes, read_frame, read_kept, read_weights
 
 
@@ -35,6 +40,40 @@ class Loaded:
     version: tuple[int, int, bytes]
     plan: RoundPlan
     parameters: Checked
+
+
+@dataclass(eq=False)
+class Held:
+    """The basis that a client, or all simulated clients of a process, hold of a refresh."""
+
+    state: PublicState
+    basis: Basis | None = None
+
+    def candidates(
+        self, announced: Announcement, content: RecordDict, run: History, client: int, *, shared: bool
+    ) -> Iterator[Basis]:
+        """Bases for a round, the likely one first; the digest of their frame says which of them is right.
+
+        ``shared``: clients of one machine read the server's file, in place of a probe of their own.
+        """
+        round = refresh_of(announced.round, self.state.method.carrier)
+        sent = read_basis(content)
+        if sent is not None:
+            yield read_basis_of(self.state, sent, round)
+        if self.basis is not None and self.basis.round == round:
+            yield self.basis
+        kept = load_basis(self.state, (lambda: run.basis(round)) if shared else own_basis(run, client, round), round)
+        if kept is not None:
+            yield kept
+        source = self.state.source
+        if announced.round == round and source is not None and source.draw is not None:
+            yield self.state.probe(round, updates=announced.updates)
+
+    def keep(self, basis: Basis, run: History, client: int, *, shared: bool) -> None:
+        """This one is right. A client on a machine of its own keeps it in a file, not synced: it can be sent again."""
+        if self.basis is not basis and not shared:
+            save_bytes(run.own_basis(client), basis.round.to_bytes(8, "little") + basis_bytes(basis))
+        self.basis = basis
 
 
 @dataclass(kw_only=True, eq=False)
@@ -175,3 +214,59 @@ def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) 
         return derived
     sent = read_frame(content, derived)
     return sent if sent is not None and sent.digest == announced.frame_digest else None
+
+
+@dataclass(eq=False)
+class SentHistory:
+    """What the driver has sent to this process: steps of a sparse downlink, or a checkpoint in place of early ones, and
+    the carriers of the last probe.
+    """
+
+    steps: dict[int, bytes] = field(default_factory=dict)
+    bases: dict[int, bytes] = field(default_factory=dict)
+    checkpoint: bytes | None = None
+
+    def add(self, sent: Sequence[tuple[int, bytes]], bases: Sequence[tuple[int, bytes]] = ()) -> None:
+        """What the driver has sent: steps by version, and a checkpoint as version -1; the last probe by its round."""
+        self.bases = dict(bases) or self.bases
+        for version, content in sent:
+            if version < 0:
+                self.checkpoint = content
+            else:
+                self.steps[version] = content
+        for version in sorted(self.steps)[:-FAR]:
+            del self.steps[version]
+
+    def forget(self) -> None:
+        """Another run begins."""
+        self.steps, self.bases, self.checkpoint = {}, {}, None
+
+    def step(self, version: int) -> bytes:
+        """The step to a version. Raises FileNotFoundError where it was not sent."""
+        if version not in self.steps:
+            raise FileNotFoundError(f"step {version} was not sent")
+        return self.steps[version]
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        """The checkpoint that was sent. Raises ValueError if none was."""
+        if self.checkpoint is None:
+            raise ValueError("no checkpoint was sent")
+        return parse_checkpoint(self.checkpoint, Path("checkpoint of the driver"))
+
+    def basis(self, round: int) -> bytes:
+        """The carriers that the server probed in a round. Raises FileNotFoundError where they were not sent."""
+        if round not in self.bases:
+            raise FileNotFoundError(f"the carriers of round {round} were not sent")
+        return self.bases[round]
+
+    def own_basis(self, client: int) -> Path:
+        """Nowhere, as ``replica``."""
+        raise LookupError(f"client {client} has no basis of its own")
+
+    def replica(self, client: int) -> Path:
+        """Nowhere: all clients of this process share one replica, which no file has."""
+        raise LookupError(f"client {client} has no replica of its own")
+
+
+HISTORY = SentHistory()
+"""Of this process; another run begins with an empty one."""

@@ -5,9 +5,8 @@ its own. What it computes is thrown away; no ledger, file or message is written,
 are afterwards as they were.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,14 +16,12 @@ from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
 from fedlsg.own_loop.release import check_moved, in_words, sizes_of
 from fedlsg.payload import unpack
-from fedlsg.privacy import Entry
 from fedlsg.randomness import own_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training.local import shape_of
 from fedlsg.user_code.objects import restored
 from simulations.client.account import Account
-from simulations.client.basis import Held
-from simulations.client.model import Process
+from simulations.client.model import Held, Process
 from simulations.client.train import expected_payload, pack_values, train_round
 from simulations.plan.base import Base
 from simulations.plan.plan import probes
@@ -36,29 +33,10 @@ STEPS = 2
 """Most local steps of a rehearsal: the second one starts from weights that the first one moved."""
 
 
-@dataclass(frozen=True)
-class NoAccount:
+class NoAccount(Account):
     """The account of a rehearsal: nothing is charged, checked or kept."""
 
-    client: int = CLIENT
-    name: str = ""
-
-    def next_attempt(self, round: int) -> int:
-        """The first."""
-        return 0
-
-    def next_batch(self, entry: Entry) -> Entry:
-        """The entry as it is."""
-        return entry
-
-    def check(self, entry: Entry) -> None:
-        """Nothing."""
-
-    def charge(self, entry: Entry) -> None:
-        """Nothing."""
-
-    def keep_truth(self, round: int, rows: object) -> None:
-        """Nothing."""
+    client = CLIENT
 
 
 def rehearse(base: Base, terms: ClientTerms) -> None:
@@ -98,7 +76,7 @@ def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms,
     local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
     here = Process(base=_with_rows(base, base.workload.test, rows, size), state=state.public, held=Held(state.public))
     checked = check(state.model, plan.frame)
-    train = partial(train_round, here, cast(Account, NoAccount()), replace(plan, local=local), size, checked)
+    train = partial(train_round, here, NoAccount(), replace(plan, local=local), size, checked)
     if plan.release is not None:
         seed, release = base.settings.seed, plan.release
         values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))

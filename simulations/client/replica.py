@@ -4,33 +4,43 @@
               from the initial model on (or the run's checkpoint if that is far behind)
     own       a client on a machine of its own: its replica is in a file of its own, written before it trains
 
-Clients train the model of the replica itself, and put its weights back afterwards.
+Clients train the model of the replica itself, and put its weights back afterwards. The carriers of a probe are read
+here, too, with a replica and without.
 """
 
 import io
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from fedlsg.carriers.probe import CannotDrawError, refresh_of
+from fedlsg.carriers.probe import Basis, CannotDrawError, flatten, refresh_of, unflatten
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
 from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
 from fedlsg.state.server_update import read_steps
-from simulations.client.basis import load
-from simulations.grids.refusals import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
+from simulations.grids.virtual import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
-from simulations.rundir.files import sealed
+from simulations.rundir.files import load_bytes, save_bytes
 from simulations.rundir.updates import FAR
 from simulations.settings.resolve import downlink_codec
-from strategies.federation.basis_wire import read_basis
-from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_missed, read_reference, read_state
+from strategies.federation.downlink import (
+    NOWHERE,
+    Reference,
+    digest_of,
+    read_basis,
+    read_missed,
+    read_reference,
+    read_state,
+)
 from strategies.federation.wire import Announcement, read_weights
 
 
@@ -132,7 +142,7 @@ class Replica:
             return
         refresh = refresh_of(round, public.method.carrier)
         if held is None or held.round != refresh:
-            self.state.basis = load(public, lambda: run.basis(refresh), refresh)
+            self.state.basis = load_basis(public, lambda: run.basis(refresh), refresh)
 
     def _begin(self) -> None:
         self.state = self.base.server_state(self.public)
@@ -231,14 +241,44 @@ class Replica:
         body = io.BytesIO()
         server = self.state.state_dict() | {"initial": {}}
         torch.save({"version": known.version, "server": server}, body)
-        sealed.save_bytes(path, body.getvalue())
+        save_bytes(path, body.getvalue())
 
     def _load(self, path: Path) -> int | None:
         try:
-            content = sealed.load_bytes(path)
+            content = load_bytes(path)
             self._at_start = False
             saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             self.state.load_state_dict(saved["server"])
         except (OSError, ValueError):
             return None
         return int(saved["version"])
+
+
+def read_basis_of(state: PublicState, flat: Tensor, round: int) -> Basis:
+    """The basis of a refresh from its numbers. Raises ValueError for numbers that are none."""
+    return unflatten(flat, state.method.carrier, state.parameters, state.carried, round=round)
+
+
+def load_basis(state: PublicState, content: Callable[[], bytes], round: int) -> Basis | None:
+    """The basis of a refresh from a file's content; None where that is missing or damaged."""
+    try:
+        return read_basis_of(state, torch.from_numpy(np.frombuffer(content(), "<f4").astype(np.float32)), round)
+    except (OSError, ValueError):
+        return None
+
+
+def own_basis(run: History, client: int, round: int) -> Callable[[], bytes]:
+    """The content of a client's own file; it raises ValueError if that is of another refresh."""
+
+    def content() -> bytes:
+        found = load_bytes(run.own_basis(client))
+        if int.from_bytes(found[:8], "little") != round:
+            raise ValueError(f"the basis is not that of round {round}")
+        return found[8:]
+
+    return content
+
+
+def basis_bytes(basis: Basis) -> bytes:
+    """The numbers of a basis as a file has them."""
+    return flatten(basis).cpu().numpy().astype("<f4").tobytes()

@@ -7,7 +7,9 @@ is over does not begin again: there are no two clients, and no two pairs of keys
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -18,9 +20,9 @@ from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.state import RoundPlan, select_clients
 from fedlsg.training.client import AddNoise
-from simulations.grids.refusals import SecureSumRefusedError
+from simulations.grids.virtual import SecureSumRefusedError
 from simulations.plan.base import Base
-from strategies.federation.secure_sum.wire import (
+from strategies.federation.stages import (
     AGREE,
     KEYS,
     MASKED,
@@ -28,80 +30,83 @@ from strategies.federation.secure_sum.wire import (
     UNMASK,
     Stage,
     read_stage,
-    stage_of,
 )
 
 RECORD = "secure sum"
+Train = Callable[[AddNoise], Tensor]
 
 
 def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordDict) -> bytes:
-    """The answer to a stage without values: keys, shares, tags, or shares for the survivors.
+    """The answer of a client of a run to a stage without values. Raises as ``answer``."""
+    stage, s = asked_stage(base, content), base.settings
 
-    Raises SecureSumRefusedError for terms that are not those of the run, and for what the protocol forbids.
-    """
-    stage = _stage(base, content)
-    try:
-        terms = _terms(base, stage, partition)
-        if stage.name == KEYS:
-            s, labels = base.settings, (*base.stream, "secure sum", partition, terms.round, terms.attempt)
-            client = begin(
-                terms, partition, state,
-                lambda: reproducible_root(s.seed, *labels) if s.reproducible else secret_root(),
-            )  # fmt: skip
-            answer = client.keys()
-        else:
-            client = restore(terms, partition, state)
-            answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
-            answer = answers[stage.name](stage.message)
-    except ProtocolError as error:
-        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
-    store(client, state)
-    return answer
+    def root() -> bytes:
+        labels = (*base.stream, "secure sum", partition, stage.round, stage.attempt)
+        return reproducible_root(s.seed, *labels) if s.reproducible else secret_root()
 
-
-def refuse_stage(base: Base, content: RecordDict) -> None:
-    """Raise SecureSumRefusedError for a stage of a secure sum in a run without one, and for an announcement without a
-    stage in a run with one.
-    """
-    if (stage_of(content) is None) != (base.sums is None):
-        _stage(base, content)
+    return answer(stage, lambda: _terms(base, stage, partition), partition, state, root)
 
 
 def masked_values(
-    base: Base,
-    plan: RoundPlan,
-    partition: int,
-    content: RecordDict,
-    state: RecordDict,
-    train: Callable[[AddNoise], Tensor],
+    base: Base, plan: RoundPlan, partition: int, content: RecordDict, state: RecordDict, train: Train
 ) -> bytes:
+    """The masked values of a client of a run. Raises as ``answer``, before anything is charged."""
+    stage, release = asked_stage(base, content), plan.release
+    assert release is not None
+    terms = partial(_terms, base, stage, partition)
+    return masked(stage, terms, partition, state, release, round=plan.round, seed=base.settings.seed, train=train)
+
+
+def answer(
+    stage: Stage, terms: Callable[[], Terms], number: int, state: RecordDict, make_root: Callable[[], bytes]
+) -> bytes:
+    """The answer to a stage without values: keys, shares, tags, or shares for the survivors.
+
+    Raises SecureSumRefusedError for ``terms`` that are none, and for what the protocol forbids.
+    """
+    with refusing(stage):
+        client = begin(terms(), number, state, make_root) if stage.name == KEYS else restore(terms(), number, state)
+        answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
+        found = client.keys() if stage.name == KEYS else answers[stage.name](stage.message)
+    store(client, state)
+    return found
+
+
+def masked(
+    stage: Stage, terms: Callable[[], Terms], number: int, state: RecordDict, release: Release, *, round: int,
+    seed: int, train: Train,
+) -> bytes:  # fmt: skip
     """The masked values of a round. ``train`` charges the ledger, and gives the integers that the noise leaves.
 
     Called for an attempt that was answered, it returns that answer, and nothing is charged.
-    Raises as ``answer_stage`` does, before anything is charged.
+    Raises SecureSumRefusedError before anything is charged.
     """
-    stage, release = _stage(base, content), plan.release
-    assert release is not None
-    try:
-        if stage.name != MASKED or stage.round != plan.round:
-            raise ProtocolError(f"expected stage {MASKED!r} of round {plan.round}, got {stage.name!r} of {stage.round}")
+    with refusing(stage):
+        if (stage.name, stage.round) != (MASKED, round):
+            raise ProtocolError(f"expected stage {MASKED!r} of round {round}, got {stage.name!r} of {stage.round}")
         if (stage.length, stage.bits) != (release.values, release.grid.bits):
             raise ProtocolError(
                 f"expected {release.values} values of {release.grid.bits} bits, the server says {stage.length} of "
                 f"{stage.bits}"
             )
         check_noise(stage, release)
-        client = restore(_terms(base, stage, partition), partition, state)
+        client = restore(terms(), number, state)
         client.accept(stage.message)
-        if client.stage not in (KEYS, SHARES, MASKED):
+        if client.stage != MASKED:
             return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
-    except ProtocolError as error:
-        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
-    seed = base.settings.seed
-    values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))
+    values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=round))
     message = client.masked(values.numpy())
     store(client, state)
     return message
+
+
+@contextmanager
+def refusing(stage: Stage) -> Iterator[None]:
+    """Raise SecureSumRefusedError for what the protocol forbids."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
 
 
 def check_noise(stage: Stage, release: Release) -> None:
@@ -115,10 +120,15 @@ def check_noise(stage: Stage, release: Release) -> None:
         )
 
 
-def _stage(base: Base, content: RecordDict) -> Stage:
+def asked_stage(base: Base, content: RecordDict) -> Stage:
     """The stage of a message. Refused: a run without secure sums, and records that are no stage."""
     if base.sums is None:
         raise SecureSumRefusedError(f"secure sum: this run has trust={base.settings.trust}, and no secure sum")
+    return stage_in(content)
+
+
+def stage_in(content: RecordDict) -> Stage:
+    """The stage of a message. Refused: records that are no stage."""
     try:
         return read_stage(content)
     except ValueError as error:

@@ -4,41 +4,51 @@ Order, which the privacy claim rests on: the ledger is charged and fsynced (on o
 anybody), the batch is drawn and clipped, noise is drawn, the payload is stored, and only then does anything leave. A
 stored payload is sent again for free. (A payload without noise is not stored: it has no privacy claim, and can be
 computed again.)
+
+Personal parameters are a client's own displacement from the public initial ones. It is kept in the client's own folder,
+in one file with the payload of the round (``FeedbackBox``): both change, or neither. So a payload that is sent again
+moves nothing twice, and a resumed run continues bit for bit.
 """
 
 import hashlib
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
+import torch
 from flwr.app import RecordDict
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from fedlsg.carriers.personal import personal_size
+from fedlsg.carriers.personal import personal_gradient, personal_size, personal_weights
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.client_level import client_update
 from fedlsg.frame import Frame
-from fedlsg.gradients import Checked
+from fedlsg.gradients import Checked, trainable
 from fedlsg.method import client_step, largest
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training.client import AddNoise
-from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory, takes_part_in_secret
+from simulations.client.account import (
+    RECORD,
+    Account,
+    Box,
+    GivenAccount,
+    SimulatedAccount,
+    entry_of,
+    own_directory,
+    takes_part_in_secret,
+)
 from simulations.client.ahead import AHEAD
 from simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
-from simulations.client.given_account import HISTORY, RECORD, GivenAccount
-from simulations.client.model import Loaded, Process, load, process
-from simulations.client.personal import moved, own_parameters, remembers
-from simulations.client.secure_sum import masked_values, refuse_stage
+from simulations.client.model import HISTORY, Loaded, Process, load, process
+from simulations.client.secure_sum import asked_stage, masked_values
 from simulations.plan.plan import Base
-from simulations.rundir.last_payload import FeedbackBox, LastPayload
+from simulations.rundir.last_payload import LastPayload
 from simulations.settings.settings import Settings
-from strategies.federation.serial import config_in
-from strategies.federation.wire import Announcement, read_round
-
-Box = LastPayload | FeedbackBox | GivenAccount
-"""What keeps a client's last payload."""
+from strategies.federation.expectations import expected_of
+from strategies.federation.wire import Announcement, config_in, read_round, stage_of
 
 
 def answer(
@@ -74,7 +84,8 @@ def answer_in(
     Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError, LedgerError,
     SecureSumRefusedError, or whatever training raised.
     """
-    refuse_stage(here.base, content)
+    if (stage_of(content) is None) != (here.base.sums is None):
+        asked_stage(here.base, content)  # it is refused
     announced, partition = read_round(content), account.client
     loaded = follow(here, account, announced, content, shared=shared)
     box = account.box(memory=remembers(here.base))
@@ -120,6 +131,45 @@ def _personal_round(
     return box.store(question, payload, moved(before, values, frame, base, terms), round=plan.round)
 
 
+def remembers(base: Base) -> bool:
+    """Whether clients keep something from round to round: the memory of error feedback, or personal parameters."""
+    return keeps_memory(base.method, base.codec) or bool(base.method.personal)
+
+
+def memory_size(frame: Frame) -> int:
+    """How many numbers a client that ``remembers`` keeps."""
+    return personal_size(frame) if frame.personal else frame.kept
+
+
+@contextmanager
+def own_parameters(model: nn.Module, names: Sequence[str], displacement: Float[Tensor, " size"]) -> Iterator[nn.Module]:
+    """Inside, the model has a client's personal parameters; after it, the announced ones, bit for bit."""
+    parameters = trainable(model)
+    announced = {name: parameters[name].detach().clone() for name in names}
+    try:
+        _write(parameters, personal_weights(announced, names, displacement))
+        yield model
+    finally:
+        _write(parameters, announced)
+
+
+@torch.no_grad()
+def _write(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> None:
+    for name, value in values.items():
+        parameters[name].copy_(value)
+
+
+def moved(
+    displacement: Float[Tensor, " size"], values: Float[Tensor, " kept"], frame: Frame, base: Base, terms: ClientTerms
+) -> Float[Tensor, " size"]:
+    """The displacement after a round: a step of SGD by the client's own noisy values, over its own q_k N_k.
+
+    ``values``: what the mechanism released, clipped with the shared part and noisy; nothing else of the data is read.
+    """
+    rate = base.personal_rate / (terms.sample_rate * terms.num_examples)
+    return displacement - rate * personal_gradient(values, frame)
+
+
 def question_of(announced: Announcement, codec: str, weights: bytes) -> str:
     """What a payload answers: a round, a codec, and a digest of weights and frame."""
     digest = hashlib.sha256(weights + announced.frame_digest).hexdigest()
@@ -136,11 +186,8 @@ def stored_payload(account: Account, box: Box, question: str, round: int) -> byt
 
 def own_terms(announced: Announcement, num_examples: int) -> ClientTerms:
     """A client's terms in an announcement."""
-    return ClientTerms(
-        num_examples=num_examples,
-        sample_rate=announced.sample_rate,
-        noise_multiplier=announced.noise_multiplier,
-    )
+    q, sigma = announced.sample_rate, announced.noise_multiplier
+    return ClientTerms(num_examples=num_examples, sample_rate=q, noise_multiplier=sigma)
 
 
 def train_round(
@@ -245,14 +292,6 @@ def pack_values(
 
 def expected_payload(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
     """What the server expects of this client, except for the bound on the norm."""
-    return Expected(
-        round=announced.round,
-        codec=base.codec,
-        index_mode=base.index_mode,
-        size=frame.wire.size,
-        indices=frame.wire.indices,
-        digest=announced.frame_digest,
-        blocks=frame.wire.blocks,
-        dither=dither,
-        most=base.method.compression.most(frame.wire.size),
+    return expected_of(
+        frame, base.method, round=announced.round, codec=base.codec, index_mode=base.index_mode, dither=dither
     )

@@ -14,7 +14,7 @@ from simulations.compare.lines import Line, score_words
 from simulations.report.page import Table
 from simulations.report.table import Column, make_table
 from simulations.report.words import NOT_PRIVATE, human_bytes
-from simulations.rundir.links import Link, parse_link
+from simulations.rundir.journal import Link, parse_link
 
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it below its target."""

@@ -11,7 +11,7 @@ from simulations.compare.cells.grid import Cell, word
 from simulations.compare.cells.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.examined import RESULTS, Say, open_run
-from simulations.rundir.links import Link
+from simulations.rundir.journal import Link
 from simulations.rundir.results import Result, read_run
 
 SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})

@@ -34,10 +34,10 @@ from simulations.compare.collect import cell_result, read_runs
 from simulations.compare.lines import Line, lines
 from simulations.compare.output import Output, write_page, write_tables
 from simulations.compare.table import comparison_table, notes, unfinished, variants
-from simulations.engines.signals import sigterm_raises
+from simulations.engines.process import sigterm_raises
 from simulations.report.run_page import run_page
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
-from simulations.rundir.files.atomic import write_atomically, writing_to
+from simulations.rundir.files import write_atomically, writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.manifest import accept
 from simulations.rundir.results import Result

@@ -21,7 +21,7 @@ from simulations.report.figure import interactive, picture, plot, png
 from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, sections
 from simulations.report.render import render
 from simulations.report.words import NOT_PRIVATE
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.results import Result, results_csv
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from simulations.report.page import Page, Section, Text, json_text
 from simulations.report.render import render
 from simulations.report.table import records
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
-from simulations.rundir.files.atomic import write_atomically, writing_to
+from simulations.rundir.files import write_atomically, writing_to
 
 PAGE = "runs.html"
 NO_RUNS = "no runs in {}: start one with fedlsg run, or name another folder"

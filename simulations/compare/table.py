@@ -6,7 +6,7 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
-from simulations.plan.noise import RHO_MEANING
+from simulations.plan.advice import RHO_MEANING
 from simulations.report.facts import CLIENT_LEVEL, trust_words
 from simulations.report.looks import looks
 from simulations.report.page import RowKind, Table, cell_text

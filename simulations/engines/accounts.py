@@ -7,27 +7,61 @@ charge. What is lost with a worker, late, or cut off by an interruption stays ch
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from jaxtyping import Float, Int64
+from torch import Tensor
 
 from fedlsg.privacy import Entry, RunLedger
+from fedlsg.privacy.ledger_entry import encode_entry
 from fedlsg.state import RoundPlan
-from simulations.client.account import SimulatedAccount, entry_of, takes_part_in_secret
+from simulations.client.account import RECORD, SimulatedAccount, array_in, bytes_of, entry_of, takes_part_in_secret
 from simulations.client.app import refusal
-from simulations.client.given_account import Returned, give, read_returned
-from simulations.client.personal import memory_size, remembers
 from simulations.client.secure_sum import RECORD as SECRETS
-from simulations.client.train import keeps_payload, own_terms, question_of, stored_payload
+from simulations.client.train import keeps_payload, memory_size, own_terms, question_of, remembers, stored_payload
 from simulations.grids.piles import Answer, Pile, Task
 from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir
-from strategies.federation.replica_wire import read_reference
-from strategies.federation.secure_sum.wire import MASKED, stage_of
-from strategies.federation.serial import config_in
-from strategies.federation.wire import flat_bytes, read_round, read_update, update
+from strategies.federation.downlink import read_reference
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import config_in, flat_bytes, read_round, read_update, stage_of, update
+
+
+def give(
+    entry: Entry, *, last: bytes | None, memory: Float[Tensor, " size"] | None, batches: bytes | None = None,
+    here: bool = False,
+) -> RecordDict:  # fmt: skip
+    """The state of a client's Context, as the driver sends it. ``here``: client and driver are one process."""
+    record = ConfigRecord({"entry": json.dumps(encode_entry(entry)), "charged": False, "here": here})
+    kept = {"last": last, "batches": batches, "memory": None if memory is None else bytes_of(memory, "<f8")}
+    record.update({name: value for name, value in kept.items() if value is not None})
+    return RecordDict({RECORD: record})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returned:
+    """What the state says when it is back; ``charged``: the attempt was used, or nobody knows.
+
+    ``rows`` and ``memory`` are secrets of the client.
+    """
+
+    charged: bool
+    rows: Int64[Tensor, " n"] | None
+    memory: Float[Tensor, " size"] | None
+
+
+def read_returned(state: RecordDict) -> Returned:
+    """The driver's reading of a state."""
+    record = config_in(state, RECORD)
+    if record is None:
+        return Returned(charged=True, rows=None, memory=None)
+    rows, memory = array_in(record, "rows", "<i8"), array_in(record, "memory", "<f8")
+    return Returned(charged=record["charged"] is not False, rows=rows, memory=memory)
 
 
 class Accounts:

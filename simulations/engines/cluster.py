@@ -17,13 +17,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulations.engines.address import in_use, joins_cluster, reachable_cluster
-from simulations.engines.door import locked, say_what_is_open, token_hint
-from simulations.engines.lost import RayLostError
-from simulations.engines.memory import limited_memory
-from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
+from simulations.engines.door import (
+    in_use,
+    joins_cluster,
+    limited_memory,
+    locked,
+    reachable_cluster,
+    say_what_is_open,
+    token_hint,
+)
+from simulations.engines.process import ignore_interrupts, rearm, sigterm_raises
+from simulations.engines.watchers import RayLostError, scratch
 from simulations.engines.worker import Worker
-from simulations.rundir.files.scratch import scratch
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig

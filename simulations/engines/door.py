@@ -1,18 +1,71 @@
-"""Who may use Ray: a Ray of our own asks everybody for a token; of a Ray that others started we say what is open.
+"""Which Ray a process uses, and who may use it: its own, one that it uses already, or the cluster of RAY_ADDRESS.
 
-Loopback is not private: every user of a machine reaches it, and who reaches Ray's ports runs code as the owner. With
-``RAY_AUTH_MODE=token`` Ray's services refuse calls without the token. It is in a file, so that no argument list and no
-environment has it, only the path.
+A Ray of our own asks everybody for a token; of a Ray that others started we say what is open. Loopback is not private:
+every user of a machine reaches it, and who reaches Ray's ports runs code as the owner. With ``RAY_AUTH_MODE=token``
+Ray's services refuse calls without the token. It is in a file, so that no argument list and no environment has it, only
+the path.
 """
 
 import os
 import secrets
+import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
+
+PATIENCE = 10.0
+"""Seconds to wait for a cluster to answer."""
+
+
+def joins_cluster() -> bool:
+    """Whether runs join an existing Ray cluster."""
+    return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+
+
+def in_use() -> bool:
+    """Whether this process uses Ray already, as a notebook may: runs share it, and leave it as it is."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+def reachable_cluster() -> str:
+    """The address of the cluster that RAY_ADDRESS names. Raises RuntimeError where nobody listens: Ray tries for long.
+
+    "auto" is the cluster of ``ray start`` on this machine; Ray itself would also take another run's private Ray.
+    """
+    address = os.environ["RAY_ADDRESS"]
+    if address == "auto":
+        note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+        try:
+            address = note.read_text().strip()
+        except OSError:
+            raise RuntimeError(
+                "no cluster of ray start runs on this machine: start one, give --ray-address HOST:PORT, or leave it out"
+            ) from None
+    named = address
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()) or "/" in host:
+        raise RuntimeError(
+            f"expected --ray-address (or RAY_ADDRESS) auto or HOST:PORT of a cluster that this machine is part of, got "
+            f"{address}"
+        )
+    from ray.util import get_node_ip_address
+
+    if host in ("localhost", "127.0.0.1"):
+        host = get_node_ip_address()  # as Ray reads it: machines of a cluster know each other by such addresses
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+    except OSError as error:
+        raise RuntimeError(
+            f"no Ray cluster listens on {named} ({error}{'' if named == f'{host}:{port}' else f', at {host}'}): start "
+            "it, or leave out --ray-address and RAY_ADDRESS"
+        ) from None
+    return f"{host}:{port}"
+
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 OPEN = (
@@ -68,3 +121,22 @@ def _read_again() -> None:
         raylet: Any = _raylet  # of Cython
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def limited_memory() -> str:
+    """What a limit of address space (``ulimit -v``) does to Ray, and the way out; empty without a limit.
+
+    Ray's processes reserve far more than they use, 30 % of the machine's memory for its store alone, and abort without
+    a word of ours.
+    """
+    if sys.platform == "win32":
+        return ""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return (
+        f"processes may reserve {limit / 2**30:.3g} GiB of memory here (ulimit -v), and Ray's reserve more than they "
+        "use: lift that limit if Ray fails, or take engine=local"
+    )

@@ -22,17 +22,28 @@ from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
 from simulations.engines.accounts import Accounts
 from simulations.engines.passes import Passes
-from simulations.engines.run_log import logging_to
-from simulations.grids.deadline import call_until, learn, limit_by, limit_of, too_slow
+from simulations.engines.process import logging_to
 from simulations.grids.piles import Task
-from simulations.grids.virtual import FIRST_NODE, ClientFunction, VirtualGrid, call_client, give_id, task_identity
+from simulations.grids.virtual import (
+    FIRST_NODE,
+    ClientFunction,
+    VirtualGrid,
+    call_client,
+    call_until,
+    give_id,
+    learn,
+    limit_by,
+    limit_of,
+    task_identity,
+    too_slow,
+)
 from simulations.plan.plan import Plan, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.server.serve import serve
+from simulations.server.app import serve
 from simulations.settings.settings import as_config
 from strategies.federation.nodes import SimulatedGrid
-from strategies.federation.serial import over_the_wire
+from strategies.federation.wire import over_the_wire
 
 
 class LocalGrid(VirtualGrid, SimulatedGrid):

@@ -13,11 +13,10 @@ from flwr.app import Message, MessageType
 
 from fedlsg.state import RoundPlan
 from simulations.callbacks.callback import Callback
-from simulations.engines import run_log
 from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready
-from simulations.engines.lost import RayLostError
-from simulations.engines.signals import ignore_interrupts
+from simulations.engines.process import ignore_interrupts, logging_to
+from simulations.engines.watchers import RayLostError
 from simulations.engines.worker import CLIENT
 from simulations.engines.workers import LostError, Outcome, Workers
 from simulations.grids.piles import PILE_SECONDS, Pace, Pile
@@ -25,7 +24,7 @@ from simulations.grids.virtual import VirtualGrid, give_id, task_identity
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.server.serve import serve
+from simulations.server.app import serve
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import WORKER_DIED, failure
 
@@ -117,7 +116,7 @@ def run(
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     with (
-        run_log.logging_to(directory.log),
+        logging_to(directory.log),
         task_identity(),
         ready() as cluster,
         closing(Workers(cluster, plan, directory, client)) as workers,

@@ -11,7 +11,7 @@ from logging import WARNING
 from socket import gethostname
 from typing import Any
 
-from simulations.engines import run_log
+from simulations.engines.process import kept_log
 
 CLIENT = "simulations.client.app:app"
 
@@ -57,13 +57,11 @@ class Worker:
         """
         from flwr.common.logger import log
 
-        from simulations.client.given_account import HISTORY
-        from simulations.client.model import process
+        from simulations.client.model import HISTORY, process
         from simulations.engines.passes import Passes
-        from simulations.grids.deadline import call_until, too_slow
         from simulations.grids.piles import pack, unpack
-        from simulations.grids.virtual import give_id, task_identity
-        from strategies.federation.code_identity import own_identity
+        from simulations.grids.virtual import call_until, give_id, task_identity, too_slow
+        from strategies.federation.proofs import own_identity
 
         if own_identity().digest != job.code:
             raise RuntimeError(
@@ -75,7 +73,7 @@ class Worker:
             self._begin(job)
             self._run = job.run
             self._passes = Passes(client, job.num_partitions, job.run_config)
-        with run_log.kept() as records, task_identity():
+        with kept_log() as records, task_identity():
             history, *tasks = unpack(pickled, left)
             forgot = False
             HISTORY.add(*history)
@@ -109,8 +107,7 @@ class Worker:
         import ray
 
         from simulations.client.app import simulated_settings
-        from simulations.client.given_account import HISTORY
-        from simulations.client.model import process, serving
+        from simulations.client.model import HISTORY, process, serving
         from simulations.plan.continuity import data_digest
         from simulations.plan.prepare import prepare
 
@@ -136,8 +133,7 @@ class Worker:
 
 def _call(client: Any, job: Job, task: Any) -> Any:
     """The reply of a client. None of its errors may reach the driver: their text may quote a row."""
-    from simulations.grids.deadline import OutOfTimeError
-    from simulations.grids.virtual import call_client, fail_client
+    from simulations.grids.virtual import OutOfTimeError, call_client, fail_client
 
     try:
         return call_client(client, task.message, job.num_partitions, job.run_config, task.state)

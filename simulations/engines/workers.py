@@ -11,17 +11,17 @@ from uuid import uuid4
 
 from flwr.common.logger import log
 
-from simulations.engines import run_log
 from simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
+from simulations.engines.process import write_log
 from simulations.engines.shipping import put, shipment
 from simulations.engines.worker import Job
-from simulations.grids.deadline import learn, limit_by, limit_of
 from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
+from simulations.grids.virtual import learn, limit_by, limit_of
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
-from strategies.federation.bounds import reason_of
-from strategies.federation.code_identity import own_identity
+from strategies.federation.expectations import reason_of
+from strategies.federation.proofs import own_identity
 
 MARGIN_SECONDS = 10.0
 """Time for the way back before the deadline; at most a tenth of the time that is left."""
@@ -176,7 +176,7 @@ class Workers:
         else:
             pickled, arrays, records, forgot, seconds = answer
             self._served.add(worker)
-            run_log.write(records)
+            write_log(records)
             if forgot:
                 self._knows.pop(worker)
             pace.took(sum(task.work for task in pile), time.monotonic() - began)

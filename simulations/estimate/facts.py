@@ -13,7 +13,7 @@ from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.estimate.trial import Trial, time_step, try_rounds
-from simulations.plan.noise import rho_of, sum_bits
+from simulations.plan.advice import rho_of, sum_bits
 from simulations.plan.plan import Plan, count_blocks, events_of
 
 PHONES, DROPOUT = 1000, 0.2

@@ -21,10 +21,8 @@ from fedlsg.participation import Participation
 from fedlsg.randomness import own_draws
 from fedlsg.training.local import shape_of
 from fedlsg.user_code.objects import restored
-from simulations.client.account import Account
 from simulations.client.app import app
-from simulations.client.basis import Held
-from simulations.client.model import Process, serving
+from simulations.client.model import Held, Process, serving
 from simulations.client.rehearsal import NoAccount
 from simulations.client.train import train_round
 from simulations.engines.accounts import Accounts
@@ -33,13 +31,12 @@ from simulations.grids.virtual import task_identity
 from simulations.plan.base import Base
 from simulations.plan.plan import Plan, probes
 from simulations.rundir.rundir import RunDir
-from simulations.server.downlink import make_downlink
-from simulations.server.serve import federation_settings
+from simulations.server.app import federation_settings
+from simulations.server.recorder import make_downlink
 from simulations.settings.participation import NAMES as CLOCK
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
-from strategies.federation.clock import SimulatedClock
-from strategies.federation.report import RoundReport, Sent
+from strategies.federation.report import RoundReport, Sent, SimulatedClock
 from strategies.federation.wire import flat_record
 from strategies.strategy import FedLSG
 
@@ -117,7 +114,7 @@ def time_step(plan: Plan) -> tuple[float, int, int | None]:
         common = state.plan(replace(plan.local, steps=1, shuffled=0, sample_rate=1.0), plan.sums, plan.client_unit)
         round_plan = common.for_client(replace(plan.terms[0], sample_rate=1.0))
         here = Process(base=base, state=state.public, held=Held(state.public))
-        checked, account = check(state.model, round_plan.frame), cast(Account, NoAccount())
+        checked, account = check(state.model, round_plan.frame), NoAccount()
         release = round_plan.release
         add = None if release is None else lambda total, mechanism, stream: total  # noise of a step is no time
         _reset_peak()

@@ -12,7 +12,7 @@ from simulations.report.chart import Chart
 from simulations.report.course import course
 from simulations.report.figure import save_paper
 from simulations.report.terminal import print_line, print_whole
-from simulations.rundir.files.atomic import write_atomically, writing_to
+from simulations.rundir.files import write_atomically, writing_to
 
 KINDS = ("pdf", "svg", "png")
 

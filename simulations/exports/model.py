@@ -18,11 +18,10 @@ from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import prepare
 from simulations.report.terminal import checked, print_whole
 from simulations.rundir.examined import MODEL
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
-from simulations.rundir.files.sealed import seal
-from simulations.rundir.model_files import WEIGHTS, read_model, write_model
+from simulations.rundir.files import check_writable, seal, write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
-from simulations.server.final_model import FinalModel, final_model
+from simulations.rundir.updates import WEIGHTS, read_model, write_model
+from simulations.server.summary import FinalModel, final_model
 from simulations.settings.settings import Settings
 
 ABOUT = "fedlsg-run.json"

@@ -20,7 +20,7 @@ from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
 from simulations.report.terminal import checked, print_whole
 from simulations.rundir.examined import LISTS, SETTINGS
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
+from simulations.rundir.files import check_writable, write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, read_frame
 from simulations.settings.resolve import uplink_codec

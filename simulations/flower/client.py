@@ -1,21 +1,91 @@
-"""``fedlsg.flower.client_app``: a ClientApp that trains a workload of the app's own, each update private."""
+"""``fedlsg.flower.client_app``: a ClientApp that trains a workload of the app's own, each update private.
 
-from collections.abc import Callable
+Settings of a run are in its messages: an app's own run config keeps its own keys. The server adds one record to each of
+its messages. Clients read their settings from it, as those of fedlsg's own app read them from the run config. A
+deployed client compares them with its terms in the same way.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.metadata import distributions
+from logging import WARNING
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from flwr.serverapp import Grid
 
 import strategies
 from fedlsg.user_code.digest import digest_of
 from simulations import workloads
 from simulations.client.app import make_app
-from simulations.flower.announced import announced
-from simulations.flower.bundle import note_other_torch
-from simulations.grids.refusals import SettingsError
+from simulations.grids.virtual import SettingsError
 from simulations.settings.settings import AUTO, Settings, from_mapping
 from simulations.workloads import Workload
 from simulations.workloads.own import MODEL, make
+from strategies.federation.watched_grid import WrappedGrid
+
+FIX = "leave torch out of the dependencies in the app's pyproject.toml, or ask for the version that fedlsg has"
+
+
+def other_torch() -> str | None:
+    """A sentence where there is a second torch behind the one that is imported; None where there is one.
+
+    Flower puts the environment that it makes of an app's requirements before the one that Flower runs in.
+    """
+    found = list(dict.fromkeys(torch.version for torch in distributions(name="torch")))
+    if len(found) < 2:
+        return None
+    first, second = found[:2]
+    return f"the app's own requirements brought torch {first}, and torch {second} came with fedlsg: {FIX}"
+
+
+@cache
+def note_other_torch() -> None:
+    """Log the sentence, once a process."""
+    if (said := other_torch()) is not None:
+        log(WARNING, "fedlsg: %s", said)
+
+
+RECORD = "fedlsg.settings"
+
+
+def announcement(config: Mapping[str, Any]) -> ConfigRecord:
+    """The record for settings by name."""
+    return ConfigRecord(dict(config))
+
+
+def announced(content: RecordDict) -> dict[str, Any]:
+    """The settings in a message. Raises SettingsError for a message without them."""
+    record = content.config_records.get(RECORD)
+    if record is None:
+        raise SettingsError(
+            "the server announces no settings: it needs fedlsg.flower.Strategy of the same version of fedlsg"
+        )
+    return dict(record)
+
+
+class AnnouncingGrid(WrappedGrid):
+    """``inner``, with the settings in each message that is sent."""
+
+    def __init__(self, inner: Grid, record: ConfigRecord) -> None:
+        super().__init__(inner)
+        self.record = record
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return super().push_messages(self._announced(messages))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return super().send_and_receive(self._announced(messages), timeout=timeout)
+
+    def _announced(self, messages: Iterable[Message]) -> list[Message]:
+        sent = list(messages)
+        for message in sent:
+            if message.has_content():
+                message.content[RECORD] = self.record
+        return sent
+
 
 OWN_CODE = "own-code"
 """Key of an announcement: digest of the code of the workload and the method."""

@@ -24,7 +24,7 @@ from fedlsg.training.client import AddNoise
 from fedlsg.user_code.failure import without_exit
 from simulations.client.app import is_simulated, refusal
 from simulations.client.node.terms import absolute
-from simulations.flower.bundle import note_other_torch
+from simulations.flower.client import note_other_torch
 from simulations.flower.secure_update import answer_stage, masked_update
 from simulations.flower.whole_update import (
     KEY,
@@ -41,9 +41,9 @@ from simulations.flower.whole_update import (
     read_terms,
     to_cpu,
 )
-from simulations.grids.refusals import OverBudgetError, SettingsError
-from strategies.federation.secure_sum.wire import MASKED, stage_of
-from strategies.federation.wire import NO_REASON
+from simulations.grids.virtual import OverBudgetError, SettingsError
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import NO_REASON, stage_of
 from strategies.private_step import PrivateStep
 
 NUM_EXAMPLES = "num-examples"

@@ -18,7 +18,7 @@ from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting.events import checked_delta
 from fedlsg.discrete import SumTerms, most_log_ratio
 from fedlsg.payload import DEFAULT_CODEC, PayloadError
-from simulations.flower.bundle import note_other_torch
+from simulations.flower.client import note_other_torch
 from simulations.flower.secure_update import SecureRound, new_run, payload_of
 from simulations.flower.whole_update import KEY, OURS, Round, Terms, Trust, as_arrays, dense_bytes, settings_text
 

@@ -7,11 +7,10 @@ A client's number in the protocol follows from its node id, which both sides kno
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from logging import WARNING
 
-import numpy as np
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common.logger import log
@@ -19,13 +18,11 @@ from flwr.serverapp import Grid
 from jaxtyping import Float64
 from torch import Tensor
 
-from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Total, secret_root
+from fedlsg.secure_sum import GivenUp, SecureSumError, Server, secret_root
 from fedlsg.secure_sum import Terms as Attempt
-from fedlsg.training.client import AddNoise
-from simulations.client.secure_sum import begin, check_noise, restore, store
+from simulations.client.secure_sum import Train, answer, masked, stage_in
 from simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
-from simulations.grids.refusals import SecureSumRefusedError
-from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage, write_stage
+from strategies.federation.stages import KEYS, MASKED, Stage, close_sum, open_sum, write_stage
 
 
 def number_of(node: int) -> int:
@@ -35,60 +32,20 @@ def number_of(node: int) -> int:
 
 def answer_stage(content: RecordDict, terms: Terms, context: Context) -> bytes:
     """The answer to a stage without values. Raises SecureSumRefusedError for what the protocol forbids."""
-    stage = _stage(content)
-    try:
-        attempt, me = _attempt(stage, terms), number_of(context.node_id)
-        if stage.name == KEYS:
-            client = begin(attempt, me, context.state, secret_root)
-            answer = client.keys()
-        else:
-            client = restore(attempt, me, context.state)
-            answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
-            answer = answers[stage.name](stage.message)
-    except SecureSumError as error:
-        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
-    store(client, context.state)
-    return answer
+    stage, me = stage_in(content), number_of(context.node_id)
+    return answer(stage, lambda: _attempt(stage, terms), me, context.state, secret_root)
 
 
-def masked_update(content: RecordDict, here: Round, context: Context, train: Callable[[AddNoise], Tensor]) -> bytes:
+def masked_update(content: RecordDict, here: Round, context: Context, train: Train) -> bytes:
     """The masked values of a round; ``train`` charges the ledger and gives the integers that the noise leaves.
 
     An attempt that was answered gets that answer, and nothing is charged. Raises SecureSumRefusedError before a charge.
     """
-    stage = _stage(content)
-    try:
-        client = _accepted(stage, here, context)
-        if client.stage != MASKED:
-            return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
-    except SecureSumError as error:
-        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
-    release, terms = here.release(len(stage.clients)), here.terms
-    values = train(lambda total, _, stream: release.encode(total, stream, seed=terms.seed, round=terms.round))
-    message = client.masked(values.numpy())
-    store(client, context.state)
-    return message
-
-
-def _accepted(stage: Stage, here: Round, context: Context) -> Client:
-    release = here.release(len(stage.clients))
-    if (stage.name, stage.round) != (MASKED, here.terms.round):
-        raise SecureSumError(f"expected stage {MASKED!r} of round {here.terms.round}, got {stage.name!r}")
-    if (stage.length, stage.bits) != (release.values, release.grid.bits):
-        raise SecureSumError(
-            f"expected {release.values} values of {release.grid.bits} bits, got {stage.length} of others"
-        )
-    check_noise(stage, release)
-    client = restore(_attempt(stage, here.terms), number_of(context.node_id), context.state)
-    client.accept(stage.message)
-    return client
-
-
-def _stage(content: RecordDict) -> Stage:
-    try:
-        return read_stage(content)
-    except ValueError as error:
-        raise SecureSumRefusedError(f"secure sum: {error}") from None
+    stage, terms = stage_in(content), here.terms
+    return masked(
+        stage, lambda: _attempt(stage, terms), number_of(context.node_id), context.state,
+        here.release(len(stage.clients)), round=terms.round, seed=terms.seed, train=train,
+    )  # fmt: skip
 
 
 def _attempt(stage: Stage, terms: Terms) -> Attempt:
@@ -125,9 +82,7 @@ class SecureRound:
 
     def begin(self) -> list[Message]:
         """Keys and shares; then the messages of training for the clients that are still there."""
-        sent = self._server.rosters(self._ask(KEYS, dict.fromkeys(self._nodes, b"")).items())
-        if not isinstance(sent, GivenUp):
-            sent = self._server.deliveries(self._ask(SHARES, sent).items())
+        sent = open_sum(self._server, self._ask, self._nodes)
         if isinstance(sent, GivenUp):
             self._explain(sent)
             return []
@@ -135,14 +90,13 @@ class SecureRound:
             write_stage(self._messages[number].content, replace(self._stage, name=MASKED, message=delivery))
         return [self._messages[number] for number in sent]
 
-    def mean(self, masked: dict[int, bytes]) -> Float64[Tensor, " kept"] | None:
-        """The mean of the survivors' updates, with its noise; None where the round is given up. ``masked``: by node."""
-        sent = self._server.survivors({number_of(node): message for node, message in masked.items()}.items())
-        if not isinstance(sent, GivenUp):
-            sent = self._server.requests(self._ask(AGREE, sent).items())
-        found: Total | GivenUp = (
-            sent if isinstance(sent, GivenUp) else self._server.total(self._ask(UNMASK, sent).items())
-        )
+    def mean(self, values: dict[int, bytes]) -> Float64[Tensor, " kept"] | None:
+        """The mean of the survivors' updates, with its noise; None where the round is given up.
+
+        ``values``: masked ones, by node.
+        """
+        sent = {number_of(node): message for node, message in values.items()}
+        found = close_sum(self._server, self._ask, sent)
         self._explain(found)
         if isinstance(found, GivenUp):
             return None
@@ -150,7 +104,7 @@ class SecureRound:
         total = self._release.decode(words, seed=self._here.terms.seed, round=self._here.terms.round)
         return total / len(found.survivors)
 
-    def _ask(self, name: str, messages: dict[int, bytes]) -> dict[int, bytes]:
+    def _ask(self, name: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         asked = []
         for number, text in messages.items():
             content = RecordDict({KEY: self._here.terms.record()})

@@ -27,10 +27,11 @@ from fedlsg.method import Method, Schedule, initial_needed
 from fedlsg.payload import Dither, Expected, find_codec, pack, unpack
 from fedlsg.randomness import own_draws
 from fedlsg.state import PublicState
-from simulations.grids.refusals import SettingsError
-from strategies.federation.secure_sum.wire import MESSAGE as SUM_MESSAGE
-from strategies.federation.secure_sum.wire import TERMS as SUM_TERMS
-from strategies.federation.secure_sum.wire import read_stage, stage_of
+from simulations.grids.virtual import SettingsError
+from strategies.federation.stages import MESSAGE as SUM_MESSAGE
+from strategies.federation.stages import read_stage
+from strategies.federation.wire import STAGE as SUM_TERMS
+from strategies.federation.wire import stage_of
 
 KEY = "fedlsg.update"
 """The ConfigRecord of the terms in a message, and of the payload in its reply."""

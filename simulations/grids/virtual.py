@@ -1,22 +1,108 @@
-"""A Flower Grid whose nodes are the partitions of a simulation, and the call of one such client.
+"""Simulated clients: the Flower Grid whose nodes they are, the call of one, its time limit, and why it does not train.
 
 Both engines share it: node ids are known in advance, and a client sees the same Message and Context on both.
+
+The limit of a client follows from the settings of its run and the messages that it answers: others' replies must not be
+lost with one that hangs. Under a trusted server (``trust=server``) there is none: who slows the machine down would
+decide whether others reply in time, and epsilon counts on each client being in the sum, or not, by its own data alone.
+
+The text of a ``RefusalError`` may leave a client, because no example was touched before it. Any other error near a
+client's data becomes one constant reply: its type or text may reveal data.
 """
 
+import math
+import signal
 import sys
+import threading
+import time
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from logging import ERROR
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from simulations.grids.refusals import log_failure
-from strategies.federation.wire import FAILED, IN_RUN_LOG, failure
+from fedlsg.participation import ClientLimit
+from fedlsg.user_code.failure import OwnEnd
+from simulations.grids.piles import Task
+from simulations.settings.run import Settings
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import (
+    FAILED,
+    FRAME_DIFFERS,
+    IN_RUN_LOG,
+    OVER_BUDGET,
+    REFUSED_TERMS,
+    REPLICA_DIFFERS,
+    REPLICA_MISSING,
+    TOO_SLOW,
+    failure,
+    stage_of,
+)
+
+
+def log_failure() -> None:
+    """Write the current exception to the log of this process, which stays with its owner."""
+    log(ERROR, traceback.format_exc().encode("utf-8", "backslashreplace").decode())
+
+
+class RefusalError(RuntimeError):
+    """A client does not train. Its text is about settings, files and public data only; it leaves with ``code``."""
+
+    code = FAILED
+
+
+class FrameDiffersError(RefusalError):
+    """This machine derives another frame than the server; it must be sent. Nothing was trained or charged."""
+
+    code = FRAME_DIFFERS
+
+
+class ReplicaMissingError(RefusalError):
+    """No replica of the version that the message starts from. Nothing was trained or charged."""
+
+    code = REPLICA_MISSING
+
+
+class ReplicaDiffersError(RefusalError):
+    """The replica's weights are not those of the server. Nothing was trained or charged."""
+
+    code = REPLICA_DIFFERS
+
+
+class OverBudgetError(RefusalError):
+    """The next round would pass this client's privacy budget. Nothing was trained or charged."""
+
+    code = OVER_BUDGET
+
+
+class SecureSumRefusedError(RefusalError):
+    """A stage of a secure sum that its protocol forbids. Nothing was trained or charged for it."""
+
+
+class SettingsError(RefusalError):
+    """The run's settings cannot be used on this client. Nothing was trained or charged."""
+
+
+class TermsError(RefusalError):
+    """The client's own terms forbid the request, or are incomplete. Nothing was trained or charged."""
+
+    code = REFUSED_TERMS
+
+
+class OwnDataError(RefusalError):
+    """The client's own data cannot be loaded or used. The text is always the same: the reason may quote a row."""
+
+    def __init__(self) -> None:
+        super().__init__("refused: data; only this client's own log says why")
+
 
 ClientFunction = Callable[[Message, Context], Message]
 
@@ -132,3 +218,76 @@ def task_identity() -> Iterator[None]:
         yield
     finally:
         TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
+
+
+def limit_by(s: Settings) -> ClientLimit:
+    """Given by a setting, or learnt."""
+    return ClientLimit(s.client_timeout, learns=s.trust != "server")
+
+
+def limit_of(limit: ClientLimit, task: Task) -> float:
+    """Seconds that the client may take for a task; infinite for a query, which may load data."""
+    if task.message.metadata.message_type != MessageType.TRAIN:
+        return math.inf
+    return limit.seconds(task.message.metadata.dst_node_id, work=task.work, kind=kind_of(task.message))
+
+
+def learn(limit: ClientLimit, task: Task, reply: Message | None, seconds: float) -> None:
+    """A client took so long; a failure says nothing of the time that the work takes."""
+    trains = task.message.metadata.message_type == MessageType.TRAIN
+    if trains and reply is not None and not reply.has_error():
+        limit.took(task.message.metadata.dst_node_id, seconds, work=task.work, kind=kind_of(task.message))
+
+
+def too_slow(message: Message, seconds: float) -> Message:
+    """The reply for a client that was stopped."""
+    return failure(f"stopped: it took longer than client_timeout, which is {seconds:.3g} s here", TOO_SLOW, message)
+
+
+def kind_of(message: Message) -> str:
+    """Training, with or without a secure sum, or a stage of one that trains nothing."""
+    stage = stage_of(message.content)
+    return "" if stage in (None, MASKED) else str(stage)
+
+
+T = TypeVar("T")
+
+
+class OutOfTimeError(OwnEnd):
+    """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client would begin."""
+
+
+@contextmanager
+def ending(until: float | None) -> Iterator[None]:
+    """Raise OutOfTimeError inside when the clock (seconds since the epoch) shows ``until``, None for never.
+
+    It uses a signal: without effect inside a library that never returns to Python, outside the main thread, and on
+    Windows.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if until is None or not (main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def cut_off(*_: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, cut_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(until - time.time(), 1e-3))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def call_until(until: float, call: Callable[[], T]) -> tuple[T | None, bool]:
+    """What a call returns, and whether it was stopped: then it returned nothing. ``until``: see ``ending``; inf: never.
+
+    Nothing of what the stopped call worked on may be used again: it ended anywhere.
+    """
+    try:
+        with ending(None if until == math.inf else until):
+            return call(), False
+    except OutOfTimeError:
+        return None, True

@@ -17,7 +17,7 @@ from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
 from simulations.inspection.subject import Subject
-from simulations.rundir.files import sealed
+from simulations.rundir.files import load_array
 from simulations.rundir.updates import round_folder
 
 DECAY = 0.9
@@ -57,7 +57,7 @@ def weights_at(subject: Subject, round: int) -> Weights:
             f"them, up to {subject.state.round}, need a run with --record-updates"
         )
     try:
-        flat = torch.from_numpy(sealed.load_array(path))
+        flat = torch.from_numpy(load_array(path))
         shapes = {name: p.shape for name, p in trainable(subject.model).items()}
         parts = flat.split([shape.numel() for shape in shapes.values()])
         return {n: p.reshape(s).to(subject.weights[n]) for (n, s), p in zip(shapes.items(), parts, strict=True)}

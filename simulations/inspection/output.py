@@ -29,7 +29,7 @@ from simulations.report.page import (
 )
 from simulations.report.render import render
 from simulations.report.table import csv_of
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
+from simulations.rundir.files import check_writable, write_atomically, writing_to
 
 WARNING = (
     "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "

@@ -8,10 +8,10 @@ from rich.console import Console
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.privacy.mechanism import MechanismKind
 from simulations.engines import local
+from simulations.engines.watchers import scratch
 from simulations.inspection.subject import Subject
 from simulations.report.progress import count_bar
 from simulations.report.words import duration, percent
-from simulations.rundir.files.scratch import scratch
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan

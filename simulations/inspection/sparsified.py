@@ -18,7 +18,7 @@ from fedlsg.masks.rules import uniform
 from fedlsg.randomness import public_generator
 from simulations.inspection.clips import passes, unmasked
 from simulations.inspection.subject import Subject
-from simulations.rundir.files import sealed
+from simulations.rundir.files import load_array
 from simulations.rundir.updates import round_folder
 
 DRAWS, VALUES = 5, 5 * 10**7
@@ -219,7 +219,7 @@ def kept_in(subject: Subject, round: int) -> Int64[Tensor, " k"] | None:
         frame = public.frame(round, updates=subject.state.updates, basis=subject.state.basis_of(round))
         return frame.indices.cpu()
     path = None if subject.run is None else round_folder(subject.run, round) / "kept.npy"
-    return torch.from_numpy(sealed.load_array(path)) if path is not None and path.exists() else None
+    return torch.from_numpy(load_array(path)) if path is not None and path.exists() else None
 
 
 def of_independent(rates: Sequence[float]) -> Float[np.ndarray, " counts"]:

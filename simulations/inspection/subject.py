@@ -24,7 +24,7 @@ from fedlsg.state import ServerState
 from simulations import workloads
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, count_blocks, prepare
-from simulations.rundir.own_noise import refuse_own_noise
+from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.checks import refuse_client_level
 from simulations.settings.published import resolve

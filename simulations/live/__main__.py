@@ -11,7 +11,7 @@ from simulations.live.browser import open_file
 from simulations.live.page import ENTRY, LAST_SECONDS, LivePage
 from simulations.live.server import LiveServer
 from simulations.report.template import LIVE_ENTRY
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 
 RECENT = 20.0
 """A browser that asked, or was started, so many seconds ago is still there."""

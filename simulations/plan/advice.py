@@ -1,28 +1,161 @@
-"""What is likely to go wrong with a plan, from public numbers alone, and the one setting to change.
+"""What a plan says of itself: its noise and batches, its threat model, and what is likely to go wrong with it.
 
-It reads the plan, and inputs of the public test split. It never reads a training row, so it costs no privacy.
+rho is how large the noise of a step is next to the clip norm. Advice follows from public numbers alone, and says the
+one setting to change: it reads the plan, and inputs of the public test split. It never reads a training row, so it
+costs no privacy.
 """
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedlsg.accounting import max_steps
 from fedlsg.accounting.bounds import certified_or_inf, rough
 from fedlsg.carriers import Lora, embeddings_of
+from fedlsg.discrete import plan_release
 from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.torch_func import measure
 from fedlsg.gradients.calls.ways import ways_of
-from fedlsg.state import different_terms
+from fedlsg.privacy import rho
+from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
 from fedlsg.training.auto import FEWEST_UPDATES
-from simulations.plan.noise import pull
+from simulations.plan.base import Base
 from simulations.plan.plan import Plan, count_blocks, events_of, probes
+from simulations.settings.run import Resolved
 from simulations.workloads import to_device
 from simulations.workloads.chance import Chance, beats_chance
+
+if TYPE_CHECKING:
+    from fedlsg.attacks.audit.stated import Stated
+
+CLAIM = (
+    "shuffled batches: each example is in one batch of an epoch, and an epoch counts as one release. No amplification "
+    "by shuffling is claimed. Adjacency is zero-out: one example is replaced by a record without a gradient"
+)
+RHO_MEANING = (
+    "If rho is far below 1, sending fewer values rarely gains accuracy. Above 1 it may. "
+    "What the noise costs a run is measured by fedlsg inspect RUN --noiseless."
+)
+
+
+def rho_of(plan: Plan, public: PublicState) -> float | None:
+    """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None for noise without a clip."""
+    frame = mean_frame(public)
+    return _rho(plan, values=frame.wire.kept if frame.personal else frame.kept, blocks=len(frame.blocks))
+
+
+def pull(plan: Plan) -> float | None:
+    """How far data move a weight at most over the run, next to noise: sqrt(T (B^2 + B)) / (sigma sqrt(K)).
+
+    All T updates, each with a Poisson batch of B expected examples of gradients of the clip norm in one direction.
+    None without noise, at client level, and for a clip of each block, whose number is not known here. It reads no
+    training row.
+    """
+    whole = plan.client_unit is None and plan.method.mechanism.clip != "per-block"
+    of_one = _rho(plan, values=1, blocks=1) if whole else None
+    steps = plan.schedule.rounds * plan.settings.local_steps
+    return math.sqrt(steps * (1 + 1 / plan.divisor)) / of_one if of_one else None
+
+
+def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
+    return rho(
+        plan.method.mechanism,
+        each(plan.terms, lambda terms: terms.noise_multiplier * terms.weight),
+        clients_per_round=1 if plan.draws_in_secret else plan.settings.clients_per_round,
+        values=values,
+        blocks=blocks,
+        expected_batch=plan.divisor,
+    )
+
+
+def sum_bits(plan: Plan, public: PublicState) -> int | None:
+    """Bits of each integer that a client sends into a secure sum, in the mean round; None without secure sums."""
+    if plan.sums is None:
+        return None
+    frame = mean_frame(public)
+    mechanism = plan.terms[0].mechanism(plan.method.mechanism)
+    return plan_release(plan.sums, mechanism, values=frame.kept, blocks=len(frame.blocks)).grid.bits
+
+
+def sum_line(plan: Plan, public: PublicState) -> str | None:
+    """The grid of the secure sums, whose noise is counted, and what that costs; None where no noise is shared."""
+    how = plan.method.mechanism
+    if not how.colluders:
+        return None
+    m, t, of = how.min_survivors, how.colluders, plan.settings.clients_per_round
+    if plan.sums is None:
+        said = f"sum of at least {m} of {of} clients, assumed to be secure, one of which may read it"
+    else:
+        said = (
+            f"secure sum of at least {m} of {of} clients, {t} of which may collude with the server: "
+            f"{sum_bits(plan, public)} bits a value"
+        )
+    return (
+        f"{said}, noise planned for {m - t} honest client{'' if m - t == 1 else 's'}\n"
+        f"every client knows its own noise: protection against {t} of them makes the noise of a sum "
+        f"{math.sqrt(m / (m - t)):.3g} times as large"
+    )
+
+
+def rho_line(plan: Plan, public: PublicState) -> str | None:
+    """rho, what it is of, and what it means; None where there is none."""
+    found = rho_of(plan, public) if plan.method.mechanism.adds_noise else None
+    if found is None:
+        return None
+    before = " before pruning" if plan.method.prune.reads_data else ""
+    k = plan.settings.clients_per_round
+    batch = f", expected batch {plan.divisor:,.0f}" if plan.client_unit is None else ""
+    return (
+        f"rho = {found:.3g}: norm of a step's noise over the clip norm ({mean_frame(public).kept:,} values{before}, "
+        f"{k} {'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
+    )
+
+
+def batches_line(s: Resolved, sizes: Sequence[int], rate: float) -> str:
+    """How batches are drawn, in a few words: the Poisson rate, or the batch size and the epoch of the mean client."""
+    if s.sampling != "shuffle" or s.batch_size is None:
+        return f"q = {rate:.4g}"
+    return f"shuffled batches of {s.batch_size}, 1 epoch = {-(-fmean(sizes) // s.batch_size):.0f} steps"
+
+
+def stated_of(base: Base, *, epsilon: float, delta: float, sample_rate: float, steps: int) -> "Stated":
+    """The threat model as the settings state it, with a claim, for code that checks a plan."""
+    from fedlsg.attacks.audit.stated import Stated  # a bundle for Flower has no attacks
+
+    s = base.settings
+    return Stated(
+        trust=s.trust,
+        unit=s.unit,
+        clients=s.clients_per_round,
+        min_survivors=s.min_survivors,
+        colluders=s.colluders or 0,
+        epsilon=epsilon,
+        delta=delta,
+        sample_rate=sample_rate,
+        steps=steps,
+    )
+
+
+def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
+    """The probability with which a unit is in a release, and in how many releases it may be at the most."""
+    s, rounds = base.settings, base.schedule.rounds
+    if s.trust == "server":
+        return s.clients_per_round / s.clients, rounds
+    rounds = base.participation.most_selections(rounds)
+    if s.unit == "client":
+        return 1.0, rounds
+    batches = rounds * s.local_steps
+    if s.batch_size is None:
+        return base.local.sample_rate, batches
+    if s.sampling == "shuffle":
+        return 1.0, math.ceil(batches / math.ceil(terms.num_examples / s.batch_size))
+    return min(1.0, s.batch_size / terms.num_examples), batches
+
 
 FEW_UPDATES = 10
 ROWS = 256

@@ -25,20 +25,14 @@ from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
 from fedlsg.state import PublicState, RoundPlan, ServerState
 from fedlsg.user_code.digest import digest_of, digest_of_all
 from simulations import workloads
-from simulations.plan.source import found_source, late_source
+from simulations.plan.start import found_source, late_source
 from simulations.plan.unit import client_unit
 from simulations.rundir.declared import EVERYTHING, RELEASED, Released
 from simulations.settings.automatic import device_of
 from simulations.settings.participation import participation_of
 from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
-from simulations.workloads import (
-    Fetch,
-    LoadedWorkload,
-    Split,
-    build_model,
-    fetcher,
-)
+from simulations.workloads import Fetch, LoadedWorkload, Split, build_model, fetcher
 from simulations.workloads.base.split import Augment
 from simulations.workloads.parts import Parts
 

@@ -15,9 +15,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from simulations.plan.plan import Base, Plan
-from simulations.plan.source import source_digest
+from simulations.plan.start import source_digest
 from simulations.plan.trust import keep_code, other_code, recorded
-from simulations.rundir.own_noise import refuse_own_noise
+from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.participation import trace_digest
 from simulations.settings.settings import as_config

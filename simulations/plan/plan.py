@@ -31,10 +31,9 @@ from fedlsg.state import ClientTerms, different_terms
 from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base
-from simulations.plan.clients import check_personal, client_weights
-from simulations.plan.prepare import prepare
+from simulations.plan.prepare import check_personal, client_weights, prepare
 from simulations.plan.rows import check_rows, check_train_shape, naming_failures
-from simulations.plan.source import check_source
+from simulations.plan.start import check_source
 from simulations.plan.unit import adaptive_clip
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device

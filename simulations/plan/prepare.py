@@ -1,16 +1,37 @@
-"""Settings to a ``Base``: load the data, fill the gaps, make the parts and the method, refuse what does not fit."""
+"""Settings to a ``Base``: load the data, fill the gaps, make parts and method; and what each client is in it.
+
+A client has a weight in the sum, public test rows that are like its data, and its place in the balance of a partition.
+A weight is a public constant made of declared sizes and rates, never of realised ones.
+
+Symbols: N_k declared examples, q_k Poisson rate, B = q mean(N) the expected batch that the server divides by
+    default     1               a client counts by its expected batch q_k N_k: by its examples under one sample_rate,
+                                like any other under one batch_size
+    examples    B / (q_k mean(N))     by its examples N_k, whatever its rate
+    clients     B / (q_k N_k)         like any other, whatever its size
+The server multiplies values that have their noise already: it is post-processing, and no epsilon changes.
+
+A balance is for simulations only: the counts come from every client's examples. In a federation each client knows only
+its own counts, and they are as private as the examples are.
+"""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from statistics import fmean as mean
 
+import numpy as np
+import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 import strategies
+from fedlsg.carriers import find_classifier
+from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
+from fedlsg.payload import keeps_memory
 from fedlsg.privacy.shuffling import batches_of_epoch
 from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
@@ -29,7 +50,7 @@ from simulations.workloads import (
     silent,
 )
 from simulations.workloads.base.workload import normalised
-from simulations.workloads.partition import SCHEMES, natural_parts, partition
+from simulations.workloads.partition import SCHEMES, matching_parts, natural_parts, partition
 
 
 def prepare(
@@ -140,4 +161,115 @@ def _local_training(
         proximal=s.proximal or 0.0,
         shuffled=(s.batch_size or 0) if s.sampling == "shuffle" else 0,
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
+    )
+
+
+SAME = 1e-9
+
+
+def client_weights(base: Base) -> dict[int, float]:
+    """The factor of the values of clients, by their declared size.
+
+    Raises ValueError where the server sees a sum alone and factors are not 1.
+    """
+    s, sizes = base.settings, dict.fromkeys(base.sizes)
+    if s.weighting is None:
+        return dict.fromkeys(sizes, 1.0)
+    mean, batch = fmean(base.sizes), base.local.expected_batch
+    exact = {size: batch / (base.rate_of(size) * (mean if s.weighting == "examples" else size)) for size in sizes}
+    found = {size: 1.0 if math.isclose(weight, 1.0, rel_tol=SAME) else weight for size, weight in exact.items()}
+    if s.trust != "client" and any(weight != 1 for weight in found.values()):
+        least, most = min(found.values()), max(found.values())
+        raise ValueError(
+            f"weighting={s.weighting} multiplies each client's values, from {least:.3g} to {most:.3g} here, "
+            f"and under trust={s.trust} the server sees their sum alone: leave weighting out, or take trust=client"
+        )
+    return found
+
+
+def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
+    """Rows of the test split for each client; the first test split where there are several."""
+    s = base.settings
+    return matching_parts(
+        base.workload.test.labels, base.workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed,
+        alpha=s.alpha, shards_per_client=s.shards_per_client,
+    )  # fmt: skip
+
+
+def check_personal(base: Base, names: Iterable[str], carried: Collection[str]) -> None:
+    """Raise ValueError for personal parameters that are none of the model's, or would travel in carriers."""
+    if not base.method.personal:
+        return
+    workload = base.workload
+    found = personal_names(names, base.method.personal, find_classifier(base.build_model(), workload.classifier))
+    if inside := [name for name in found if name in carried]:
+        raise ValueError(
+            f"personal={base.method.personal!r} names {', '.join(inside)}, which method {base.method.name!r} trains in "
+            "carriers: name parameters that stay dense, such as the classifier, or take dpsgd"
+        )
+    if keeps_memory(base.method, base.codec):
+        raise ValueError(f"codec {base.codec.name!r} without noise needs error feedback, and personal= has none")
+    if workload.metrics or len(workload.tests) > 1:
+        raise ValueError("personal parameters are evaluated by accuracy on one test split: leave metrics out")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Balance:
+    """Examples of every client by class, and its Poisson rate.
+
+    counts: (clients, classes) int64; every client has an example.
+    rates: (clients,) float64, q of each client.
+    expected_batch: q times the mean size; the server divides by it.
+    delta: None if the method claims no epsilon.
+    """
+
+    title: str
+    counts: np.ndarray
+    rates: np.ndarray
+    expected_batch: float
+    delta: float | None
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """N_k of every client."""
+        return np.asarray(self.counts.sum(1))
+
+    @property
+    def batches(self) -> np.ndarray:
+        """Expected examples of every client in a step, q N_k."""
+        return np.asarray(self.rates * self.sizes)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """(clients, classes): the class mix of every client; rows add up to 1."""
+        return np.asarray(self.counts / self.sizes[:, None])
+
+    @property
+    def distances(self) -> np.ndarray:
+        """Total variation distance of each class mix from that of all examples: 0 equal, near 1 disjoint."""
+        overall = self.counts.sum(0) / self.counts.sum()
+        return np.asarray(0.5 * np.abs(self.shares - overall).sum(1))
+
+    @property
+    def delta_holds(self) -> np.ndarray:
+        """Whether delta < 1/N_k for each client; true if no delta is needed."""
+        return np.ones(len(self.sizes), bool) if self.delta is None else self.delta < 1 / self.sizes
+
+
+def measure(base: Base) -> Balance:
+    """The balance of a prepared run."""
+    s, labels = base.settings, base.workload.train.labels
+    classes = base.workload.num_classes
+    if classes is None:  # one column: the sizes alone
+        labels, classes = torch.zeros(len(labels), dtype=torch.int64), 1
+    counts = torch.stack([torch.bincount(labels[part], minlength=classes) for part in base.parts])
+    sizes = np.array(base.sizes)
+    of = {"dirichlet": f" (alpha {s.alpha:g})", "shards": f" ({s.shards_per_client} a client)"}
+    return Balance(
+        title=f"{s.workload}: {sizes.sum():,} examples over {len(sizes)} clients, {s.partition}"
+        f"{of.get(s.partition, '')}, seed {s.seed}",
+        counts=counts.numpy(),
+        rates=np.array(base.rates),
+        expected_batch=base.local.expected_batch,
+        delta=s.delta if base.method.mechanism.private else None,
     )

@@ -1,7 +1,7 @@
 """What is wrong with rows of a user's own, found before anybody is charged, and named by the number of the row.
 
 The driver of a simulation may look at all rows. In a deployment it has the test split alone, and each client looks at
-its own rows (``simulations.client.node.data``).
+its own rows (``simulations.client.node.terms``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,15 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlsg.own_loop.row_checks import (
-    FIX,
-    Run,
-    check_extremes,
-    check_numbers,
-    check_targets,
-    model_outputs,
-    not_finite,
-)
+from fedlsg.own_loop.row_checks import FIX, Run, check_extremes, check_numbers, check_targets, model_outputs, not_finite
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import fields_of, spaced
 from fedlsg.user_code.failure import describe, without_exit

@@ -22,7 +22,7 @@ from typing import Any
 from fedlsg.owner_only import make_folder
 from fedlsg.user_code import is_permitted, permit, shown, stands_for
 from fedlsg.user_code.digest import Source, digest_of_source, source_of
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import DamagedError, seal, unseal, write_atomically
 from simulations.settings.settings import code_in
 
 KEPT = 1000
@@ -93,9 +93,6 @@ def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, 
 
     ``own_code``: the digests of what was loaded, by setting; ``settings``: raw ones.
     """
-    from simulations.rundir.files.atomic import write_atomically
-    from simulations.rundir.files.sealed import seal
-
     names = code_in(settings)
     if not names and not own_code:
         return
@@ -111,8 +108,6 @@ def recorded(run: Path) -> dict[str, Any]:
     """What ``keep_code`` wrote; empty for a run without it. Raises DamagedError."""
     if not (run / RECORD).exists():
         return {}
-    from simulations.rundir.files.sealed import DamagedError, unseal
-
     found, otherwise = unseal(run / RECORD, otherwise=RESTORE), f"{run / RECORD} is damaged: {RESTORE}"
     if not all(isinstance(found.get(part), dict) for part in ("own_code", "files")):
         raise DamagedError(otherwise)

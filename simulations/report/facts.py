@@ -11,8 +11,7 @@ import strategies
 from simulations import workloads
 from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration
-from simulations.rundir.own_noise import PROMISED
-from simulations.rundir.results import Result
+from simulations.rundir.results import PROMISED, Result
 from simulations.settings.resolve import FALLBACK, GRID
 from simulations.settings.settings import all_settings
 from simulations.settings.show import by_group, text_of

@@ -13,15 +13,15 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
+from simulations.plan.prepare import Balance, measure
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
 from simulations.report.figure import interactive, plot, png
 from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
 from simulations.report.render import render
 from simulations.report.terminal import fits, print_table, print_whole
-from simulations.rundir.files.atomic import write_atomically, writing_to
+from simulations.rundir.files import write_atomically, writing_to
 from simulations.settings.settings import from_mapping, names_given
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, "#aa4499", BLACK, "#8c8c2c", "#7a3f9d", GREY)

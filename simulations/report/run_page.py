@@ -9,7 +9,7 @@ import strategies
 from fedlsg.user_code import is_reference, shown
 from simulations import workloads
 from simulations.callbacks.named import shown_names
-from simulations.plan.noise import RHO_MEANING
+from simulations.plan.advice import RHO_MEANING
 from simulations.report.course import course
 from simulations.report.facts import epsilon_section, made_section, row_warnings, settings_section, values_line
 from simulations.report.figure import interactive
@@ -29,7 +29,7 @@ from simulations.report.page import (
 from simulations.report.render import render
 from simulations.report.tiles import privacy_badge, run_tiles
 from simulations.report.words import duration, outcome, percent, privacy_line, run_headline
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN

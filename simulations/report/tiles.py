@@ -16,8 +16,7 @@ from simulations.report.words import (
     readers_line,
     strongest,
 )
-from simulations.rundir.own_noise import PROMISED
-from simulations.rundir.results import Result
+from simulations.rundir.results import PROMISED, Result
 
 OUTSIDE = "private only for the outside"
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from simulations.rundir.links import LINKS
-from simulations.rundir.own_noise import PROMISED
-from simulations.rundir.results import Result
+from simulations.rundir.journal import LINKS
+from simulations.rundir.results import PROMISED, Result
 from simulations.workloads.chance import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"

@@ -32,7 +32,7 @@ Damage = Literal["digest", "grows", "own", "none"]
 a digest of its own until the run ends, because it changes between two checkpoints. "none": nobody uses its content."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Declared:
     """``pattern``: of paths in the folder; "*" stands for a part of a name, "/**" for everything in a folder."""
 
@@ -43,79 +43,77 @@ class Declared:
     damage: Damage = "digest"
 
 
-def _file(pattern: str, what: str, writer: str, *, secret: bool = False, damage: Damage = "digest") -> Declared:
-    return Declared(pattern=pattern, what=what, writer=writer, secret=secret, damage=damage)
-
-
 SERVER, CLIENT, DRIVER = "server", "client", "driver"
 RUN = (
-    _file("config.toml", "all settings, resolved", DRIVER),
-    _file("code.json", "digests of code of the user's own, if the settings name any", DRIVER),
-    _file("rounds.csv", "a row for every round", SERVER, damage="grows"),
-    _file("bytes.csv", "a row for every message; none under `trust=server`", SERVER, damage="grows"),
-    _file("summary.json", "the results, written at the end", SERVER),
-    _file("report.html", "plots and settings", "server, `fedlsg report`"),
-    _file("model.safetensors", "the evaluated model (with `ema`: the average), for plain torch", SERVER),
-    _file("config.json", "what the model is, and its digest", SERVER),
-    _file("events.out.tfevents.fedlsg", "the numbers of `rounds.csv` for TensorBoard", SERVER, damage="grows"),
-    _file("ledger/run.jsonl", "the append-only, chained ledger of all clients: a line has all charges of a round; "
-          "under `trust=server` the server's", DRIVER, damage="own"),
-    _file("ledger/client-*.jsonl", "a chained ledger of each client, where clients keep their own: on Flower's engine, "
-          "in a deployment (copies), and in runs of older versions", "client's account, server", damage="own"),
-    _file("ledger/server.jsonl", "older versions: the one ledger under `trust=server`", SERVER, damage="own"),
-    _file("ledger/journal.jsonl", "older versions: charges of clients at work (engine `ray`)", DRIVER, damage="own"),
-    _file("ledger.jsonl", "a merged copy of the ledgers, for readers", SERVER),
-    _file("checkpoint/latest.pt", "what `fedlsg resume` continues from", SERVER, damage="own"),
-    _file("checkpoint/previous.pt", "the checkpoint of the round before", SERVER, damage="own"),
-    _file("checkpoint/damaged.pt", "a damaged checkpoint, after a repair", "`fedlsg resume`", damage="none"),
-    _file("checkpoint/sent.json", "bytes sent down in the current round", SERVER, damage="own"),
-    _file("checkpoint/outbox/client-*.bin", "each client's last payload, to send it again", CLIENT, damage="own"),
-    _file("downlink/step-*.bin", "server updates as they were sent, with `downlink=sparse`", SERVER),
-    _file("downlink/basis-*.bin", "carriers that the server probed", SERVER),
-    _file("updates/round-*/client-*.bin", "a payload as it was sent, with `record-updates`", SERVER),
-    _file("updates/round-*/sum.npy*", "what a secure sum, or a trusted server, revealed", SERVER),
-    _file("updates/round-*/frame.json", "parameters, blocks, divisor of the payloads", SERVER),
-    _file("updates/round-*/frame.npz*", "L, R and kept positions", SERVER),
-    _file("updates/round-*/weights.npy*", "public weights at the start of the round", SERVER),
-    _file("updates/round-*/kept.npy*", "kept positions, if the server chose them", SERVER),
-    _file("updates-truth/round-*/client-*.npy*", "the clients' batches, to evaluate attacks", CLIENT, secret=True),
-    _file("clients/training-data.json", "a digest of all training rows: detects changed data", SERVER, secret=True),
-    _file("clients/client-*/feedback-*.bin", "a client's memory without noise, or its personal part, with its payload",
-          CLIENT, secret=True, damage="own"),
-    _file("clients/client-*/batches.key", "key of a client's shuffled batches", CLIENT, secret=True),
-    _file("clients/manifest.json*", "the manifest of files that are not public", SERVER, secret=True, damage="none"),
-    _file("manifest.json*", "digests of the public files, to find damage", SERVER, damage="none"),
-    _file("run.log", "the log; a traceback may quote data", "all processes", secret=True, damage="grows"),
-    _file("live.html", "leads the owner's browser to the page of `--open`; removed at the end", DRIVER, secret=True,
-          damage="none"),
-    _file(".lock", "number of the process that uses the folder", DRIVER, damage="none"),
-    _file("best/model.safetensors", "the best model, with `callbacks=best-model`", "callback", damage="own"),
-    _file("best/config.json", "what it is, and its digest", "callback", damage="own"),
-    _file("*-run-id", "name of the run at MLflow, or Weights & Biases", "callback"),
-    _file("wandb/**", "what Weights & Biases keeps", "its library", damage="none"),
-    _file("export/**", "the model for other programs", "`fedlsg export`", damage="none"),
+    Declared("config.toml", "all settings, resolved", DRIVER),
+    Declared("code.json", "digests of code of the user's own, if the settings name any", DRIVER),
+    Declared("rounds.csv", "a row for every round", SERVER, damage="grows"),
+    Declared("bytes.csv", "a row for every message; none under `trust=server`", SERVER, damage="grows"),
+    Declared("summary.json", "the results, written at the end", SERVER),
+    Declared("report.html", "plots and settings", "server, `fedlsg report`"),
+    Declared("model.safetensors", "the evaluated model (with `ema`: the average), for plain torch", SERVER),
+    Declared("config.json", "what the model is, and its digest", SERVER),
+    Declared("events.out.tfevents.fedlsg", "the numbers of `rounds.csv` for TensorBoard", SERVER, damage="grows"),
+    Declared("ledger/run.jsonl", "the append-only, chained ledger of all clients: a line has all charges of a round; "
+             "under `trust=server` the server's", DRIVER, damage="own"),
+    Declared("ledger/client-*.jsonl", "a chained ledger of each client, where clients keep their own: on Flower's "
+             "engine, in a deployment (copies), and in runs of older versions", "client's account, server",
+             damage="own"),
+    Declared("ledger/server.jsonl", "older versions: the one ledger under `trust=server`", SERVER, damage="own"),
+    Declared("ledger/journal.jsonl", "older versions: charges of clients at work (engine `ray`)", DRIVER, damage="own"),
+    Declared("ledger.jsonl", "a merged copy of the ledgers, for readers", SERVER),
+    Declared("checkpoint/latest.pt", "what `fedlsg resume` continues from", SERVER, damage="own"),
+    Declared("checkpoint/previous.pt", "the checkpoint of the round before", SERVER, damage="own"),
+    Declared("checkpoint/damaged.pt", "a damaged checkpoint, after a repair", "`fedlsg resume`", damage="none"),
+    Declared("checkpoint/sent.json", "bytes sent down in the current round", SERVER, damage="own"),
+    Declared("checkpoint/outbox/client-*.bin", "each client's last payload, to send it again", CLIENT, damage="own"),
+    Declared("downlink/step-*.bin", "server updates as they were sent, with `downlink=sparse`", SERVER),
+    Declared("downlink/basis-*.bin", "carriers that the server probed", SERVER),
+    Declared("updates/round-*/client-*.bin", "a payload as it was sent, with `record-updates`", SERVER),
+    Declared("updates/round-*/sum.npy*", "what a secure sum, or a trusted server, revealed", SERVER),
+    Declared("updates/round-*/frame.json", "parameters, blocks, divisor of the payloads", SERVER),
+    Declared("updates/round-*/frame.npz*", "L, R and kept positions", SERVER),
+    Declared("updates/round-*/weights.npy*", "public weights at the start of the round", SERVER),
+    Declared("updates/round-*/kept.npy*", "kept positions, if the server chose them", SERVER),
+    Declared("updates-truth/round-*/client-*.npy*", "the clients' batches, to evaluate attacks", CLIENT, secret=True),
+    Declared("clients/training-data.json", "a digest of all training rows: detects changed data", SERVER, secret=True),
+    Declared("clients/client-*/feedback-*.bin",
+             "a client's memory without noise, or its personal part, with its payload", CLIENT,
+             secret=True, damage="own"),
+    Declared("clients/client-*/batches.key", "key of a client's shuffled batches", CLIENT, secret=True),
+    Declared("clients/manifest.json*", "the manifest of files that are not public", SERVER, secret=True, damage="none"),
+    Declared("manifest.json*", "digests of the public files, to find damage", SERVER, damage="none"),
+    Declared("run.log", "the log; a traceback may quote data", "all processes", secret=True, damage="grows"),
+    Declared("live.html", "leads the owner's browser to the page of `--open`; removed at the end", DRIVER, secret=True,
+             damage="none"),
+    Declared(".lock", "number of the process that uses the folder", DRIVER, damage="none"),
+    Declared("best/model.safetensors", "the best model, with `callbacks=best-model`", "callback", damage="own"),
+    Declared("best/config.json", "what it is, and its digest", "callback", damage="own"),
+    Declared("*-run-id", "name of the run at MLflow, or Weights & Biases", "callback"),
+    Declared("wandb/**", "what Weights & Biases keeps", "its library", damage="none"),
+    Declared("export/**", "the model for other programs", "`fedlsg export`", damage="none"),
 )  # fmt: skip
 """A run directory, on every engine."""
 NODE = (
-    _file("ledger.jsonl", "the privacy ledger over all runs and servers", CLIENT, secret=True),
-    _file("secret.key", "32 random bytes; key of the digest of the data", CLIENT, secret=True),
-    _file("data.json", "N_k, keyed digest of the rows, end of the ledger", CLIENT, secret=True),
-    _file("runs/*/checkpoint/outbox/client-*.bin", "the last payload in a run", CLIENT, secret=True),
-    _file("runs/*/replicas/client-*.bin", "the public state as the client last had it", CLIENT, secret=True),
-    _file("runs/*/replicas/basis-*.bin", "carriers that the server probed", CLIENT, secret=True),
-    _file("runs/*/clients/client-*/feedback-*.bin", "personal parameters, with the payload", CLIENT, secret=True),
-    _file("runs/*/clients/client-*/batches.key", "key of shuffled batches", CLIENT, secret=True),
-    _file("cache/**", "decoded or tokenized rows of `.parquet` data", CLIENT, secret=True),
+    Declared("ledger.jsonl", "the privacy ledger over all runs and servers", CLIENT, secret=True),
+    Declared("secret.key", "32 random bytes; key of the digest of the data", CLIENT, secret=True),
+    Declared("data.json", "N_k, keyed digest of the rows, end of the ledger", CLIENT, secret=True),
+    Declared("runs/*/checkpoint/outbox/client-*.bin", "the last payload in a run", CLIENT, secret=True),
+    Declared("runs/*/replicas/client-*.bin", "the public state as the client last had it", CLIENT, secret=True),
+    Declared("runs/*/replicas/basis-*.bin", "carriers that the server probed", CLIENT, secret=True),
+    Declared("runs/*/clients/client-*/feedback-*.bin", "personal parameters, with the payload", CLIENT, secret=True),
+    Declared("runs/*/clients/client-*/batches.key", "key of shuffled batches", CLIENT, secret=True),
+    Declared("cache/**", "decoded or tokenized rows of `.parquet` data", CLIENT, secret=True),
 )  # fmt: skip
 """``ledger-dir`` of a deployed client. All of it is for its owner only."""
 COMMANDS = (
-    _file("attack.json", "results of attacks, with rows", "`fedlsg attack`", secret=True, damage="none"),
-    _file("attack.html", "reconstructed training examples", "`fedlsg attack`", secret=True, damage="none"),
-    _file("attack-curves.png", "curves of attacks", "`fedlsg attack`", secret=True, damage="none"),
-    _file("membership.*", "scores of membership attacks", "`fedlsg attack`", secret=True, damage="none"),
-    _file("audit.*", "what an audit found, over training rows", "`fedlsg audit`", secret=True, damage="none"),
-    _file("inspection/**", "statistics of gradients without noise", "`fedlsg inspect`", secret=True, damage="none"),
-    _file("partition.*", "what each client holds", "`fedlsg partition`", secret=True, damage="none"),
+    Declared("attack.json", "results of attacks, with rows", "`fedlsg attack`", secret=True, damage="none"),
+    Declared("attack.html", "reconstructed training examples", "`fedlsg attack`", secret=True, damage="none"),
+    Declared("attack-curves.png", "curves of attacks", "`fedlsg attack`", secret=True, damage="none"),
+    Declared("membership.*", "scores of membership attacks", "`fedlsg attack`", secret=True, damage="none"),
+    Declared("audit.*", "what an audit found, over training rows", "`fedlsg audit`", secret=True, damage="none"),
+    Declared("inspection/**", "statistics of gradients without noise", "`fedlsg inspect`", secret=True, damage="none"),
+    Declared("partition.*", "what each client holds", "`fedlsg partition`", secret=True, damage="none"),
 )  # fmt: skip
 """What commands write next to a run, or into ``--out``: computed from training rows without noise."""
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
 from fedlsg.privacy.run_ledger import JOURNAL
-from simulations.rundir.files import sealed
-from simulations.rundir.files.sealed import DamagedError, unseal
+from simulations.rundir.files import DamagedError, is_whole, unseal
 from simulations.rundir.journal import verify
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.manifest import OTHERWISE, digest, is_mark, listed_files, parts_of
@@ -199,7 +198,7 @@ def _own_differs(run: RunDir, name: str, said: Any) -> str | None:
         elif name.startswith("checkpoint/outbox/"):
             return "damaged" if LastPayload(path).damaged else None
         elif path.suffix == ".pt":
-            return None if sealed.is_whole(path.read_bytes()) else "damaged"
+            return None if is_whole(path.read_bytes()) else "damaged"
         else:
             unseal(path, otherwise="")
     except PermissionError:

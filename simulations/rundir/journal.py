@@ -2,7 +2,14 @@
 
 bytes.csv has one line a message, at the three levels of ``Sent``, in the order in which the server counted them: a
 round's announcements, then its replies. Round 0 is the pruning round, if there is one. The lines of a round add up to
-its row of rounds.csv, all lines to summary.json.
+its row of rounds.csv, all lines to summary.json. From its wire bytes follow the seconds on a named link:
+
+    seconds of a round = max over clients of the sum over its messages of (latency + 8 wire bytes / rate)
+
+Clients of a round work in parallel, each on a link of its own; a client's messages follow each other. The round waits
+for its slowest client, and rounds follow each other. Not modelled: the server's own link (rate enough for all clients
+at once), TCP's slow start and TLS, loss, the HTTP that Flower's deployment engine puts around a message
+(docs/communication.md, "What the socket carries"), computing, and clients that never answer.
 
 A checkpoint keeps the ``mark`` of a journal: length and digest. Bytes after the mark were written by a process that
 ended before its next checkpoint, and are cut. Bytes before it must have the digest of the mark.
@@ -14,17 +21,18 @@ reading it.
 """
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from fedlsg.owner_only import open_file
-from simulations.rundir.files.atomic import naming, write_atomically
-from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.files import DamagedError, naming, write_atomically
 from strategies.federation.report import Direction, RoundReport
 
 CHUNK = 2**20
@@ -169,3 +177,79 @@ def _encode_events(rounds: Iterable[tuple[int, Values]], *, header: bool, timed:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         write(wall_time=now if timed else float(round), step=round, summary=summary)
     return buffer.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A client's connection: bits a second up and down, and seconds that a message needs apart from its bits."""
+
+    name: str
+    up: float
+    down: float
+    latency: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({_rate(self.up)} up, {_rate(self.down)} down, {1000 * self.latency:g} ms)"
+
+    @property
+    def short(self) -> str:
+        """Its name and numbers, short."""
+        return f"{self.name} ({self.up / 1e6:g}/{self.down / 1e6:g} Mbit/s, {1000 * self.latency:g} ms)"
+
+    def seconds(self, line: Line) -> float:
+        """Of one message."""
+        return self.latency + 8 * line.wire_bytes / (self.up if line.direction == "up" else self.down)
+
+
+LINKS = {
+    link.name: link
+    for link in (
+        Link(name="broadband", up=10e6, down=50e6, latency=0.05),
+        Link(name="mobile", up=2e6, down=10e6, latency=0.1),
+        Link(name="datacentre", up=10e9, down=10e9, latency=0.0005),
+    )
+}
+"""Round numbers that represent a kind of connection, not measurements."""
+
+
+def parse_link(text: str) -> Link:
+    """A named link, or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms, such as 10/50/50. Raises ValueError for neither."""
+    if text in LINKS:
+        return LINKS[text]
+    try:
+        up, down, latency = (float(part) for part in text.split("/"))
+        if 0 < up < math.inf and 0 < down < math.inf and 0 <= latency < math.inf:
+            return Link(name=text, up=1e6 * up, down=1e6 * down, latency=latency / 1000)
+        why = ": expected rates above 0, and a latency of 0 or more"
+    except ValueError:
+        why = ""
+    raise ValueError(
+        f"expected --link as one of {', '.join(LINKS)} or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms (10/50/50), "
+        f"got {text!r}{why}"
+    )
+
+
+def round_seconds(lines: Iterable[Line], link: Link) -> dict[int, float]:
+    """Seconds of each round on ``link``; the lines of a round must be together, as they are in bytes.csv."""
+    found = {}
+    for round, messages in groupby(lines, key=lambda line: line.round):
+        clients: dict[int, float] = {}
+        for line in messages:
+            clients[line.client] = clients.get(line.client, 0.0) + link.seconds(line)
+        found[round] = max(clients.values())
+    return found
+
+
+def transfer_seconds(lines: Iterable[Line], link: Link) -> float:
+    """Seconds of all rounds on ``link``, the pruning round included."""
+    return math.fsum(round_seconds(lines, link).values())
+
+
+def run_seconds(path: Path) -> dict[str, float]:
+    """Transfer seconds of a run on every named link, from its bytes.csv; empty without such a file."""
+    lines = list(read_lines(path)) if path.exists() else []
+    return {name: round(transfer_seconds(lines, link), 6) for name, link in LINKS.items()} if lines else {}
+
+
+def _rate(bits: float) -> str:
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"

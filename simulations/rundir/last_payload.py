@@ -23,6 +23,7 @@ replaced. The folder is locked from that check to the end of the store (POSIX).
 
 import hashlib
 import json
+import secrets
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -35,7 +36,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.owner_only import make_folder
-from simulations.rundir.files.atomic import write_atomically
+from fedlsg.privacy import Entry, LedgerError
+from simulations.rundir.files import write_atomically
 from simulations.rundir.lock import locked_folder
 
 PAYLOAD_KEYS = {"question", "bytes", "sha256"}
@@ -233,3 +235,37 @@ class FeedbackBox:
 
 def _digest(head: dict[str, Any], body: bytes) -> str:
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode() + b"\n" + body).hexdigest()
+
+
+KEY_BYTES = 32
+
+
+def batch_key(folder: Path, entry: Entry, *, batch_size: int, rows: str = "") -> bytes:
+    """The key of a client's orders, made with its first charge, which ``entry`` would be.
+
+    ``rows``: a digest of the client's rows in their order, where nothing else keeps them the same within a run.
+    Raises LedgerError if the key is lost or damaged, or was made for another batch size or other rows: nobody knows
+    then who took part in this epoch.
+    """
+    path = folder / "batches.key"
+    made_for = hashlib.sha256(f"{entry.num_examples} {batch_size} {rows}".encode()).digest()
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        if entry.first_batch:
+            raise LedgerError(
+                f"{path} is missing: without it examples could be in two batches of an epoch, which the ledger does "
+                "not count; restore the file from a copy, or start a new run"
+            ) from None
+        content = secrets.token_bytes(KEY_BYTES) + made_for
+        write_atomically(path, content, private=True)
+    if len(content) != KEY_BYTES + len(made_for):
+        raise LedgerError(
+            f"{path} is damaged: expected {KEY_BYTES + len(made_for)} bytes; restore it from a copy, or start a new run"
+        )
+    if content[KEY_BYTES:] != made_for:
+        raise LedgerError(
+            f"{path} is of another batch size than {batch_size}, or of other training rows: examples could be in two "
+            "batches of an epoch, which the ledger does not count; restore them, or start a new run"
+        )
+    return content[:KEY_BYTES]

@@ -11,7 +11,7 @@ from typing import IO
 
 from fedlsg.owner_only import FOLDER, open_file
 from fedlsg.user_code import short
-from simulations.rundir.files.atomic import writing_to
+from simulations.rundir.files import writing_to
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import Settings
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from fedlsg.privacy import RUN
 from simulations.rundir.declared import class_of, find
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.sealed import seal, unseal
+from simulations.rundir.files import seal, unseal, write_atomically
 from simulations.rundir.journal import CHUNK, EVENTS, Journal
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import StepFiles

@@ -6,7 +6,7 @@ rounds.csv       one row a round                       ledger.jsonl     merged c
 bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
 model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down in this round
-                 and what it is (``model_files``)
+                 and what it is (``updates``)
 updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET digest of the training rows; memories of error feedback, if a method without privacy keeps
                  them, in a folder for each client
@@ -16,7 +16,7 @@ events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in t
 .lock            the process that uses the directory
 
 ``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed since the run.
-``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads. run.log is SECRET because the traceback
+``simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads. run.log is SECRET because the traceback
 of a client that failed may quote its data.
 """
 
@@ -34,22 +34,25 @@ from torch import Tensor
 
 from fedlsg.owner_only import make_folder, make_parents
 from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
-from simulations.rundir.files import sealed
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.inside import check_inside
-from simulations.rundir.files.sealed import DamagedError, seal, unseal
+from simulations.rundir.files import (
+    DamagedError,
+    check_inside,
+    load_checkpoint,
+    save_array,
+    save_checkpoint,
+    seal,
+    unseal,
+    write_atomically,
+)
 from simulations.rundir.updates import FAR, StepFiles, round_folder, sum_file
 from simulations.settings.settings import Settings, as_config, from_file, values_of
 
 
-class _Path:
+class _Path(str):
     """The path of a file or folder in a run directory."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
     def __get__(self, run: "RunDir", owner: type) -> Path:
-        return run.path / self.name
+        return run.path / str(self)
 
 
 @dataclass(frozen=True)
@@ -187,21 +190,21 @@ class RunDir:
 
     def save_sum(self, round: int, total: Tensor) -> None:
         """Record what a secure sum revealed, flat float64."""
-        sealed.save_array(sum_file(self.path, round), total.cpu().numpy())
+        save_array(sum_file(self.path, round), total.cpu().numpy())
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""
-        sealed.save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
+        save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
-        sealed.save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
+        save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""
         folder = self.path / "updates-truth"
         make_folder(folder)
-        sealed.save_array(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
+        save_array(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""
@@ -241,12 +244,12 @@ class RunDir:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, atomically and durably; keep the one before."""
-        sealed.save_checkpoint(self.checkpoint, self.previous, state)
+        save_checkpoint(self.checkpoint, self.previous, state)
 
     def load_checkpoint(self) -> dict[str, Any]:
         """The last checkpoint. Raises ValueError if there is none or it is damaged."""
         try:
-            return sealed.load_checkpoint(self.checkpoint)
+            return load_checkpoint(self.checkpoint)
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
 
@@ -256,13 +259,13 @@ class RunDir:
         Raises ValueError if both are missing or damaged, or of an older version.
         """
         try:
-            return sealed.load_checkpoint(self.checkpoint), None
+            return load_checkpoint(self.checkpoint), None
         except FileNotFoundError:
             why = f"{self.checkpoint} is missing"
         except DamagedError:
             why = f"{self.checkpoint} is damaged"
         try:
-            before = sealed.load_checkpoint(self.previous)
+            before = load_checkpoint(self.previous)
         except (FileNotFoundError, DamagedError):
             raise ValueError(
                 f"{why}, and there is no whole {self.previous.name} either: restore one of them from a copy, or start "

@@ -33,12 +33,6 @@ class Simulated:
         dropped, late = (" ".join(map(str, who)) for who in (report.dropped, report.late))
         return cls(simulated_clock=round(report.simulated_clock, 6), dropped=dropped, late=late)
 
-    @property
-    def scalars(self) -> dict[str, float]:
-        """Its numbers by TensorBoard's tag."""
-        counts = {f"clients/{name}": float(len(getattr(self, name).split())) for name in ("dropped", "late")}
-        return {"simulated_clock": self.simulated_clock, **counts}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Times:

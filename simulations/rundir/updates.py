@@ -1,5 +1,6 @@
-"""updates/: what a run records with ``record_updates``, so that a payload can be read without the model; and downlink/.
+"""What a run leaves for programs that know no fedlsg, or not its model: updates/, model.safetensors; and downlink/.
 
+updates/, recorded with ``record_updates``, so that a payload can be read without the model:
     round-000001/client-000000.bin    a payload as it was sent
     round-000001/sum.npy              under trust=secure: the sum of the clients' values; payloads are masked
     round-000001/frame.json           its coordinates: parameters and blocks, in the order of the flat vector
@@ -11,11 +12,16 @@ docs/outputs.md describes the fields and reads them with numpy alone. A paramete
 with its ``part``, give its gradient: ``dense`` the block itself; ``tangent`` Eq. 3 of L and R; ``core`` L S R;
 ``preconditioned`` S itself; ``factors`` L times R.
 
+model.safetensors and config.json, the model that the run trained:
+    from safetensors.torch import load_file
+    model.load_state_dict(load_file("runs/.../model.safetensors"))
+
 downlink/ has the steps of a sparse downlink and the carriers of probes, one file each (``StepFiles``). The server
 writes and reads them. The simulated clients of one process read a step there if another one was sent it, or the run was
 resumed; a Ray worker gets it from the driver. It is in each client's message all the same, and counted.
 """
 
+import hashlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -30,9 +36,16 @@ from torch import Tensor
 from fedlsg.forms import FORMS, TANGENT
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
 from fedlsg.state import Phase, phase_of
-from simulations.rundir.files import sealed
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.sealed import DamagedError, seal, unseal
+from simulations.rundir.files import (
+    DamagedError,
+    load_arrays,
+    load_bytes,
+    save_arrays,
+    save_bytes,
+    seal,
+    unseal,
+    write_atomically,
+)
 
 FAR = 50
 """A shared replica with more missing steps than this reads the run's checkpoint: replaying takes longer."""
@@ -50,11 +63,11 @@ class StepFiles:
 
     def save(self, version: int, step: bytes) -> None:
         """Keep a step. Not synced: if a crash loses a step, the whole model replaces it."""
-        sealed.save_bytes(self.path(version), step)
+        save_bytes(self.path(version), step)
 
     def load(self, version: int) -> bytes:
         """A step that was kept. Raises OSError where it is missing, DamagedError where it is damaged."""
-        return sealed.load_bytes(self.path(version))
+        return load_bytes(self.path(version))
 
     @property
     def newest_basis(self) -> int:
@@ -64,14 +77,14 @@ class StepFiles:
     def save_basis(self, round: int, basis: bytes) -> None:
         """Keep the carriers that were probed in a round, and forget later ones. Not synced, as a step."""
         path = self.folder / f"basis-{round:06d}.bin"
-        sealed.save_bytes(path, basis)
+        save_bytes(path, basis)
         for later in self.folder.glob("basis-*.bin"):
             if later > path:  # of a process whose rounds were lost
                 later.unlink()
 
     def load_basis(self, round: int) -> bytes:
         """The carriers of a round. Raises as ``load``."""
-        return sealed.load_bytes(self.folder / f"basis-{round:06d}.bin")
+        return load_bytes(self.folder / f"basis-{round:06d}.bin")
 
     def after(self, version: int) -> range:
         """Versions of the steps beyond one, up to a missing file."""
@@ -122,7 +135,7 @@ def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
     for c in wire.coordinates:
         if c.L is not None and c.R is not None:
             arrays |= {f"L/{c.name}": c.L.detach().cpu().numpy(), f"R/{c.name}": c.R.detach().cpu().numpy()}
-    sealed.save_arrays(folder / "frame.npz", arrays)
+    save_arrays(folder / "frame.npz", arrays)
     about = {
         "format": FORMAT,
         **facts,
@@ -147,7 +160,7 @@ def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
         raise ValueError(f"{folder / 'frame.json'} has format {about['format']}, forms {sorted(forms)}: read it with "
                          "the version of fedlsg that wrote it")  # fmt: skip
     try:
-        arrays = sealed.load_arrays(folder / "frame.npz")
+        arrays = load_arrays(folder / "frame.npz")
     except ValueError as error:
         raise DamagedError(f"{folder / 'frame.npz'}: {error}; {OTHERWISE}") from None
     frame = _frame(about, arrays)
@@ -217,3 +230,44 @@ def _carrier(arrays: Mapping[str, np.ndarray], side: str, name: str) -> Tensor |
 
 def _keep(kept: Tensor) -> Keep:
     return EVERYTHING if bool(kept.all()) else Keep(axis=None, index=kept.nonzero().squeeze(1))
+
+
+WEIGHTS, FACTS = "model.safetensors", "config.json"
+DIGEST = "model_sha256"
+
+
+def write_model(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, about: str = FACTS) -> None:
+    """Write tensors by name, then the facts and the digest of the tensors' file, each atomically and durably.
+
+    Tied parameters are written under each of their names. ``about``: name of the file of facts.
+    """
+    from safetensors.torch import save
+
+    content = save(_apart(tensors), metadata={"format": "pt"})
+    write_atomically(folder / WEIGHTS, content)
+    write_atomically(folder / about, seal({**facts, DIGEST: hashlib.sha256(content).hexdigest()}, indent=2))
+
+
+def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``write_model`` wrote: tensors on the CPU, and facts. Raises FileNotFoundError; DamagedError."""
+    from safetensors.torch import load
+
+    otherwise = "restore it from a copy"
+    facts = unseal(folder / FACTS, otherwise=otherwise)
+    content = (folder / WEIGHTS).read_bytes()
+    if hashlib.sha256(content).hexdigest() != facts.pop(DIGEST, None):
+        raise DamagedError(f"{folder / WEIGHTS} is damaged: {otherwise}")
+    return load(content), facts
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, each whole and in memory of its own, as the format wants it."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        memory = own.untyped_storage()
+        shared = memory.data_ptr() in seen or memory.nbytes() != own.nbytes
+        found[name] = own.clone() if shared else own
+        seen.add(memory.data_ptr())
+    return found

@@ -15,12 +15,12 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.discrete.release import MOST_EXAMPLES
-from simulations.grids.deadline import kind_of, limit_by
+from simulations.grids.virtual import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import RUN, Settings
-from strategies.federation.bounds import EXAMPLES, reason_of
-from strategies.federation.ledgers import LedgerCopies, News, check_news
+from strategies.federation.expectations import EXAMPLES, reason_of
 from strategies.federation.nodes import Identity, Roster, wait_for_nodes
+from strategies.federation.proofs import LedgerCopies, News, check_news
 from strategies.federation.watched_grid import WatchedGrid
 
 

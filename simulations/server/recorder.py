@@ -6,26 +6,27 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fedlsg.carriers.probe import Basis
 from fedlsg.gradients import trainable
 from fedlsg.state import RoundPlan, ServerState, different_terms
+from simulations.client.replica import basis_bytes
+from simulations.plan.advice import rho_of, sum_bits
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
-from simulations.rundir.links import run_seconds
+from simulations.rundir.journal import run_seconds
 from simulations.rundir.manifest import Manifest, accept
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, Tables, Times
-from simulations.rundir.updates import round_folder, write_frame
-from simulations.server.by_client import ByClient, ClientScores
-from simulations.server.evaluate import Evaluation
-from simulations.server.restore import restore
-from simulations.server.spent import Spent
+from simulations.rundir.updates import StepFiles, round_folder, write_frame
+from simulations.server.evaluate import ByClient, ClientScores, Evaluation
+from simulations.server.ready import restore
+from simulations.server.spent import Spent, Totals
 from simulations.server.summary import Outcome
-from simulations.server.totals import Totals
-from simulations.settings.resolve import GRID
-from strategies.federation.clock import SimulatedClock
+from simulations.settings.resolve import GRID, downlink_codec
+from simulations.settings.run import Resolved
 from strategies.federation.downlink import Downlink
-from strategies.federation.report import RoundReport
+from strategies.federation.report import RoundReport, SimulatedClock
+from strategies.federation.sparse_downlink import SparseDownlink
 
 OnRound = Callable[[Row], object]
 
@@ -264,3 +265,18 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
             for client, own in sorted(terms.items())
         },
     }
+
+
+def make_downlink(s: Resolved, state: ServerState, run: RunDir) -> Downlink:
+    """The server's side of the downlink."""
+    store = StepFiles(run.steps)
+
+    def keep(basis: Basis) -> None:
+        store.save_basis(basis.round, basis_bytes(basis))
+
+    if s.downlink == "full":
+        return Downlink(state, keep, run)
+    return SparseDownlink(
+        state, downlink_codec(s), clients=s.clients, clients_per_round=s.clients_per_round, store=store, keep=keep,
+        notes=run,
+    )  # fmt: skip

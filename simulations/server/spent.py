@@ -1,8 +1,8 @@
-"""What a run has spent so far: certified epsilons of its clients, from their ledgers."""
+"""What a run has spent so far: certified epsilons of its clients, from their ledgers; and sums over its rounds."""
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.readers import READERS, WITH_SERVER
 from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import BYTES, SUMS, Times
 from strategies.federation.report import RoundReport
 
 History = tuple[Event, ...] | None
@@ -172,3 +173,64 @@ def _median_of(endless: int, clients: int) -> float:
 def _events(ledger: ClientCharges) -> History:
     """The mechanism invocations of a client; None where one was not private, which has no bound."""
     return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()
+
+
+CLIENTS = ("asked", "answered", "rejected", "dropped", "late")
+"""What a report says of clients."""
+
+
+class Totals:
+    """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
+
+    ``times``: seconds by what they went into. ``pruning``: of the pruning round. ``clients``: selections of training
+    rounds by what became of them; those who answered, and those who were late, have trained.
+    """
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(SUMS, 0)
+        self.clients = dict.fromkeys(CLIENTS, 0)
+        self.pruning: dict[str, Any] = {}
+        self.times: dict[str, float] = {}
+        self._started = False
+
+    def note_start(self, seconds: float) -> None:
+        """Count how long this process took until its first round."""
+        if not self._started:
+            self.times["start"] = self.times.get("start", 0.0) + seconds
+        self._started = True
+
+    def add(self, report: RoundReport, times: Times) -> None:
+        """Count a training round."""
+        for name, seconds in vars(times).items():
+            phase = name.removesuffix("_seconds")
+            self.times[phase] = self.times.get(phase, 0.0) + seconds
+        for name in SUMS:
+            self.sums[name] += getattr(report, name)
+        for name in CLIENTS:
+            self.clients[name] += len(getattr(report, name))
+
+    def add_pruning(self, report: RoundReport, *, noise_multiplier: float) -> None:
+        """Count an attempt of the pruning round.
+
+        Its messages are not in ``sums``: the bytes of dense training are computed from the training messages.
+        """
+        before = self.pruning
+        self.pruning = {
+            **{name: before.get(name, 0) + getattr(report, name) for name in BYTES},
+            "messages": before.get("messages", 0) + len(report.sent),
+            "noise_multiplier": noise_multiplier,
+            "answered": list(report.answered),
+            "rejected": {str(client): why for client, why in report.rejected.items()},
+        }
+        for name in BYTES:
+            self.sums[name] += getattr(report, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, in plain values."""
+        return {"totals": self.sums, "pruning": self.pruning, "clients": self.clients, "times": self.times}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+        self.sums, self.pruning = saved["totals"], saved["pruning"]
+        self.clients = saved.get("clients", dict.fromkeys(CLIENTS, 0))
+        self.times = dict(saved.get("times", {}))

@@ -1,27 +1,35 @@
-"""summary.json: what a run reached, what it cost, what its epsilon rests on, and where it ran."""
+"""What a run ends with: summary.json, what it reached, cost and rests on; and its model as plain tensors."""
 
 import math
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fedlsg.accounting import Spread
+from fedlsg.carriers import adapted_layers
 from fedlsg.discrete import SumTerms
-from fedlsg.state import different_terms
-from fedlsg.user_code import shown
-from simulations.plan.plan import Plan
+from fedlsg.gradients import trainable
+from fedlsg.state import ServerState, different_terms
+from fedlsg.user_code import DATA, shown
+from fedlsg.user_code.digest import version
+from simulations.models.encoder import describe
+from simulations.plan.plan import Base, Plan
+from simulations.plan.start import rows_behind, starts_of
 from simulations.rundir.tables import BYTES
-from simulations.server.by_client import ByClient
-from simulations.server.downlink import downlink_facts
-from simulations.server.evaluate import Score
-from simulations.settings.resolve import codec_summary
+from simulations.server.evaluate import ByClient, Score
+from simulations.settings.resolve import codec_summary, downlink_codec
+from simulations.settings.settings import Settings, values_of
+from simulations.workloads import Options
 from simulations.workloads.chance import chance_of
+from strategies.federation.downlink import NOTHING
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 
@@ -167,7 +175,7 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            found[package] = installed(package)
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
@@ -180,3 +188,106 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return next((name for name in names if name), platform.processor() or platform.machine())
+
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinalModel:
+    """``tensors``: parameters and buffers by their names in the module. ``facts``: everything of config.json."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+
+def final_model(base: Base, state: ServerState) -> FinalModel:
+    """The model that is evaluated: with ema, the average of the weights. LoRA's factors are as they were trained.
+
+    The tensors are copies: the state may change afterwards.
+    """
+    with state.evaluated() as model:
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    return FinalModel(tensors=tensors, facts=facts_of(base, state))
+
+
+def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
+    """What a reader needs to build the module again, and to know what was trained."""
+    s, model = base.settings, state.model
+    options = {f.name: getattr(s, f.name) for f in fields(Options) if f.name not in ("model", "data_root")}
+    return {
+        "format": FORMAT,
+        "fedlsg": version(),
+        "workload": shown(s.workload),
+        "model": s.model,
+        "method": shown(s.method),
+        "seed": s.seed,
+        "round": state.round,
+        "averaged": state.average is not None,
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "options": {name: value for name, value in options.items() if value is not None},
+        **({"data": dict(base.workload.data)} if base.workload.data else {}),
+        "public_data": public_data_of(base),
+        "rows_behind": sorted(set().union(*map(rows_behind, starts_of(s).values()))),  # should those be moved later
+        "trained": list(trainable(model)),
+        "lora": lora_facts(model, base.method.carrier.scale),
+        "transformers": _with_labels(describe(model), base.workload.data.get("classes", ())),
+    }
+
+
+def _with_labels(said: dict[str, Any] | None, classes: Sequence[str]) -> dict[str, Any] | None:
+    """What ``describe`` said, with the names of the classes as transformers keeps them."""
+    if said is None or not classes:
+        return said
+    names = {"id2label": dict(enumerate(classes)), "label2id": {name: number for number, name in enumerate(classes)}}
+    return {**said, "config": {**said["config"], **names}}
+
+
+def public_data_of(base: Base) -> list[str]:
+    """Data that the run read as public ones, to train on or to probe the model with: "data:" and a name each."""
+    carrier = base.method.carrier
+    named = [base.settings.public_rows, carrier.source]
+    return [shown(one) for one in named if one is not None and one.startswith(DATA)]
+
+
+def lora_facts(model: nn.Module, scale: float) -> dict[str, Any] | None:
+    """Adapted layers, and s of W_0 + s B A; ``merges``: whether that weight alone gives the same outputs."""
+    layers = adapted_layers(model)
+    if not layers:
+        return None
+    linear = all(type(layer.base) in (nn.Linear, nn.Conv2d) for layer in layers.values())
+    return {"scale": scale, "layers": list(layers), "merges": linear}
+
+
+RATES = ("learning_rate", "classifier_learning_rate", "norms_learning_rate", "local_learning_rate")
+
+
+def explain(error: Exception, s: Settings) -> str:
+    """One line: the round, what is not finite, and the likely cause: the largest learning rate."""
+    rates = {name: value for name, value in values_of(s).items() if name in RATES}
+    if s.local_steps == 1:
+        rates.pop("local_learning_rate", None)  # only learning_rate scales a single step
+    likely = max(rates, key=lambda name: rates[name])
+    return f"{error}: {likely}={rates[likely]:g} is likely too large, start a new run with a smaller one"
+
+
+def refuse_diverged(summary: Mapping[str, Any]) -> None:
+    """Raise RuntimeError for a run that diverged: its weights are those of an earlier round."""
+    if summary["diverged"]:
+        raise RuntimeError(str(summary["stopped"]))
+
+
+def downlink_facts(s: Settings, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary says of a downlink that is in this ``state``.
+
+    ``repairs``: whole models sent because a client had lost its replica, in all rounds of the run, also interrupted
+    ones; ``interrupted``: what was sent in rounds that were interrupted and run again by ``resume``, which no other sum
+    includes; ``added_variance`` in units of the variance of the noise in the sum.
+    """
+    interrupted = state.get("interrupted", NOTHING)
+    if s.downlink == "full":
+        return {"name": "full", "interrupted": interrupted}
+    repairs = sum(state["repairs"].values())
+    codec = downlink_codec(s)
+    found = {"name": s.downlink, "codec": codec.name, "repairs": repairs, "interrupted": interrupted}
+    return found | codec.summary()

@@ -177,7 +177,7 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
             f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: leave one out"
         )
     if steps:
-        carrier = _carrier(settings)
+        carrier = strategies.with_own(settings.method, settings.parameters).carrier.kind
         loaded = loaded_parts(settings, workload)
         found |= auto_server(
             int({**values, **found}["rounds"]),
@@ -218,12 +218,6 @@ def _schedule(
             raise ValueError("rounds=auto needs the number of training rows, which only clients know here: give rounds")
         rate = min(1.0, values["batch_size"] * values["clients"] / len(workload.train))
     return {"rounds": auto_rounds(epochs, float(rate), local_steps=local_steps)}
-
-
-def _carrier(settings: Settings) -> str:
-    own = strategies.own_settings(settings.method)
-    given = {name: value for name, value in settings.parameters.items() if name in own}
-    return strategies.recipe(settings.method, **given).carrier.kind
 
 
 def _regression(workload: LoadedWorkload) -> bool:

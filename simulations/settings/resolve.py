@@ -100,9 +100,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
 
 def _trains_heads_alone(settings: Settings) -> bool:
     """Whether nothing but a head is trained: on features, or by a method that freezes all other layers."""
-    own = strategies.own_settings(settings.method)
-    given = {name: value for name, value in settings.parameters.items() if name in own}
-    return settings.features is not None or strategies.recipe(settings.method, **given).carrier.train == "classifier"
+    own = strategies.with_own(settings.method, settings.parameters)
+    return settings.features is not None or own.carrier.train == "classifier"
 
 
 def build_method(settings: Resolved) -> Method:

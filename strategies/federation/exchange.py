@@ -5,7 +5,7 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 from logging import WARNING
@@ -19,29 +19,13 @@ from torch import Tensor
 from fedlsg.participation import draw_order
 from fedlsg.privacy import LedgerError
 from fedlsg.state import Phase, RoundPlan, sizes_of
-from strategies.federation.bounds import check_reply, reason_of
-from strategies.federation.clock import SimulatedClock
-from strategies.federation.downlink import Downlink
-from strategies.federation.expectations import Expectations
-from strategies.federation.ledgers import RECORD, LedgerCopies, held_record
+from strategies.federation.downlink import Downlink, Records
+from strategies.federation.expectations import Expectations, check_reply, reason_of
 from strategies.federation.nodes import Roster, SimulatedGrid
-from strategies.federation.replica_wire import Records
-from strategies.federation.report import AWAY, NO_REPLY, RoundReport
-from strategies.federation.serial import wire_size
+from strategies.federation.proofs import RECORD, LedgerCopies, held_record
+from strategies.federation.report import AWAY, NO_REPLY, Received, RoundReport, SimulatedClock
 from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Received:
-    """What came of a round: the ``clients`` that took part, ascending, and their ``updates`` in this order.
-
-    Of a secure sum there is one update, the sum. ``noise_std``: deviation of the noise in the sum of the updates.
-    """
-
-    clients: Sequence[int] = ()
-    updates: Sequence[Tensor] = ()
-    noise_std: float = 0.0
+from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, wire_size
 
 
 class Exchange:
@@ -55,8 +39,7 @@ class Exchange:
 
     def __init__(self, expectations: Expectations, downlink: Downlink, clock: SimulatedClock) -> None:
         self.expectations, self.downlink, self.clock = expectations, downlink, clock
-        settings = expectations.settings
-        self.roster = Roster(settings.timeout, declared=sizes_of(settings.terms))
+        self.roster = Roster(expectations.settings.timeout, declared=sizes_of(expectations.settings.terms))
         self._sent: list[tuple[int, Message]] = []
         self._leaving: Set[int] = frozenset()
         self._replacements = list[int]()
@@ -78,7 +61,8 @@ class Exchange:
         health, drawn, self._replacements = self.clock.health, self.clock.select(plan.round), []
         for client in self.roster.take_returned():
             health.forgive(client)
-        return self._healthy(plan.round, len(drawn)) if health.since else drawn
+        least = 1 if self.replaces else len(drawn)  # a round that needs all of its clients (a sum) gets as many
+        return self._healthy(plan.round, len(drawn), least=least) if health.since else drawn
 
     @property
     def follows_health(self) -> bool:
@@ -90,17 +74,17 @@ class Exchange:
         """Whether another client may be asked within a round: only where each payload is private and used alone."""
         return self.follows_health and self.expectations.settings.min_survivors == 1
 
-    def _healthy(self, round: int, number: int, *, least: int | None = None, but: Collection[int] = ()) -> list[int]:
+    def _healthy(self, round: int, number: int, *, least: int, but: Collection[int] = ()) -> list[int]:
         """The healthiest clients in the order of the public draw: those that it selects, and those with a spare round.
 
-        A round that needs all of its clients (a sum) gets as many as were drawn, whatever their health.
+        ``least``: so many of them, whatever their health.
         """
-        conditions, wanted = self.clock.participation, 1 if self.replaces else number
+        conditions = self.clock.participation
         order = draw_order(conditions.clients, round=round, seed=conditions.seed)
         own = list(islice(order, conditions.selected))
         others = (client for client in order if self._has_spare_round(client, round))
         candidates = (client for client in chain(own, others) if client not in but)
-        return self.clock.health.choose(candidates, number, round=round, least=wanted if least is None else least)
+        return self.clock.health.choose(candidates, number, round=round, least=least)
 
     def _has_spare_round(self, client: int, round: int) -> bool:
         """Whether the client's noise covers one more round than those that the draw still has for it."""
@@ -245,14 +229,11 @@ class Exchange:
         expected, plan = self.expectations, self.plan
         terms, copies = expected.terms(partition, plan.phase), expected.copies
         announced = Announcement(
-            round=plan.round,
-            updates=expected.state.updates,
-            frame_digest=plan.frame.digest,
-            sample_rate=terms.sample_rate,
-            noise_multiplier=terms.noise_multiplier,
+            round=plan.round, updates=expected.state.updates, frame_digest=plan.frame.digest,
+            sample_rate=terms.sample_rate, noise_multiplier=terms.noise_multiplier,
             expected_batch=expected.settings.local.expected_batch,
             run_dir=expected.settings.run_dir if copies is None else "",
-        )
+        )  # fmt: skip
         content = announced_to(records, announced)
         if copies is not None:
             content[RECORD] = held_record(copies.held(partition))
@@ -261,9 +242,8 @@ class Exchange:
     def _read(self, replies: Iterable[Message], *, stage: bool = False) -> dict[int, Any]:
         """What ``_accept`` returns of each valid reply, by partition; everything else is entered in the report.
 
-        ``stage``: no values were asked for, only what comes before or after them.
-
-        A reply belongs to the message that it answers: Flower's own error for a lost node comes from no node.
+        ``stage``: no values were asked for, only what comes before or after them. A reply belongs to the message that
+        it answers: Flower's own error for a lost node comes from no node.
         """
         waiting = {message.metadata.message_id: (partition, message) for partition, message in self._sent}
         values: dict[int, Any] = {}

@@ -1,22 +1,92 @@
-"""The public terms of a federation, what the server therefore expects of a reply, and what it reads from it."""
+"""What the server expects of a reply: bounds on all that one node may send, the terms of the client, and its values.
+
+The size of everything in a reply is compared before it is copied, parsed or kept. An honest node keeps every bound. One
+that breaks a bound is left out by name, with the reason in the log, and the round goes on without it. Sizes of arrays
+are not bounded: a payload is compared with what its round expects (``unpack``).
+"""
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
 from fedlsg.client_level import ClientUnit, ServerNoise
 from fedlsg.discrete import SumTerms
-from fedlsg.method import LocalTraining, norm_bound
+from fedlsg.frame import Frame
+from fedlsg.method import LocalTraining, Method, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
+from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
-from strategies.federation.bounds import shortened
-from strategies.federation.ledgers import LedgerCopies, read_news
+from strategies.federation.proofs import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import read_update
+
+CONTENT_BYTES = LARGEST_BYTES + 2**16
+"""Of names, numbers, texts and ledger lines in a reply; without the values of arrays."""
+RECORDS, ITEMS = 32, 64
+"""Records of a reply, and arrays or values of a record."""
+EXAMPLES = 10**9
+"""Declared by one client."""
+REASON_LENGTH = 300
+
+
+class BoundError(ValueError):
+    """A reply that no honest node sends."""
+
+
+def reply_bytes(parameters: int) -> int:
+    """Of any honest reply in a run with this many dense parameters: 20 a parameter, as payloads have 16 at most."""
+    return 2 * CONTENT_BYTES + 20 * parameters
+
+
+def check_reply(reply: Message) -> None:
+    """Raise BoundError, which quotes nothing of it, for a reply with too many or too large parts next to its arrays."""
+    if reply.has_error() or not reply.has_content():
+        return  # of an error's text the ends are read
+    size = 0
+    for name, record in reply.content.items():
+        size += len(name)
+        if len(reply.content) > RECORDS or len(record) > ITEMS:
+            raise BoundError(f"expected {RECORDS} records of {ITEMS} items at most in a reply, got more")
+        size += sum(len(key) + _size(value) for key, value in _items(record).items())
+    if size > CONTENT_BYTES:
+        raise BoundError(f"expected {CONTENT_BYTES:,} bytes at most in a reply next to its arrays, got {size:,}")
+
+
+def _items(record: Any) -> Mapping[str, Any]:
+    if not isinstance(record, ArrayRecord):
+        return dict(record)
+    return {key: [array.dtype, array.stype, *([0] * len(array.shape))] for key, array in record.items()}
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_size(one) for one in value)
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
+def shortened(text: str | None) -> str:
+    """A text of a node as one printable line of bounded length; nothing of it is copied that is not in the line.
+
+    A long text loses its middle: texts of Ray begin with the kind of error and end with its message.
+    """
+    text = text or ""
+    if len(text) > 8 * REASON_LENGTH:
+        text = f"{text[: 4 * REASON_LENGTH]} ... {text[-4 * REASON_LENGTH :]}"
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    half = REASON_LENGTH // 2
+    return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"
+
+
+def reason_of(error: Exception) -> str:
+    """Why a reply was rejected, as ``shortened``: its text may be the client's own."""
+    return shortened(str(error) or type(error).__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,21 +174,25 @@ class Expectations:
         return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std)
 
     def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
-        wire = plan.frame.wire
-        return Expected(
-            round=plan.round,
-            codec=self.settings.codec,
-            index_mode=self.settings.index_mode,
-            size=wire.size,
-            indices=wire.indices,
-            digest=plan.frame.digest,
+        return expected_of(
+            plan.frame, self.state.method, round=plan.round, codec=self.settings.codec,
+            index_mode=self.settings.index_mode, dither=self._dither(partition, plan),
             max_norm=self._norm_bound(plan, num_examples),
-            blocks=wire.blocks,
-            dither=self._dither(partition, plan),
-            most=self.state.method.compression.most(wire.size),
-        )
+        )  # fmt: skip
 
     def _norm_bound(self, plan: RoundPlan, num_examples: int) -> float:
         """At client level a payload is one clipped update, whatever the local steps and examples."""
         units, local = (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
         return norm_bound(plan.mechanism, plan.frame, num_examples=units, local=local)
+
+
+def expected_of(
+    frame: Frame, method: Method, *, round: int, codec: Codec, index_mode: IndexMode, dither: Dither,
+    max_norm: float = math.inf,
+) -> Expected:  # fmt: skip
+    """What a payload of values in a frame has to be; but for the bound on its norm, client and server know it alike."""
+    wire = frame.wire
+    return Expected(
+        round=round, codec=codec, index_mode=index_mode, size=wire.size, indices=wire.indices, digest=frame.digest,
+        blocks=wire.blocks, dither=dither, most=method.compression.most(wire.size), max_norm=max_norm,
+    )  # fmt: skip

@@ -17,10 +17,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.state import RoundPlan
-from strategies.federation.bounds import EXAMPLES, check_reply, reason_of, shortened
-from strategies.federation.code_identity import RECORD as CODE
-from strategies.federation.code_identity import check_same_code, code_record
-from strategies.federation.ledgers import News, read_news
+from strategies.federation.expectations import EXAMPLES, check_reply, reason_of, shortened
+from strategies.federation.proofs import CODE, News, check_same_code, code_record, read_news
 from strategies.federation.report import NO_REPLY
 from strategies.federation.wire import read_identity
 

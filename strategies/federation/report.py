@@ -1,4 +1,4 @@
-"""What happened in one round: every message and its size, and why a reply was rejected.
+"""What happened in one round: every message and its size, why a reply was rejected, and the time in a simulation.
 
 The size of a message has three levels:
     values    down: the encoded weights or values of an update, and the state that a replica continues from;
@@ -9,18 +9,25 @@ The size of a message has three levels:
 A reply that was rejected, or reports an error, has no values.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from torch import Tensor
 
+from fedlsg.participation import Finish, Health, Participation, Traffic
 from fedlsg.payload import value_bytes
-from fedlsg.state import RoundPlan
+from fedlsg.state import Phase, RoundPlan, phase_of
 from fedlsg.state.server_update import VALUES, read_steps
-from strategies.federation.serial import wire_size
-from strategies.federation.wire import LOST, OVER_BUDGET, TOO_SLOW, payload_size
+from strategies.federation.wire import (
+    LOST,
+    OVER_BUDGET,
+    TOO_SLOW,
+    array_bytes,
+    arrays_in,
+    wire_size,
+)
 
 NO_REPLY = "no reply before the round's timeout"
 AWAY = "no node of the federation is this client at the moment"
@@ -98,7 +105,7 @@ class RoundReport:
         """Count and list what was sent to a client. ``stage``: it has no part of the model."""
         before = self.so_far("down")
         self.downlink_messages += not stage
-        self.downlink_bytes += payload_size(message.content)
+        self.downlink_bytes += array_bytes(message.content.values())
         self.downlink_bytes_wire += wire_size(message)
         self.list_message(client, "down", before, announced_values(message.content))
 
@@ -145,7 +152,72 @@ class RoundReport:
 
 def announced_values(content: RecordDict) -> int:
     """Bytes of the model's numbers in an announcement."""
-    records = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
-    whole = sum(len(array.data) for name in VALUE_RECORDS if name in records for array in records[name].values())
-    steps = read_steps(records["steps"]["updates"].data) if "steps" in records else []
+    whole = array_bytes(content[name] for name in VALUE_RECORDS if name in content)
+    sent = arrays_in(content, "steps")
+    steps = [] if sent is None else read_steps(sent["updates"].data)
     return whole + sum(value_bytes(step.payload) for step in steps if step.kind == VALUES)
+
+
+class SimulatedClock:
+    """``now``: seconds since the start of the run, at the end of the last round; ``health``: of real clients, who fail.
+
+    A checkpoint keeps both.
+    """
+
+    def __init__(self, participation: Participation) -> None:
+        self.participation, self.health = participation, Health()
+        self.now = self._start = 0.0
+        self._finish: Finish | None = None
+
+    def select(self, round: int) -> list[int]:
+        """The clients that a training round selects, ascending; it starts when they are there."""
+        self._start, selected = self.participation.begin(round, self.now)
+        return selected
+
+    def open(self, report: RoundReport) -> Set[int]:
+        """The clients that will leave a round before they train; they get its announcement, and never reply."""
+        self._finish = None
+        return self.participation.leaving(report.round) if self._runs(report) else frozenset()
+
+    def late(self, report: RoundReport, replied: Collection[int]) -> list[int]:
+        """Those who replied, trained and were charged, and whose values the round does not use; ascending."""
+        if not self._runs(report):
+            return []
+        self._finish = self.participation.finish(report.round, report.asked, traffic_of(report))
+        return sorted(set(replied) - self._finish.in_time)
+
+    def close(self, report: RoundReport) -> None:
+        """The round is over; enter the time into its report. What follows the values (a stage of a secure sum) counts
+        for those who answered.
+        """
+        if not self._runs(report):
+            return
+        traffic = traffic_of(report)
+        finish = self._finish or self.participation.finish(report.round, report.asked, traffic)
+        after = [self.participation.arrival(client, traffic) for client in report.answered]
+        report.simulated_clock = self.now = self._start + max([finish.seconds, *after])
+
+    def _runs(self, report: RoundReport) -> bool:
+        return self.participation.timed and phase_of(report.round) is Phase.TRAINING
+
+
+def traffic_of(report: RoundReport) -> Traffic:
+    """Payload bytes to and from each client so far."""
+    found: dict[int, tuple[int, int]] = {}
+    for message in report.sent:
+        down, up = found.get(message.client, (0, 0))
+        size = message.payload_bytes
+        found[message.client] = (down + size, up) if message.direction == "down" else (down, up + size)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Received:
+    """What came of a round: the ``clients`` that took part, ascending, and their ``updates`` in this order.
+
+    Of a secure sum there is one update, the sum. ``noise_std``: deviation of the noise in the sum of the updates.
+    """
+
+    clients: Sequence[int] = ()
+    updates: Sequence[Tensor] = ()
+    noise_std: float = 0.0

@@ -6,7 +6,7 @@ to where the whole model would be smaller. It does not rely on that: each announ
 weights, and a client with other weights replies so and gets the whole model in the same round.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from logging import WARNING
 from typing import Any, Protocol
@@ -21,9 +21,20 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Codec, PayloadError
 from fedlsg.state import ServerState, Step, encode_pruning, encode_update, extra_vectors
 from fedlsg.state.server_update import decode_update
-from strategies.federation.basis_wire import Holders, Keep, keep_nowhere
-from strategies.federation.downlink import Downlink, framed_records, has_ranked_mask
-from strategies.federation.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
+from strategies.federation.downlink import (
+    NOWHERE,
+    Downlink,
+    Keep,
+    Notes,
+    Records,
+    Reference,
+    catch_up,
+    digest_of,
+    framed_records,
+    has_ranked_mask,
+    keep_nowhere,
+    whole,
+)
 from strategies.federation.wire import flat_record, kept_record
 
 REPAIRS_ALLOWED = 2
@@ -62,15 +73,16 @@ class SparseDownlink(Downlink):
         clients_per_round: int,
         store: StepStore,
         keep: Keep = keep_nowhere,
+        notes: Notes | None = None,
     ) -> None:
-        self.state, self.codec, self.holders = state, codec, Holders(state, keep)
+        super().__init__(state, keep, notes)
+        self.codec = codec
         self.gap = clients / clients_per_round
         self.store = store
         self.version = 0
         self.steps: deque[bytes] = deque()
         self.held: dict[int, int] = {}
         """Of clients that do not hold version 0: the version, or NOWHERE."""
-        self.repairs: Counter[int] = Counter()
         self.typical = 0
         self._leaves: dict[int, int | None] = {}
         self._digest: tuple[int, bytes] | None = None
@@ -80,8 +92,8 @@ class SparseDownlink(Downlink):
         """The version that the remembered steps start from."""
         return self.version - len(self.steps)
 
-    def records(
-        self, selected: Sequence[int], frame: Frame, *, framed: Collection[int] = (), lost: Collection[int] = ()
+    def _records(
+        self, selected: Sequence[int], frame: Frame, framed: Collection[int], lost: Collection[int]
     ) -> Mapping[int, Records]:
         """Clients at the same version share their records."""
         for client in lost:
@@ -108,7 +120,7 @@ class SparseDownlink(Downlink):
             if version is not None:
                 self.held[client] = version
 
-    def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
+    def _apply(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         """Encode the sum, decode it, apply that; remember the step.
 
         Values that no codec can hold (from a client without a clip) are applied as they are. All replicas are then
@@ -130,7 +142,7 @@ class SparseDownlink(Downlink):
     def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:
         """Prune, and remember which weights were kept: a bit each."""
         before = prunable(trainable(self.state.model))
-        self.state.prune(frame, updates, num_examples=num_examples)
+        super().prune(frame, updates, num_examples=num_examples)
         self._append(encode_pruning(before, self.state), frame)
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,14 +153,14 @@ class SparseDownlink(Downlink):
             "typical": self.typical,
             "held": dict(self.held),
             "repairs": dict(self.repairs),
-            **self.holders.state_dict(),
+            **super().state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; the whole model replaces steps that the store has lost, and the steps before them."""
         self.version, self.typical = state["version"], state["typical"]
-        self.held, self.repairs, self._digest = dict(state["held"]), Counter(state["repairs"]), None
-        self.holders.load_state_dict(state)
+        self.held, self._digest = dict(state["held"]), None
+        super().load_state_dict(state)
         self.store.cut(self.version)
         self.steps.clear()
         for version in range(self.version, state["first"], -1):

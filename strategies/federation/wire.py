@@ -1,4 +1,4 @@
-"""The messages between server and clients, as Flower records.
+"""The messages between server and clients, as Flower records, and their size as bytes.
 
     server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q
                        [for replicas: the updates that lead to these weights, and their digest]
@@ -8,40 +8,43 @@
     client -> server   update: one payload (``fedlsg.payload.pack``) and the partition that it comes from
     client -> server   identity, once: partition and its declared number of examples N_k
 
-Only the noisy payload of a reply is computed from a client's data.
+Only the noisy payload of a reply is computed from a client's data. Most of a message is in its arrays, which are
+immutable ``bytes``: to measure or copy a message, it is serialized without them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
+from flwr.common.serde_utils import metadata_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import Array as ProtoArray
+from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
-from strategies.federation.code_identity import RECORD, code_record
-from strategies.federation.serial import arrays_in, config_in
+from strategies.federation.proofs import CODE, code_record
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
-"""Error codes of our clients; Flower's own are below 1000."""
+WORKER_DIED, DISK_FULL, TOO_SLOW = range(1007, 1010)
+"""Error codes of our clients; Flower's own are below 1000.
 
+DISK_FULL: from a simulated client that could not write a file to the disk of the run; the reason is its path.
+TOO_SLOW: of a client that was stopped at its own limit, or still works on an earlier round: it is not waited for.
+"""
+REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
+STAGE = "secure sum"
+"""The record of a message that is part of a secure sum, see ``stages``."""
 NO_REASON = "a client failed, and only its own log says why"
 """The reason of every failure near private data: always the same text."""
 IN_RUN_LOG = "a client failed, and run.log in the run directory says why"
 """The same where the log of a simulated client is that of the run."""
-
-REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
-
-WORKER_DIED = 1007
-
-DISK_FULL = 1008
-"""From a simulated client that could not write a file to the disk of the run; the reason is its path."""
-
-TOO_SLOW = 1009
-"""Of a client that was stopped at its own limit, or still works on an earlier round: it is not waited for."""
-
 LOST = (
     WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
@@ -62,12 +65,9 @@ class Announcement:
     run_dir: str
 
 
-ANNOUNCED = tuple(f.name for f in fields(Announcement))
-
-
 def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement) -> RecordDict:
     """One client's message: records that all clients share, without a copy, and its own terms."""
-    content = RecordDict({"round": ConfigRecord({name: getattr(announced, name) for name in ANNOUNCED})})
+    content = RecordDict({"round": ConfigRecord(asdict(announced))})
     for name in common:
         content[name] = common[name]
     return content
@@ -106,7 +106,7 @@ def read_round(content: RecordDict) -> Announcement:
     config = config_in(content, "round")
     if config is None:
         raise KeyError("round")
-    return Announcement(**{name: config[name] for name in ANNOUNCED})  # type: ignore[arg-type]
+    return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
 
 
 def flat_bytes(content: RecordDict) -> bytes:
@@ -153,6 +153,12 @@ def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
     return replace(c, L=next(tensors).to(c.L), R=next(tensors).to(c.R))
 
 
+def stage_of(content: RecordDict) -> str | None:
+    """The name of the stage of a secure sum that a message is of, None without one; "" if the terms name none."""
+    record = config_in(content, STAGE)
+    return None if record is None else str(record.get("stage", ""))
+
+
 def update(payload: bytes, partition: int) -> RecordDict:
     """Content of a reply: the payload in one raw array, and its partition."""
     array = Array(dtype="uint8", shape=(len(payload),), stype="raw", data=payload)
@@ -170,7 +176,7 @@ def read_update(content: RecordDict) -> bytes:
 def identity(partition: int, num_examples: int, *, local: bool = True) -> RecordDict:
     """Content of a reply to the one query: partition, declared N_k, and the code that this client runs."""
     known = ConfigRecord({"partition": partition, "num-examples": num_examples})
-    return RecordDict({"identity": known, RECORD: code_record(local=local)})
+    return RecordDict({"identity": known, CODE: code_record(local=local)})
 
 
 def read_identity(content: RecordDict) -> tuple[int, int]:
@@ -213,11 +219,80 @@ def read_array(array: Array) -> np.ndarray:
     return np.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
 
 
-def payload_size(content: RecordDict) -> int:
-    """Bytes of the arrays in a message, without records and metadata."""
-    return array_bytes(record for record in content.values() if isinstance(record, ArrayRecord))
+def array_bytes(records: Iterable[object]) -> int:
+    """Bytes of the arrays in records, without what else is in a message."""
+    return sum(len(a.data) for record in records if isinstance(record, ArrayRecord) for a in record.values())
 
 
-def array_bytes(records: Iterable[ArrayRecord]) -> int:
-    """Bytes of the arrays in records."""
-    return sum(len(array.data) for record in records for array in record.values())
+def config_in(content: RecordDict, name: str) -> ConfigRecord | None:
+    """A config record, None without one. ``content.config_records`` copies all records of its kind at each access."""
+    record = content.get(name)
+    return record if isinstance(record, ConfigRecord) else None
+
+
+def arrays_in(content: RecordDict, name: str) -> ArrayRecord | None:
+    """An array record, None without one."""
+    record = content.get(name)
+    return record if isinstance(record, ArrayRecord) else None
+
+
+def wire_size(message: Message) -> int:
+    """Bytes of the whole message as Flower serializes it (protobuf)."""
+    proto, extra = _without_data(message), 0
+    for item, record in zip(proto.content.items, _records(message), strict=True):
+        if isinstance(record, ArrayRecord):
+            pairs = zip(item.array_record.items, record.values(), strict=True)
+            inside = sum(_array_growth(one, len(array.data)) for one, array in pairs)
+            extra += _growth(item.ByteSize(), _growth(item.array_record.ByteSize(), inside))
+    return int(proto.ByteSize()) + _growth(proto.content.ByteSize(), extra)
+
+
+def over_the_wire(message: Message) -> Message:
+    """The message after serialization to bytes and back; arrays share their immutable data with the original."""
+    copy = message_from_proto(ProtoMessage.FromString(_without_data(message).SerializeToString()))
+    if message.has_content():
+        for name, record in message.content.items():
+            received = arrays_in(copy.content, name)
+            if isinstance(record, ArrayRecord) and received is not None:
+                for key, array in record.items():
+                    received[key].data = array.data
+    return copy
+
+
+def _without_data(message: Message) -> ProtoMessage:
+    """Flower's message_to_proto for a message with empty arrays; Flower itself serializes everything else."""
+    if not any(isinstance(record, ArrayRecord) for record in _records(message)):
+        return message_to_proto(message)
+    items = [_item_without_data(name, record) for name, record in message.content.items()]
+    return ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict(items=items))
+
+
+def _item_without_data(name: str, record: Any) -> Any:
+    if isinstance(record, ConfigRecord):
+        return ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record))
+    if not isinstance(record, ArrayRecord):
+        return ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record))
+    arrays = [
+        ProtoArrayRecord.Item(key=key, value=ProtoArray(dtype=a.dtype, shape=a.shape, stype=a.stype))
+        for key, a in record.items()
+    ]
+    return ProtoRecordDict.Item(key=name, array_record=ProtoArrayRecord(items=arrays))
+
+
+def _records(message: Message) -> list[object]:
+    return list(message.content.values()) if message.has_content() else []
+
+
+def _array_growth(item: Any, data: int) -> int:
+    """Bytes that ``data`` bytes add to an item of an ArrayRecord: with a tag and a length, if there are any."""
+    own = 1 + _varint(data) + data if data else 0
+    return _growth(item.ByteSize(), _growth(item.value.ByteSize(), own))
+
+
+def _growth(size: int, more: int) -> int:
+    """Growth of a nested part, with its length prefix, when ``more`` bytes are added inside."""
+    return more + _varint(size + more) - _varint(size)
+
+
+def _varint(number: int) -> int:
+    return max(1, (number.bit_length() + 6) // 7)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedlsg.user_code.failure import SignalExit, depends_on_values, describe, is_users, without_exit
-from simulations.grids.deadline import OutOfTimeError
+from simulations.grids.virtual import OutOfTimeError
 
 
 class Odd(BaseException):

@@ -29,7 +29,7 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import default_mechanism, own_settings, recipe
-from strategies.federation.basis_wire import basis_record, read_basis
+from strategies.federation.downlink import basis_record, read_basis
 from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3

@@ -11,8 +11,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedlsg.payload.message import pack
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.ledgers import LedgerCopies
-from strategies.federation.serial import over_the_wire
+from strategies.federation.proofs import LedgerCopies
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import (
     DISK_FULL,
@@ -21,6 +20,7 @@ from strategies.federation.wire import (
     IN_RUN_LOG,
     LOST,
     failure,
+    over_the_wire,
     read_frame,
     update,
 )

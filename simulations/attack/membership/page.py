@@ -15,7 +15,7 @@ from simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
 from simulations.report.figure import interactive
 from simulations.report.page import Badge, Page, Text, data_section, download, facts_of, json_text, sections
 from simulations.report.render import render
-from simulations.rundir.files.atomic import write_atomically, writing_to
+from simulations.rundir.files import write_atomically, writing_to
 
 COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": GREEN}
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."

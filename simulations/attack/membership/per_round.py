@@ -22,8 +22,8 @@ from fedlsg.privacy import clipped_sum
 from fedlsg.randomness import SecretStream, own_draws, reproducible_stream
 from fedlsg.training import per_unit
 from simulations.client.drawing import batches, groups
+from simulations.plan.advice import stated_of
 from simulations.plan.plan import Plan
-from simulations.plan.threat import stated_of
 from simulations.workloads import to_device
 
 Scores = Float[np.ndarray, " trials"]

@@ -21,12 +21,12 @@ from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import public_generator
 from simulations.client.model import serving
 from simulations.engines import local
+from simulations.engines.watchers import scratch
 from simulations.plan.plan import Plan
 from simulations.report.progress import Tick
-from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
-from simulations.server.diverged import refuse_diverged
 from simulations.server.evaluate import evaluate, scores_of
+from simulations.server.summary import refuse_diverged
 from simulations.workloads import to_device
 from simulations.workloads.base.split import Split
 from simulations.workloads.base.workload import LoadedWorkload

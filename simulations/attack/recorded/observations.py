@@ -22,8 +22,8 @@ from fedlsg.privacy import Entry, RunLedger
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
-from simulations.rundir.files import sealed
-from simulations.rundir.own_noise import refuse_own_noise
+from simulations.rundir.files import load_array
+from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, read_frame, round_folder, sum_file
 from simulations.settings.run import Device, Settings
@@ -168,7 +168,7 @@ class Record:
 def read_array(path: Path, what: str, use: Callable[[Tensor], object] = lambda found: None) -> Tensor:
     """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a damaged one."""
     try:
-        use(found := torch.from_numpy(sealed.load_array(path)))
+        use(found := torch.from_numpy(load_array(path)))
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path}: cannot read {what}: {error}") from None
     return found

@@ -34,7 +34,7 @@ from simulations.report.page import (
 from simulations.report.render import render
 from simulations.report.table import Column
 from simulations.report.words import REPRODUCIBLE
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
+from simulations.rundir.files import check_writable, write_atomically, writing_to
 
 WARNING = (
     "This page shows training examples of the clients: the originals and what attacks recovered. It was made in a "

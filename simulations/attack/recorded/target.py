@@ -20,7 +20,7 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.randomness import public_generator
 from simulations.attack.recorded.observations import Record
 from simulations.report.progress import Tick
-from simulations.rundir.files import sealed
+from simulations.rundir.files import load_array
 from simulations.workloads.base.split import Inputs
 
 FPR = 0.01
@@ -175,7 +175,7 @@ def batch_sizes(record: Record) -> dict[int, dict[int, int]]:
 def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
     path = record.run.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
     try:
-        rows = torch.from_numpy(sealed.load_array(path))
+        rows = torch.from_numpy(load_array(path))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: without the batches an attack cannot be scored") from None
     except (OSError, ValueError, EOFError, TypeError) as error:

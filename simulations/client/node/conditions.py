@@ -9,9 +9,8 @@ from pathlib import Path
 
 import strategies
 from fedlsg.discrete.release import MOST_EXAMPLES
-from simulations.client.node.data import own_path, with_own_columns
-from simulations.client.node.terms import TRUST, Terms
-from simulations.grids.refusals import SettingsError, TermsError
+from simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
+from simulations.grids.virtual import SettingsError, TermsError
 from simulations.models.encoder_source import NAMES
 from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from simulations.plan.plan import Base
@@ -135,25 +134,14 @@ def check_base(base: Base, terms: Terms) -> None:
         )
     if base.sums is not None and base.client_unit is None and size > MOST_EXAMPLES:
         raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
+    number, clients = size, base.settings.clients
+    words = f"1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a delta allows a row"
     if base.client_unit is not None:
-        _check_delta_of_clients(base, terms)
-        return
+        number = clients
+        words = f"1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows all data of one client"
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
-        if delta >= 1 / size:
-            raise TermsError(
-                f"{name}={delta:g} is not below 1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a "
-                "delta allows a row to be published"
-            )
-
-
-def _check_delta_of_clients(base: Base, terms: Terms) -> None:
-    clients = base.settings.clients
-    for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
-        if delta >= 1 / clients:
-            raise TermsError(
-                f"{name}={delta:g} is not below 1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows "
-                "all data of one client to be published"
-            )
+        if delta >= 1 / number:
+            raise TermsError(f"{name}={delta:g} is not below {words} to be published")
 
 
 def _check_privacy(s: Settings, terms: Terms) -> None:

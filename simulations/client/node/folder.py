@@ -23,11 +23,11 @@ from fedlsg.owner_only import FOLDER, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from simulations.client.node.terms import Terms
-from simulations.grids.refusals import OverBudgetError, TermsError
-from simulations.rundir.files.atomic import write_atomically
+from simulations.grids.virtual import OverBudgetError, TermsError
+from simulations.rundir.files import write_atomically
 from simulations.rundir.lock import locked_folder
 from simulations.rundir.rundir import RunDir
-from strategies.federation.ledgers import News
+from strategies.federation.proofs import News
 
 SECRET_BYTES = 32
 ENTRY_BYTES = 1024

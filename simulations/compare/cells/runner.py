@@ -23,7 +23,7 @@ from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.worker import Job, Outcome, Worker, environment
 from simulations.engines.cluster import Cluster, fitting, processors, starting
 from simulations.plan.continuity import HARMLESS
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import RUN, as_config, parse
 

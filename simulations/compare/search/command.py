@@ -37,7 +37,7 @@ from simulations.compare.table import unfinished
 from simulations.plan.prepare import prepare
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.report.words import epsilon_words
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.settings.checks import left_out, refuse_client_level
 from simulations.settings.settings import from_mapping, values_of
 

@@ -20,7 +20,7 @@ from simulations.report.page import Code, Page, Table, Text, data_section, downl
 from simulations.report.render import render
 from simulations.report.table import Column, make_table, records
 from simulations.report.words import human_bytes
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import write_atomically
 from simulations.rundir.results import as_csv
 
 CAPTIONS = {

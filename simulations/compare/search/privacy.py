@@ -16,7 +16,7 @@ from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
 from simulations import workloads
 from simulations.report.words import epsilon_words
-from simulations.rundir.own_noise import counts_own_noise
+from simulations.rundir.results import counts_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import Settings
 from simulations.workloads import Options, public_rows

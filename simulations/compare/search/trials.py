@@ -30,8 +30,8 @@ from simulations.compare.search.pickers import Asked, Picker
 from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Dimension, Side
 from simulations.engines.cluster import processors
-from simulations.engines.signals import sigterm_raises
-from simulations.rundir.files.atomic import writing_to
+from simulations.engines.process import sigterm_raises
+from simulations.rundir.files import writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir

@@ -1,19 +1,224 @@
-"""The papers' table rows as named presets (``Published``), one module a paper.
+"""The papers' table rows as named presets (``Published``), one module a paper, and how they enter a run.
 
     settings = from_mapping(resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1}))
 
-A preset is a mapping of settings; the user's own settings override it. Importing this package imports no torch.
+A preset is a mapping of settings; the user's own settings override it. The merge happens once, on the command line or
+at ``flwr run``. The result names the preset as ``from_preset``, not as ``preset``. So config.toml, a resumed run and
+every client read the resolved values, and no preset is merged a second time. Importing this package imports no torch.
 """
 
-from simulations.settings.published.preset import Published
-from simulations.settings.published.resolve import (
-    find,
-    first_look,
-    from_run_config,
-    matching,
-    presets,
-    resolve,
-    unfolded,
-)
+import re
+import shlex
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from fedlsg.user_code import is_reference
+from simulations.settings.privacy import WITHOUT_NOISE
+from simulations.settings.published import dp_ssgd, lsg, rgp, rs
+from simulations.settings.published.preset import GROUP_RATES, Published
+from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
+
+PAPERS = (
+    lsg.presets, rgp.presets, lsg.lora_presets, rs.presets, dp_ssgd.presets, dp_ssgd.de_et_al_presets,
+)  # fmt: skip
+
+
+@cache
+def presets() -> tuple[Published, ...]:
+    """All presets, sorted by name, the numbers in it by size."""
+    return tuple(sorted((preset for paper in PAPERS for preset in paper()), key=lambda p: by_size(p.name)))
+
+
+@cache
+def by_name() -> Mapping[str, Published]:
+    """Every name and alias. Raises ValueError where two presets share one."""
+    return index(presets())
+
+
+def index(listed: tuple[Published, ...]) -> Mapping[str, Published]:
+    """Presets by name and alias. Raises ValueError where two share one."""
+    table: dict[str, Published] = {}
+    for preset in listed:
+        for name in (preset.name, *preset.aliases):
+            if name in table:
+                raise ValueError(f"preset name {name!r} is taken: {table[name].source}, and {preset.source}")
+            table[name] = preset
+    return MappingProxyType(table)
+
+
+def find(name: str) -> Published:
+    """The preset of a name or alias. Raises ValueError for an unknown one, with the nearest known name."""
+    table = by_name()
+    if name not in table:
+        near = get_close_matches(name, table, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown preset {name!r}{hint} (fedlsg list presets lists them all)")
+    return table[name]
+
+
+def matching(words: str) -> tuple[Published, ...]:
+    """Presets that contain every word, in any case, in name, aliases, workload, model, method, paper or place.
+
+    Words that are a place of a paper as a whole, such as "LSG (Ito et al. 2023), Table 2", give that place's alone.
+    """
+    if there := tuple(preset for preset in presets() if preset.source.lower() == words.lower()):
+        return there
+    wanted = words.lower().split()
+    return tuple(preset for preset in presets() if all(word in searched(preset) for word in wanted))
+
+
+def searched(preset: Published) -> str:
+    """The text that ``matching`` looks into."""
+    settings = [str(preset.settings[key]) for key in ("workload", "model", "method")]
+    return " ".join((preset.name, *preset.aliases, *settings, preset.source)).lower()
+
+
+def by_size(name: str) -> tuple[tuple[int, float, str], ...]:
+    """Sort key under which ``r16`` follows ``r8``, and ``eps1.7`` follows ``eps0.8``."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", name)
+    return tuple((1, float(part), "") if index % 2 else (0, 0.0, part) for index, part in enumerate(parts))
+
+
+HEADS = ("linear", "mlp", "cnn")
+"""Models of ``simulations.models.small``, which torch need not be imported for."""
+WORKLOADS = (
+    "digits", "cifar10", "cifar100", "svhn", "fashion-mnist", "imagenet", "hf-image", "glue-sst2", "glue-qnli",
+    "glue-qqp", "glue-mnli", "hf-text",
+)  # fmt: skip
+"""Those of fedlsg, which torch need not be imported for; a test compares them with what there is."""
+RECIPES = frozenset(file.stem for file in (Path(__file__).parents[3] / "strategies" / "recipes").glob("[a-z]*.py"))
+FREE_FORM = "settings"
+"""The key of Flower's run config that carries settings which pyproject.toml does not list."""
+
+
+def resolve(given: Mapping[str, object]) -> dict[str, object]:
+    """Settings by field name: the preset that ``given`` names, if any, under everything else that it gives.
+
+    Preset values that a given setting makes void are left out (see ``void``). Raises ValueError as ``find`` and
+    ``settings.parse`` do, also for a ``from_preset`` that is no preset.
+    """
+    known: dict[str, object] = dict(parse(given))
+    check_origin(known)
+    name = known.pop("preset", None)
+    if name is None:
+        return known
+    preset = find(str(name))
+    gone = void(preset.settings, known)
+    under: dict[str, object] = {key: value for key, value in preset.settings.items() if key not in gone}
+    if "learning_rate" in known:  # the papers' one rate for every group moves as one
+        under |= dict.fromkeys(GROUP_RATES, known["learning_rate"])
+    return {**under, **known, "from_preset": preset.name}
+
+
+def check_origin(known: Mapping[str, object]) -> None:
+    """Raise ValueError, with the nearest name, if ``from_preset`` names no preset: then nothing was made from it."""
+    if "from_preset" in known:
+        name = str(known["from_preset"])
+        try:
+            find(name)
+        except ValueError as error:
+            raise ValueError(f"from_preset={name}: {error}; a run writes it: give --preset NAME") from None
+
+
+def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset[str]:
+    """Settings of a preset that a given one replaces or leaves without meaning.
+
+    Another method drops what only the preset's method takes; a noise multiplier, or no noise, drops the epsilon; a
+    batch size the rate, and a rate the batch size; an optimizer other than SGD the momentum, and another optimizer the
+    options; a model that is no head the features; a constant learning rate its final value.
+    """
+    gone: set[str] = set()
+    method = str(given.get("method", preset["method"]))
+    if method != preset["method"]:
+        import strategies  # imports torch, which listing presets must not
+
+        strategies.check_name(method)
+        gone |= strategies.own_settings(str(preset["method"])) - strategies.own_settings(method)
+    silent = method == "sgd" or given.get("mechanism") in WITHOUT_NOISE
+    if silent or "noise_multiplier" in given:
+        gone.add("epsilon")
+    if "batch_size" in given:
+        gone.add("sample_rate")
+    if "sample_rate" in given:
+        gone |= {"batch_size", "sampling"}
+    if str(given.get("optimizer", "sgd")).lower() != "sgd":
+        gone.add("momentum")
+    if "optimizer" in given and given["optimizer"] != preset.get("optimizer"):
+        gone.add("optimizer_options")
+    if given.get("model", "cnn") not in HEADS:
+        gone |= {"features", "feature_norm"}
+    if given.get("schedule") == "constant":
+        gone.add("final_learning_rate")
+    return frozenset(gone)
+
+
+def first_look(given: Mapping[str, object]) -> str:
+    """The engine of raw settings, and an error for what is wrong with them, as far as no torch is needed for that.
+
+    What only methods know waits until the engine is getting ready: it imports torch in that time. Names of workloads
+    and methods do not wait: torch is imported for those alone that are not known without it.
+    """
+    said = parse({name: value for name, value in given.items() if name.replace("-", "_") not in KNOWN})
+    check_origin(said)
+    if "preset" in said:
+        find(str(said["preset"]))
+    _check_names(str(said.get("workload", WORKLOADS[0])), str(said.get("method", AUTO)))
+    engine = str(said.get("engine", RUN["engine"].default))
+    if engine == "flower":
+        raise ValueError("engine=flower is what `flwr run .` uses; fedlsg run has engine=ray and engine=local")
+    return engine
+
+
+def _check_names(workload: str, method: str) -> None:
+    """Raise ValueError for a workload or a method that there is not; names of files are loaded later."""
+    if workload not in WORKLOADS and not is_reference(workload):
+        from simulations import workloads
+
+        workloads.presets(workload)
+    if method != AUTO and not is_reference(method) and method.replace("-", "_") not in RECIPES:
+        import strategies
+
+        strategies.check_name(method)
+
+
+def from_run_config(config: Mapping[str, object]) -> Settings:
+    """Settings of Flower's run config, its preset resolved.
+
+    Flower hands over every setting that the app's pyproject.toml lists, those that nobody gave at their default: under
+    a preset, a setting at its default counts as not given. (``method='lsg'`` therefore cannot override a preset's
+    method there; ``fedlsg run`` can.) Settings that are not listed come in ``settings="width=3 other=4"``.
+    """
+    known = parse(unfolded(config))
+    check_origin(known)
+    if "preset" not in known:
+        return from_values(known)
+    defaults = {name: declared.default for name, declared in RUN.items()}
+    return from_mapping(resolve({name: value for name, value in known.items() if value != defaults.get(name)}))
+
+
+def unfolded(config: Mapping[str, object]) -> dict[str, object]:
+    """A run config with what its free-form key says in that key's place.
+
+    Raises ValueError for a word without "=", and for a setting that is given twice: here, or here and by its own key.
+    """
+    rest = {name: value for name, value in config.items() if name != FREE_FORM}
+    keys = {name.replace("-", "_"): name for name in rest}
+    taken = {
+        name for name, key in keys.items() if rest[key] not in (PRESET, RUN[name].default if name in RUN else None)
+    }
+    for word in shlex.split(str(config.get(FREE_FORM, ""))):
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise ValueError(f'expected {FREE_FORM}="name=value other=value", got {word!r}')
+        name = name.replace("-", "_")
+        if name in taken:
+            raise ValueError(f"setting {name!r} is given twice: leave {word!r} out of the key {FREE_FORM!r}")
+        taken.add(name)
+        rest[keys.get(name, name)] = value
+    return rest
+
 
 __all__ = ["Published", "find", "first_look", "from_run_config", "matching", "presets", "resolve", "unfolded"]

@@ -20,7 +20,7 @@ from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries
 from simulations.attack.recorded.rows import Best
 from simulations.attack.recorded.target import Options
-from simulations.rundir.files import sealed
+from simulations.rundir import files
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
 
@@ -202,7 +202,7 @@ def _cut(path) -> None:
 
 def _shift(path) -> None:
     """Other weights, rightly stored: the payload's own digest tells."""
-    sealed.save_array(path, np.load(path) * 1.5)
+    files.save_array(path, np.load(path) * 1.5)
 
 
 def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):

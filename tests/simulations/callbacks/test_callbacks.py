@@ -7,7 +7,7 @@ import torch
 
 import fedlsg
 from simulations.callbacks.callback import Watched
-from simulations.rundir.model_files import read_model
+from simulations.rundir.updates import read_model
 from tests.simulations.support.own import quick
 
 

@@ -13,7 +13,7 @@ import typer.main
 import fedlsg as package
 import simulations.plan.trust
 from simulations.cli.app import app
-from simulations.rundir.files.sealed import save_checkpoint
+from simulations.rundir.files import save_checkpoint
 from tests.simulations.support.own import MINE, fresh, quick, refused, write
 
 Command = Callable[..., tuple[int, str, str]]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simulations.cli.first_steps import MORE, STEPS
+from simulations.cli.docs import MORE, STEPS
 from tests.simulations.support.terminal import Terminal
 
 LONG = ["run", "--engine", "local", "--clients", "2", "--rounds", "100000", "--noise-multiplier", "2",

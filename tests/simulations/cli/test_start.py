@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from simulations.cli import start
-from simulations.cli.first_steps import STEPS
+from simulations.cli.docs import STEPS
 
 
 def test_no_command_shows_three_things_to_do_first(fedlsg):

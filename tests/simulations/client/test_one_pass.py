@@ -13,11 +13,12 @@ from fedlsg.privacy import Entry
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.local import Drawn
 from simulations.client import drawing, one_pass, train
+from simulations.client.account import RECORD, GivenAccount
 from simulations.client.ahead import Ahead, Stash
 from simulations.client.app import simulated_settings
-from simulations.client.given_account import HISTORY, RECORD, GivenAccount, give
-from simulations.client.model import process
+from simulations.client.model import HISTORY, process
 from simulations.engines import passes
+from simulations.engines.accounts import give
 from tests.simulations.support.runs import Run, run_local
 
 SMALL: dict[str, Any] = {

@@ -21,8 +21,7 @@ from simulations.grids.virtual import give_id
 from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.report import RoundReport
-from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import flat_record
+from strategies.federation.wire import flat_record, over_the_wire
 from strategies.strategy import FederationSettings, FedLSG
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local

@@ -12,7 +12,8 @@ from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest
-from strategies.federation.secure_sum.wire import MESSAGE, TERMS, Stage, read_stage, write_stage
+from strategies.federation.stages import MESSAGE, Stage, read_stage, write_stage
+from strategies.federation.wire import STAGE as TERMS
 from strategies.federation.wire import read_update
 from tests.simulations.support.secure_clients import (
     Abused,

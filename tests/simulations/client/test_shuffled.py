@@ -16,7 +16,7 @@ from simulations.audit.subject import audited_settings
 from simulations.cli.app import app
 from simulations.plan.plan import Base, count_blocks, events_of, make_plan
 from simulations.report.facts import SHUFFLED, epsilon_section
-from simulations.rundir.files import sealed
+from simulations.rundir import files
 from simulations.rundir.results import read_run
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
@@ -26,7 +26,7 @@ SHUFFLE: dict[str, Any] = {"sampling": "shuffle", "sample_rate": None, "batch_si
 
 
 def truth_of(path: Path, round: int, client: int) -> torch.Tensor:
-    found = sealed.load_array(path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy")
+    found = files.load_array(path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy")
     return torch.from_numpy(found)
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import simulations.plan.base
-import strategies.federation.server_noise as server_noise
+import strategies.federation.sums as server_noise
 from fedlsg.client_level import release_round
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.loggers import metrics_of, names_of, results_of

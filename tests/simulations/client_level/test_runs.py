@@ -10,7 +10,7 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from torch.nn.utils import parameters_to_vector
 
-import strategies.federation.server_noise
+import strategies.federation.sums
 from fedlsg.client_level import release_round
 from fedlsg.privacy import SERVER, LedgerError
 from simulations.client.app import app
@@ -77,13 +77,13 @@ def lonely(out: Path) -> Run:
 @pytest.fixture
 def drawings(monkeypatch) -> list[list[int]]:
     """The clients that a server drew in each round, which nothing of a run tells."""
-    select, found = strategies.federation.server_noise.ServerNoiseExchange.select, []
+    select, found = strategies.federation.sums.ServerNoiseExchange.select, []
 
     def watched(self, plan):
         found.append(select(self, plan))
         return found[-1]
 
-    monkeypatch.setattr(strategies.federation.server_noise.ServerNoiseExchange, "select", watched)
+    monkeypatch.setattr(strategies.federation.sums.ServerNoiseExchange, "select", watched)
     return found
 
 
@@ -94,13 +94,13 @@ def changes(run: Run, drawings: list[list[int]]) -> bool:
 
 
 def test_a_server_that_skips_empty_rounds_is_seen(tmp_path, monkeypatch, drawings):
-    collect = strategies.federation.server_noise.ServerNoiseExchange.collect
+    collect = strategies.federation.sums.ServerNoiseExchange.collect
 
     def planted(self, replies):
         received = collect(self, replies)
         return received if received.clients else type(received)()
 
-    monkeypatch.setattr(strategies.federation.server_noise.ServerNoiseExchange, "collect", planted)
+    monkeypatch.setattr(strategies.federation.sums.ServerNoiseExchange, "collect", planted)
     assert not changes(lonely(tmp_path / "run"), drawings)
 
 
@@ -156,7 +156,7 @@ def test_no_update_without_noise_is_kept(tmp_path, monkeypatch):
         seen.append((found[0] - plain[0]).std() / given["mechanism"].clip_norm)
         return found
 
-    monkeypatch.setattr(strategies.federation.server_noise, "release_round", watched)
+    monkeypatch.setattr(strategies.federation.sums, "release_round", watched)
     found = at_client_level(tmp_path / "run", record_updates=True)
     assert found.payloads == {}
     assert not list(found.path.glob("checkpoint/outbox/*"))

@@ -8,8 +8,7 @@ import pytest
 from simulations.compare.bytes_axis import SAME, panels
 from simulations.compare.lines import lines
 from simulations.compare.plots import pareto
-from simulations.rundir.journal import read_lines
-from simulations.rundir.links import LINKS, transfer_seconds
+from simulations.rundir.journal import LINKS, read_lines, transfer_seconds
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import Run, reconfigure
 

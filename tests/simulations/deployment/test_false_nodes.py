@@ -21,9 +21,9 @@ from simulations.rundir.tables import Row
 from simulations.server.app import run_rounds
 from simulations.server.deployment import Deployment
 from simulations.settings.settings import as_config, from_mapping
-from strategies.federation import bounds, watched_grid
-from strategies.federation.ledgers import LedgerCopies
-from strategies.federation.serial import over_the_wire
+from strategies.federation import expectations, watched_grid
+from strategies.federation.proofs import LedgerCopies
+from strategies.federation.wire import over_the_wire
 
 HONEST, FALSE, ROUNDS = 5, 4, 15
 SETTINGS: dict[str, Any] = {
@@ -91,7 +91,7 @@ def test_a_run_ends_with_its_result_whatever_some_nodes_send(tmp_path, caplog):
     assert summary["epsilon_max"] < 1000
     for row in rows:
         assert set(map(str, range(HONEST))) <= set(row.answered.split())
-        assert len(row.reasons) <= FALSE * (bounds.REASON_LENGTH + 20)
+        assert len(row.reasons) <= FALSE * (expectations.REASON_LENGTH + 20)
         assert row.reasons.isprintable()
     sent = [kind for node in nodes for kind in node.sent if kind != "honest"]
     assert set(sent) <= set(KINDS)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from flwr.app import RecordDict
 
-from simulations.client.given_account import RECORD, give
+from simulations.client.account import RECORD
 from simulations.engines import local, ray
-from simulations.engines.accounts import Accounts
+from simulations.engines.accounts import Accounts, give
 from simulations.server.recorder import Recorder
 from strategies.federation.report import RoundReport
 from tests.simulations.support.late_charges import charge_late

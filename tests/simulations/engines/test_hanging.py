@@ -11,8 +11,8 @@ from fedlsg.participation import health as limit
 from fedlsg.privacy import SERVER, RunLedger
 from simulations.client.app import app
 from simulations.grids.virtual import ClientFunction
-from strategies.federation import clock
-from strategies.federation.server_noise import ServerNoiseExchange
+from strategies.federation import report
+from strategies.federation.sums import ServerNoiseExchange
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 HANGS = 1
@@ -64,7 +64,7 @@ def test_under_a_trusted_server_a_client_that_hangs_ends_the_run_and_changes_no_
     assert run.checkpoint["health"] == {"since": 0, "failures": {}, "due": {}, "asked": {}, "left_out": {}}
     with monkeypatch.context() as patch:  # negative control: the mistake would be in the file
         patch.setattr(ServerNoiseExchange, "follows_health", True)
-        patch.setattr(clock, "Health", partial(limit.Health, since=1))  # as after a failure
+        patch.setattr(report, "Health", partial(limit.Health, since=1))  # as after a failure
         assert run_local(tmp_path / "planted", **settings).checkpoint["health"]["asked"], "who was drawn"
     level_hangs = settings | {"round_timeout": 4.0, "clients_per_round": 4}
     with pytest.raises(RuntimeError, match=r"a reply did not come within round_timeout"):

@@ -19,7 +19,7 @@ __all__ = ["short_tmp"]
 SPEAK = """
 import os, signal, sys
 from rich.console import Console
-from simulations.engines.lost import last_word
+from simulations.engines.watchers import last_word
 with last_word("the last word", Console(quiet=sys.argv[1] == "quiet")):
     if sys.argv[1] != "alive":
         os.kill(os.getpid(), signal.SIGKILL)

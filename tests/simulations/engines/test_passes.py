@@ -13,9 +13,9 @@ from simulations.engines.ray import RayGrid
 from simulations.engines.worker import CLIENT, Job, Worker
 from simulations.grids.piles import pack, unpack
 from simulations.grids.virtual import task_identity
-from simulations.server.serve import serve
+from simulations.server.app import serve
 from simulations.settings.settings import as_config
-from strategies.federation.code_identity import own_identity
+from strategies.federation.proofs import own_identity
 from tests.simulations.support.runs import Run, ignore, plan_at
 
 SMALL: dict[str, Any] = {"reproducible": False, "clients": 3, "rounds": 1, "method": "dpsgd", "record_updates": True}

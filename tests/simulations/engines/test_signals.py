@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from simulations.engines.signals import sigterm_raises
+from simulations.engines.process import sigterm_raises
 
 
 def test_sigterm_raises_inside_only_and_leaves_what_nohup_ignores():

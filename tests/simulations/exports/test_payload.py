@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedlsg.gradients import trainable
 from simulations.exports.payload import find, payload_command, read_payload
-from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.files import DamagedError
 from simulations.rundir.updates import payload_files, read_frame, round_folder
 from tests.simulations.support.runs import Run, run_local
 

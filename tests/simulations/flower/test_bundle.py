@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.flower.bundle import other_torch
+from simulations.flower.client import other_torch
 
 
 def add_torch(folder: Path, version: str) -> Path:

@@ -12,18 +12,13 @@ from torch import nn
 
 import fedlsg
 import fedlsg.flower
-import simulations.server.app
 import strategies
 from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.flower.announced import RECORD, announcement
-from simulations.flower.client import OWN_CODE, code_digest
+from simulations.flower.client import OWN_CODE, RECORD, announcement, code_digest
 from simulations.grids.virtual import FIRST_NODE, SHARED, call_client, give_id
-from strategies.federation.code_identity import RECORD as CODE
-from strategies.federation.code_identity import code_record
-from strategies.federation.ledgers import read_news
-from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import read_identity
+from strategies.federation.proofs import CODE, code_record, read_news
+from strategies.federation.wire import over_the_wire, read_identity
 from tests.simulations.support.deployed import new_process, terms
 
 SETTINGS: dict[str, Any] = {
@@ -66,7 +61,7 @@ class Nodes(LocalGrid):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(simulations.server.app, "InMemoryGrid", Nodes)
+    monkeypatch.setattr("flwr.superlink.grid.inmemory_grid.InMemoryGrid", Nodes)
     process.cache_clear()
     yield
     process.cache_clear()

@@ -22,8 +22,8 @@ from fedlsg.privacy import Ledger, LedgerError
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.whole_update import KEY, Round, Terms
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.secure_sum.wire import KEYS, SHARES, stage_of
-from strategies.federation.serial import over_the_wire
+from strategies.federation.stages import KEYS, SHARES
+from strategies.federation.wire import over_the_wire, stage_of
 
 ROWS, CLIENTS = 30, 5
 

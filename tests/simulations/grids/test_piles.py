@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from simulations.grids.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
 from simulations.grids.virtual import FIRST_NODE, task_identity
-from strategies.federation.serial import wire_size
-from strategies.federation.wire import flat_bytes, raw_array
+from strategies.federation.wire import flat_bytes, raw_array, wire_size
 
 
 @pytest.fixture(autouse=True)

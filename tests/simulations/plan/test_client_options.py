@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from simulations.plan.noise import rho_of
+from simulations.plan.advice import rho_of
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.rundir import RunDir
-from simulations.server.serve import federation_settings
+from simulations.server.app import federation_settings
 from simulations.settings.settings import from_mapping
 from strategies.federation.expectations import Expectations
 from tests.simulations.support.runs import SMALL, run_local

@@ -9,7 +9,7 @@ import torch
 
 import strategies
 from fedlsg.state import mean_frame
-from simulations.plan.noise import rho_of, sum_line
+from simulations.plan.advice import rho_of, sum_line
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import plan_at, run_local

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
-from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
+from simulations.plan.prepare import Balance, measure
 from simulations.report.figure import plot, png
 from simulations.report.partition import BARS, charts
 from simulations.settings.settings import from_mapping

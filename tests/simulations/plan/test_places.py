@@ -8,8 +8,8 @@ from rich.console import Console
 
 from simulations.plan.start import from_root
 from simulations.run import run_command
-from simulations.rundir.model_files import write_model
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.updates import write_model
 from tests.simulations.support.runs import SMALL
 
 WEIGHTS = {"hidden.weight": torch.full((64, 64), 0.01), "hidden.bias": torch.arange(64.0) / 64}

@@ -15,7 +15,7 @@ from simulations import workloads
 from simulations.models.pretrained import digest_of
 from simulations.models.small import digits_mlp
 from simulations.plan.plan import prepare
-from simulations.rundir.model_files import write_model
+from simulations.rundir.updates import write_model
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.own import load, workload
 from tests.simulations.support.runs import resume_local, run_local, stopped_after

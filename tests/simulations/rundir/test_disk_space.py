@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from simulations.engines import local
-from simulations.rundir.files.atomic import (
+from simulations.rundir.files import (
     DiskFullError,
     resumable,
 )

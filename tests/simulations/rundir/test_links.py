@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.rundir.journal import Line
-from simulations.rundir.links import LINKS, Link, parse_link, transfer_seconds
+from simulations.rundir.journal import LINKS, Line, Link, parse_link, transfer_seconds
 
 BROADBAND = LINKS["broadband"]
 

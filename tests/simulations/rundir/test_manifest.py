@@ -12,7 +12,7 @@ import fedlsg
 from simulations.rundir import manifest
 from simulations.rundir.declared import find
 from simulations.rundir.examined import RESULTS, examine, open_run
-from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.files import DamagedError
 from simulations.rundir.manifest import all_files
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.broken_runs import KINDS, copy_run, resumed

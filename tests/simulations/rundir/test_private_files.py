@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 import simulations.client.app
 from fedlsg import owner_only
 from simulations.compare.cells.worker import Job, run_cell
-from simulations.rundir.files import atomic
+from simulations.rundir import files
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 SECRET = ("updates-truth", "clients", "run.log")
@@ -77,12 +77,13 @@ def test_what_a_client_confesses_is_in_its_log_alone(run):
     assert "0" in run.rows[0].rejected.split()
 
 
-@pytest.mark.parametrize("module", ["files.sealed", "last_payload"])
+@pytest.mark.parametrize("module", ["files", "last_payload"])
 def test_a_secret_that_is_written_like_the_rest_is_found(module, tmp_path, monkeypatch):
     """Negative control."""
+    write = files.write_atomically
 
     def plainly(path: Path, *content: bytes, private: bool = False, **how: Any) -> None:
-        atomic.write_atomically(path, *content, **how)
+        write(path, *content, **how)
 
     monkeypatch.setattr(f"simulations.rundir.{module}.write_atomically", plainly)
     monkeypatch.setattr(owner_only, "is_closed", lambda folder: False)  # closed as a whole: no epsilon covers the run
@@ -117,8 +118,8 @@ def test_modes_by_hand(umask, tmp_path):
         tmp_path.chmod(0o755)  # pytest's own folder is closed, and closes what is made in it
         owner_only.make_folder(tmp_path / "a" / "b")
         owner_only.make_file(tmp_path / "a" / "c")
-        atomic.write_atomically(tmp_path / "d" / "e", b"secret", private=True)
-        atomic.write_atomically(tmp_path / "public", b"")
+        files.write_atomically(tmp_path / "d" / "e", b"secret", private=True)
+        files.write_atomically(tmp_path / "public", b"")
     finally:
         os.umask(before)
     public = oct(0o666 & ~umask)[2:]

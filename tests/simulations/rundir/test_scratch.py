@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from simulations.rundir.files.scratch import scratch
+from simulations.engines.watchers import scratch
 from tests.places import REPOSITORY
 
 HOLD = """
 import sys, time
-from simulations.rundir.files.scratch import scratch
+from simulations.engines.watchers import scratch
 with scratch() as folder:
     (folder / "secret").write_text("x")
     print(folder, flush=True)

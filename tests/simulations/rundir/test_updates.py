@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.files import DamagedError
 from simulations.rundir.updates import read_frame, round_folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations.rundir.files import sealed
+from simulations.rundir import rundir
 from tests.simulations.support.broken_runs import (
     KINDS,
     Broken,
@@ -111,14 +111,14 @@ def test_without_the_digest_of_the_checkpoint_a_flip_is_silent(broken, tmp_path,
     """Negative control: a bit of the weights, of which nobody says anything, and which is in the result."""
     one = broken["steps"]
     run = copy_run(one.interrupted, tmp_path / "run")
-    load = sealed.load_checkpoint
+    load = rundir.load_checkpoint
 
     def careless(path: Path):
         state = load(path)
         next(iter(state["server"]["model"].values())).view(-1)[0] += 1
         return state
 
-    monkeypatch.setattr(sealed, "load_checkpoint", careless)
+    monkeypatch.setattr(rundir, "load_checkpoint", careless)
     assert judge(one, run, run.directory.checkpoint)[0] != "same"
 
 

@@ -10,7 +10,7 @@ import torch
 from fedlsg.state.server_state import ServerState
 from simulations.report.run_page import run_page
 from simulations.rundir.results import read_run
-from simulations.server.diverged import explain
+from simulations.server.summary import explain
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import resume_local, run_local
 

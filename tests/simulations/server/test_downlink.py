@@ -11,8 +11,8 @@ from flwr.app import Context, Message
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import Tables
-from simulations.server.downlink import NOTHING
 from simulations.server.recorder import Recorder
+from strategies.federation.downlink import NOTHING
 from tests.simulations.client.test_replica import UPDATE, alone, is_for
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulations.rundir.model_files import read_model
+from simulations.rundir.updates import read_model
 from simulations.server.evaluate import evaluate
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after

@@ -11,8 +11,8 @@ import fedlsg.training.client
 import simulations.client.train
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy import Entry, Ledger, RunLedger
+from simulations.client.account import GivenAccount
 from simulations.client.app import app
-from simulations.client.given_account import GivenAccount
 from simulations.engines import local
 from simulations.rundir.last_payload import LastPayload
 from simulations.rundir.rundir import RunDir

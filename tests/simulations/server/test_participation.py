@@ -12,8 +12,8 @@ import torch
 from fedlsg.participation import Participation
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
-from strategies.federation.clock import SimulatedClock
 from strategies.federation.exchange import Exchange
+from strategies.federation.report import SimulatedClock
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 CLIENTS = 20

@@ -16,8 +16,7 @@ from simulations.audit.subject import audited_run
 from simulations.report.run_page import run_page
 from simulations.report.words import outcome
 from simulations.run import continued
-from simulations.rundir.own_noise import PROMISED
-from simulations.rundir.results import read_run
+from simulations.rundir.results import PROMISED, read_run
 from tests.simulations.support.runs import Run, reconfigure, run_local, stopped_after
 
 SIGMA, RATE, ROUNDS, DELTA = 2.0, 0.05, 2, 1e-5

@@ -12,8 +12,8 @@ import pytest
 
 from simulations.rundir.examined import Examined
 from simulations.rundir.manifest import Manifest
-from simulations.server import recorder, restore
-from simulations.server.restore import READ
+from simulations.server import ready, recorder
+from simulations.server.ready import READ
 from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, leave_old_ledgers, resumed
 from tests.simulations.support.runs import pages
 
@@ -62,8 +62,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
     seen = watch(folder, there)
     with pages(written=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(restore, "examine", lambda run: Examined())
-        patch.setattr(restore, "reopen", lambda *_: None)
+        patch.setattr(ready, "examine", lambda run: Examined())
+        patch.setattr(ready, "reopen", lambda *_: None)
         patch.setattr(recorder, "accept", lambda *_, **__: None)
         patch.setattr(recorder, "Manifest", NoManifest)
         for run in runs:

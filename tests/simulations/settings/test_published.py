@@ -9,8 +9,17 @@ import pytest
 import strategies
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from simulations import workloads
-from simulations.settings.published import Published, find, from_run_config, presets, resolve
-from simulations.settings.published.resolve import RECIPES, WORKLOADS, first_look, unfolded
+from simulations.settings.published import (
+    RECIPES,
+    WORKLOADS,
+    Published,
+    find,
+    first_look,
+    from_run_config,
+    presets,
+    resolve,
+    unfolded,
+)
 from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown
 from simulations.settings.resolve import build_method, fill

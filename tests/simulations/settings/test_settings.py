@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.setting import Declared
-from simulations.settings.published.resolve import FREE_FORM, from_run_config
+from simulations.settings.published import FREE_FORM, from_run_config
 from simulations.settings.settings import (
     KNOWN,
     PRESET,

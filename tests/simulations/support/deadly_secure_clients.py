@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 
 from simulations.client.app import app as honest
-from strategies.federation.secure_sum.wire import stage_of
+from strategies.federation.wire import stage_of
 from tests.simulations.support.wrapped import training
 
 ONCE, ALWAYS, AT_THE_END = 1, 2, 3

@@ -23,11 +23,15 @@ from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan, make_plan
 from simulations.settings.settings import as_config, from_mapping
-from strategies.federation.code_identity import RECORD as CODE
-from strategies.federation.code_identity import code_record
-from strategies.federation.ledgers import Held, held_record, read_news
-from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import Announcement, announced_to, flat_record, read_identity, read_update
+from strategies.federation.proofs import CODE, Held, code_record, held_record, read_news
+from strategies.federation.wire import (
+    Announcement,
+    announced_to,
+    flat_record,
+    over_the_wire,
+    read_identity,
+    read_update,
+)
 
 RUN: dict[str, Any] = {
     "clients": 2, "rounds": 3, "sample_rate": 0.05, "noise_multiplier": 2.0, "delta": 1e-5, "engine": "local",

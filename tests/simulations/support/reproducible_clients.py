@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from fedlsg.privacy.ledger import Entry
 from simulations.client import deployed
-from simulations.client.account import NodeAccount
 from simulations.client.app import app
+from simulations.client.deployed import NodeAccount
 from simulations.client.node.terms import Terms
 from simulations.settings.settings import Settings
 

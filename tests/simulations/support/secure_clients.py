@@ -11,13 +11,13 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedlsg.discrete import Release
+from simulations.client.account import RECORD as ACCOUNT
 from simulations.client.app import app as honest
-from simulations.client.given_account import RECORD as ACCOUNT
-from simulations.rundir.files import sealed
+from simulations.rundir import files
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import sum_file
-from strategies.federation.secure_sum.wire import Stage, read_stage, stage_of, write_stage
-from strategies.federation.wire import read_update
+from strategies.federation.stages import Stage, read_stage, write_stage
+from strategies.federation.wire import read_update, stage_of
 from tests.simulations.support.runs import Run, run_local
 
 FIVE: dict[str, Any] = {
@@ -120,7 +120,7 @@ def charged_clients(run: Run, round: int = 1) -> list[int]:
 def recorded_sum(run: Run, round: int = 1) -> Tensor | None:
     """What the secure sum of a round revealed, None if it was given up."""
     path = sum_file(run.path, round)
-    return torch.from_numpy(sealed.load_array(path)) if path.exists() else None
+    return torch.from_numpy(files.load_array(path)) if path.exists() else None
 
 
 @dataclass(frozen=True)

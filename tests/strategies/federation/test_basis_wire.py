@@ -5,19 +5,18 @@ from typing import Any
 from flwr.app import RecordDict
 
 from fedlsg.carriers.probe import flatten
-from strategies.federation.basis_wire import Holders, read_basis
-from strategies.federation.downlink import FullDownlink
+from strategies.federation.downlink import Downlink, Holders, read_basis
 from strategies.federation.wire import array_bytes
 from tests.strategies.small_federation import server_state, values_for
 
 CHOICES: dict[str, Any] = {"rank": 3, "out_rank": 4, "probes": 12, "refresh_rounds": 3}
 
 
-def downlink(method: str = "probe", **more: Any) -> FullDownlink:
-    return FullDownlink(server_state(method, **(CHOICES | more)))
+def downlink(method: str = "probe", **more: Any) -> Downlink:
+    return Downlink(server_state(method, **(CHOICES | more)))
 
 
-def a_round(down: FullDownlink, asked: list[int], answered: list[int] | None = None) -> dict[int, bool]:
+def a_round(down: Downlink, asked: list[int], answered: list[int] | None = None) -> dict[int, bool]:
     """A round; whether each client was sent the basis."""
     frame = down.state.frame()
     records = down.records(asked, frame)

@@ -6,8 +6,15 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from simulations.engines.local import task_identity
-from strategies.federation.bounds import CONTENT_BYTES, REASON_LENGTH, BoundError, check_reply, reason_of, shortened
-from strategies.federation.ledgers import News, news_record
+from strategies.federation.expectations import (
+    CONTENT_BYTES,
+    REASON_LENGTH,
+    BoundError,
+    check_reply,
+    reason_of,
+    shortened,
+)
+from strategies.federation.proofs import News, news_record
 from strategies.federation.wire import identity, update
 
 

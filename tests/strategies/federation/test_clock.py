@@ -3,8 +3,7 @@
 import pytest
 
 from fedlsg.participation import Participation
-from strategies.federation.clock import SimulatedClock, traffic_of
-from strategies.federation.report import RoundReport, Sent
+from strategies.federation.report import RoundReport, Sent, SimulatedClock, traffic_of
 from strategies.federation.wire import OVER_BUDGET
 from strategies.strategy import BudgetSpentError, Patience
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-import strategies.federation.code_identity
+import strategies.federation.proofs
 from simulations.client.app import app
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.settings.settings import as_config, from_mapping
-from strategies.federation.code_identity import (
+from strategies.federation.nodes import Roster
+from strategies.federation.proofs import (
+    CODE,
     PACKAGES,
-    RECORD,
     CodeIdentity,
     OtherCodeError,
     check_same_code,
@@ -21,7 +22,6 @@ from strategies.federation.code_identity import (
     digest_of,
     own_identity,
 )
-from strategies.federation.nodes import Roster
 from strategies.federation.wire import identity
 from tests.places import REPOSITORY
 
@@ -79,7 +79,7 @@ def test_what_no_run_imports_does_not_count(name, copy):
     ],
 )
 def test_other_code_is_refused_and_both_are_named(record, found):
-    content = RecordDict({} if record is None else {RECORD: ConfigRecord({**code_record(), **record})})
+    content = RecordDict({} if record is None else {CODE: ConfigRecord({**code_record(), **record})})
     with pytest.raises(OtherCodeError, match=found) as error:
         check_same_code(content, "client 3")
     assert str(error.value).startswith("client 3 ")
@@ -92,7 +92,7 @@ class Clients(LocalGrid):
     def __init__(self, code: CodeIdentity, monkeypatch: pytest.MonkeyPatch, *, blind: bool = False) -> None:
         def client(message: Message, context: object) -> Message:
             with monkeypatch.context() as patch:
-                patch.setattr(strategies.federation.code_identity, "own_identity", lambda: code)
+                patch.setattr(strategies.federation.proofs, "own_identity", lambda: code)
                 return Message(identity(0, 5), reply_to=message) if blind else app(message, context)  # type: ignore
 
         settings = from_mapping({"clients": 1, "rounds": 1, "noise_multiplier": 2.0})
@@ -126,9 +126,9 @@ def test_a_deployed_client_says_nothing_of_its_folders():
     folder = own_identity().folder
     assert folder in str(code_record())
     assert folder not in str(code_record(local=False))
-    content = RecordDict({RECORD: code_record(local=False)})
+    content = RecordDict({CODE: code_record(local=False)})
     check_same_code(content, "the server", local=False)
-    content[RECORD]["digest"] = "0" * 64
+    content[CODE]["digest"] = "0" * 64
     with pytest.raises(OtherCodeError, match=r"the server runs fedlsg .* this process runs fedlsg") as error:
         check_same_code(content, "the server", local=False)
     assert folder not in str(error.value)

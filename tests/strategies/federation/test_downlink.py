@@ -17,14 +17,14 @@ from fedlsg.method import largest
 from fedlsg.payload import Codec, find_codec
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import Step, StepError, extra_vectors, read_steps, replay, restart
-from strategies.federation.replica_wire import (  # fmt: skip
+from strategies.federation.downlink import (  # fmt: skip
     digest_of,
     read_missed,
     read_reference,
     read_state,
 )
 from strategies.federation.sparse_downlink import SparseDownlink
-from strategies.federation.wire import payload_size, read_weights
+from strategies.federation.wire import array_bytes, read_weights
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -79,7 +79,7 @@ class Holder:
                 replay(self.state, step, self.coding)
             self.version = reference.version
             assert digest_of(self.state.weights) == reference.digest
-        return payload_size(content)
+        return array_bytes(content.values())
 
 
 def downlink_of(
@@ -163,7 +163,7 @@ def test_bytes_by_hand():
     downlink = downlink_of(state, clients=4, per_round=3)
     sizes = [a_round(downlink, asked) for asked in ([0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 3])]
     step = 17 + 80 + 4 * state.frame().kept
-    bytes_of = [{c: payload_size(RecordDict(r)) for c, r in records.items()} for records in sizes]
+    bytes_of = [{c: array_bytes(r.values()) for c, r in records.items()} for records in sizes]
     assert bytes_of[:3] == [dict.fromkeys(range(3), 0)] + [dict.fromkeys(range(3), step)] * 2
     assert 3 * step > 4 * 163 > step
     assert bytes_of[3] == {0: step, 1: step, 3: 4 * 163}
@@ -179,7 +179,7 @@ def test_the_pruning_round_goes_down_as_a_bit_a_weight():
     downlink.confirm([0])
     downlink.prune(frame, [sent_by(state, frame, client, 0) for client in range(3)], num_examples=9)
     records = a_round(downlink)
-    assert payload_size(RecordDict(records[0])) == 17 + (frame.kept + 7) // 8
+    assert array_bytes(records[0].values()) == 17 + (frame.kept + 7) // 8
     for step in read_missed(RecordDict(records[0]), read_reference(RecordDict(records[0]))):
         replay(replica, step, find_codec("float32"))
     assert digest_of(replica.weights) == read_reference(RecordDict(records[0])).digest

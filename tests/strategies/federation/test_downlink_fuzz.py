@@ -31,7 +31,7 @@ from fedlsg.state.server_update import (
     replay,
     restart,
 )
-from strategies.federation.replica_wire import (
+from strategies.federation.downlink import (
     Reference,
     catch_up,
     digest_of,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedlsg.privacy import Entry, Ledger, LedgerError, ledger_path
-from strategies.federation.ledgers import LedgerCopies
+from strategies.federation.proofs import LedgerCopies
 
 ENTRY = Entry(
     client=0, round=2, attempt=0, steps=3, sample_rate=0.1, noise_multiplier=2.0, clip_norm=1.0, num_examples=100,

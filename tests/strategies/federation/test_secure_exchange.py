@@ -9,10 +9,10 @@ from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import SEALED_BYTES, SHARE_BYTES
 from fedlsg.secure_sum.server import WRONG
 from simulations.client.app import app as honest
-from simulations.grids.refusals import FrameDiffersError
+from simulations.grids.virtual import FrameDiffersError
 from strategies.federation.nodes import Roster
 from strategies.federation.report import AWAY
-from strategies.federation.secure_sum.wire import read_stage
+from strategies.federation.stages import read_stage
 from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, read_update, update
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import FIVE, charged_clients, run_five, stage_in

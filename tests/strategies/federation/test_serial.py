@@ -6,8 +6,8 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.federation import serial
-from strategies.federation.serial import over_the_wire, wire_size
+from strategies.federation import wire
+from strategies.federation.wire import over_the_wire, wire_size
 
 sizes = st.sampled_from([0, 1, 90, 120, 127, 128, 300, 16_000, 16_383, 16_384, 70_000, 2_100_000])
 records = st.dictionaries(st.text(max_size=9), st.lists(sizes, max_size=3), max_size=3)
@@ -49,5 +49,5 @@ def test_what_arrives_is_what_the_whole_message_says(given_records):
 def test_a_forgotten_length_prefix_is_found(monkeypatch):
     """Negative control: lengths above 127 take another byte in each message around the array."""
     message = message_of({"x": [70_000]})
-    monkeypatch.setattr(serial, "_growth", lambda size, more: more)
+    monkeypatch.setattr(wire, "_growth", lambda size, more: more)
     assert wire_size(message) < len(whole(message))

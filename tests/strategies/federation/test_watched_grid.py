@@ -11,9 +11,8 @@ from flwr.app import Error, Message, RecordDict
 from fedlsg.participation import ClientLimit
 from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id
 from strategies.federation import watched_grid
-from strategies.federation.bounds import BoundError
-from strategies.federation.pulled import Limits
-from strategies.federation.watched_grid import NODE_GONE, WatchedGrid
+from strategies.federation.expectations import BoundError
+from strategies.federation.watched_grid import NODE_GONE, Limits, WatchedGrid
 
 
 class SuperLink(VirtualGrid):

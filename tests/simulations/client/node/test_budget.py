@@ -11,10 +11,10 @@ import pytest
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
-from simulations.client.account import NodeAccount
+from simulations.client.deployed import NodeAccount
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.terms import read_terms
-from simulations.grids.refusals import OverBudgetError
+from simulations.grids.virtual import OverBudgetError
 from tests.simulations.support.deployed import (
     Server,
     digits_file,

@@ -11,7 +11,7 @@ from torch import nn
 import simulations.client.deployed
 from simulations.client.deployed import check_own_rows, node_process
 from simulations.client.node.terms import read_terms
-from simulations.grids.refusals import OwnDataError, SettingsError
+from simulations.grids.virtual import OwnDataError, SettingsError
 from simulations.plan.base import Own
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping

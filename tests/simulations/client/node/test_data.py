@@ -13,7 +13,7 @@ from simulations import workloads
 from simulations.client.node import conditions
 from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import read_terms
-from simulations.grids.refusals import TermsError
+from simulations.grids.virtual import TermsError
 from simulations.plan.continuity import data_digest
 from simulations.workloads.rows.files import read_client
 from tests.simulations.client.node.test_budget import BUDGET, STEPS

@@ -16,13 +16,14 @@ from fedlsg.accounting.bounds import epsilon
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
 from simulations.engines.local import task_identity
-from simulations.plan.source import found_source
+from simulations.plan.start import found_source
 from simulations.rundir.rundir import RunDir
 from simulations.server.app import run_rounds
 from simulations.settings.run import Resolved
 from simulations.settings.settings import as_config, from_mapping
 from simulations.workloads import LoadedWorkload
-from strategies.federation.secure_sum.wire import MASKED, stage_of
+from strategies.federation.stages import MASKED
+from strategies.federation.wire import stage_of
 from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, entries, terms
 
 ROWS = (slice(0, 300), slice(300, 800))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fedlsg
 from simulations.flower.client import OWN_CODE, code_digest
-from simulations.grids.refusals import OwnDataError
+from simulations.grids.virtual import OwnDataError
 from tests.simulations.flower.test_flower_app import build, reply, rows
 from tests.simulations.support.deployed import new_process, terms
 

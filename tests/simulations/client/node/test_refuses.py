@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from strategies.federation.ledgers import Held
+from strategies.federation.proofs import Held
 from tests.simulations.support.deployed import Server, digits_file, entries, examples, payload, refusal, terms
 
 WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -15,8 +15,7 @@ import simulations.client.deployed
 import simulations.client.train
 from simulations.client.app import app
 from simulations.engines import local
-from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import IN_RUN_LOG, NO_REASON
+from strategies.federation.wire import IN_RUN_LOG, NO_REASON, over_the_wire
 from tests.simulations.support.deployed import (
     Server,
     digits_file,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import simulations.client.account
+import simulations.client.deployed
 from fedlsg.privacy import Ledger, ShuffledBatches
 from simulations.client.node.folder import NodeFolder
 from tests.simulations.support.deployed import Server, digits_file, entries, new_process, payload, refusal, terms
@@ -69,7 +69,7 @@ def test_other_rows_within_a_run_are_refused(tmp_path, drawn):
 @pytest.mark.parametrize("change", ["batch size", "rows"])
 def test_a_key_that_is_not_bound_lets_rows_in_twice(change, tmp_path, drawn, monkeypatch):
     """Negative control: the key as it was, of an order alone. One release is charged, and rows take part twice."""
-    monkeypatch.setattr(simulations.client.account, "batch_key", lambda folder, entry, **bound: b"k" * 32)
+    monkeypatch.setattr(simulations.client.deployed, "batch_key", lambda folder, entry, **bound: b"k" * 32)
     monkeypatch.setattr(NodeFolder, "admitted", lambda folder: "")
     rows = digits_file(tmp_path / "rows.npz")
     node = terms(tmp_path / "node", data=str(rows), accept_changed_data=True)

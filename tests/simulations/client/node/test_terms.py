@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simulations.client.node.terms import Terms, read_terms
-from simulations.grids.refusals import TermsError
+from simulations.grids.virtual import TermsError
 
 LEAST = {"partition-id": 1, "ledger-dir": "/srv/ledger", "epsilon-max": 3, "delta-max": 1e-6}
 

@@ -10,10 +10,10 @@ from torch import nn
 
 import fedlsg
 from simulations import workloads
-from simulations.client.node.data import form_of
+from simulations.client.node.terms import form_of
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
-from simulations.rundir.model_files import write_model
+from simulations.rundir.updates import write_model
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options
 from simulations.workloads.images import digits

@@ -1,10 +1,16 @@
-"""The messages of a round under a secure sum: five stages, after which the server knows the clients' sum alone.
+"""Exchanges of which one sum goes on: a secure sum of the clients', or that of a trusted server, which adds the noise.
 
+A secure sum has five stages, after which the server knows the clients' sum alone.
     begin      "keys" and "shares" are asked for; the announcements that it returns are stage "masked"
     collect    the masked values are added, and "agree" and "unmask" are asked for
 A client that is silent, or whose message is refused, has dropped out; in a simulated federation so has one that leaves
 after "shares", or whose masked values are late. With too few of them the round is given up:
 nothing is revealed, and who sent masked values stays charged.
+
+A trusted server draws the clients, is charged, clips, sums, adds noise. Order, which the privacy claim rests on: the
+ledger is charged and on disk, the clients are drawn, their updates arrive, and only the noisy sum goes on. Who took
+part, and how many, is known to the server alone: the report that leaves here (``end``) says nothing of it, and neither
+does an error.
 """
 
 import hashlib
@@ -20,13 +26,17 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 
+from fedlsg.client_level import ServerNoise, release_round, sum_mechanism
 from fedlsg.discrete import SumTerms
+from fedlsg.privacy import SERVER, Entry, poisson_batch
 from fedlsg.secure_sum import GivenUp, Server, Total
 from fedlsg.secure_sum.messages import packed_bytes
 from fedlsg.state import RoundPlan
-from strategies.federation.exchange import Exchange, Received
-from strategies.federation.replica_wire import Records
-from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
+from strategies.federation.downlink import Records
+from strategies.federation.exchange import Exchange
+from strategies.federation.report import NO_REPLY, Received, RoundReport
+from strategies.federation.stages import KEYS, MASKED, Stage, close_sum, open_sum, write_stage
+from strategies.federation.wire import TOO_SLOW
 
 ALTERED = re.compile(r"shares of client (\d+) for client \d+: altered")
 """What a client says that cannot open the shares of a neighbour."""
@@ -57,9 +67,7 @@ class SecureExchange(Exchange):
         self._start_attempt(plan, selected)
         self.report.rejected |= {client: why for client, why in self._left_out.items() if client in selected}
         asked = [client for client in selected if client not in self._left_out]
-        sent = self._server.rosters(self._ask(KEYS, dict.fromkeys(asked, b"")).items())
-        if not isinstance(sent, GivenUp):
-            sent = self._server.deliveries(self._ask(SHARES, sent).items())
+        sent = open_sum(self._server, self._ask, asked)
         self._explain(sent, selected)
         self._deliveries = {} if isinstance(sent, GivenUp) else sent
         return self._announce_to(sorted(self._deliveries))
@@ -70,14 +78,12 @@ class SecureExchange(Exchange):
             return Received()
         masked: dict[int, bytes] = self._in_time(self._collect(replies))
         self._leave_out_accused()
-        sent = self._server.survivors(masked.items())
-        for client in self._server.refused:  # what is no masked vector is no payload
-            self.report.payloads.pop(client, None)
-        if not isinstance(sent, GivenUp):
-            sent = self._server.requests(self._ask(AGREE, sent).items())
-        outcome: Total | GivenUp = (
-            sent if isinstance(sent, GivenUp) else self._server.total(self._ask(UNMASK, sent).items())
-        )
+
+        def drop_refused() -> None:
+            for client in self._server.refused:  # what is no masked vector is no payload
+                self.report.payloads.pop(client, None)
+
+        outcome = close_sum(self._server, self._ask, masked, drop_refused)
         self._explain(outcome, masked)
         return self._received(outcome) if isinstance(outcome, Total) else Received()
 
@@ -185,3 +191,94 @@ class SecureExchange(Exchange):
                 self._leave_out(outcome.owner, outcome.reason)
             for client in clients:
                 self.report.rejected.setdefault(client, str(outcome))
+
+
+class ServerNoiseExchange(Exchange):
+    """An exchange whose one update is the noisy sum of what arrived."""
+
+    _clip_norm: float | None = None
+
+    def select(self, plan: RoundPlan) -> list[int]:
+        """A Poisson sample of the clients, drawn after the charge, without those who are away; it may be empty.
+
+        Raises BudgetError if the round would pass the budget, LedgerError if it cannot be charged: nothing is drawn.
+        """
+        assert plan.client_unit is not None
+        self._charge(plan)
+        clients, rate = len(self.expectations.settings.terms), plan.client_unit.sample_rate
+        drawn = poisson_batch(clients, rate, self._noise.stream("clients", plan.round)).tolist()
+        there = set(self.clock.select(plan.round))
+        return [client for client in drawn if client in there]
+
+    @property
+    def follows_health(self) -> bool:
+        """Never: epsilon counts on a draw that nothing but chance decides, and no file may say who was drawn."""
+        return False
+
+    @property
+    def worth_repeating(self) -> bool:
+        """Never: a round without a reply is a sum of noise, as any other. Repeated, it would tell who was drawn."""
+        return False
+
+    def collect(self, replies: Iterable[Message]) -> Received:
+        """The noisy sum; also of a round in which no client was drawn, or none answered.
+
+        Raises RuntimeError where a reply did not come in time: one slow client may have kept others waiting, and would
+        decide whether they count. Nothing of the round is released then; it stays charged.
+        """
+        received, plan, noise = super().collect(replies), self.plan, self._noise
+        if NO_REPLY in self.report.rejected.values() or self.report.refused(TOO_SLOW):
+            raise RuntimeError(
+                f"round {plan.round}: a reply did not come within round_timeout, and a sum without those that had to "
+                "wait is not covered by epsilon: give a longer round_timeout, and continue with fedlsg resume"
+            )
+        total, clip_norm = release_round(
+            received.updates,
+            frame=plan.frame,
+            mechanism=plan.mechanism,
+            expected_batch=plan.local.expected_batch,
+            noise=noise.stream("noise", plan.round),
+            adaptive=noise.adaptive,
+        )
+        self._clip_norm = None if noise.adaptive is None else clip_norm
+        self.report.total = total
+        self.report.payloads.clear()  # without noise: they are kept nowhere
+        std = sum_mechanism(plan.mechanism, noise.adaptive).noise_std
+        return replace(received, updates=[total], noise_std=std)
+
+    def end(self, clients: Collection[int]) -> RoundReport:
+        """The plan and what was released of the round. Clients, messages, bytes, reasons and times stay here."""
+        whole = super().end(clients)
+        return RoundReport(round=whole.round, asked=(), plan=whole.plan, total=whole.total)
+
+    def finish(self) -> None:
+        """The clip norm of the next round, in the public state, once the sum is applied."""
+        self.expectations.state.clip_norm = self._clip_norm
+
+    @property
+    def _noise(self) -> ServerNoise:
+        noise = self.expectations.settings.server_noise
+        assert noise is not None
+        return noise
+
+    def _charge(self, plan: RoundPlan) -> None:
+        noise = self._noise
+        assert plan.client_unit is not None
+        first = self.expectations.state.method.mechanism  # the multiplier is the same at any C, to the bit
+        entry = Entry(
+            client=SERVER,
+            round=plan.round,
+            attempt=noise.ledger.next_attempt(plan.round),
+            steps=1,
+            sample_rate=plan.client_unit.sample_rate,
+            noise_multiplier=first.effective_noise_multiplier(len(plan.frame.blocks)),
+            clip_norm=plan.mechanism.clip_norm,
+            num_examples=len(self.expectations.settings.terms),
+            mechanism=plan.mechanism.kind,
+            reproducible=noise.reproducible,
+            unit="client",
+        )
+        known = noise.ledger.of_round(plan.round)
+        if noise.reproducible and any(replace(one, attempt=entry.attempt) == entry for one in known):
+            return  # the same bits again, the same release
+        noise.ledger.charge(entry, within=None if noise.reproducible else noise.budget)

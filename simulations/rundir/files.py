@@ -1,26 +1,113 @@
-"""Files with their own digest: a damaged file is found before anything in it is used.
+"""How files are written and read: atomically, whole or not there, with their own digest, inside of their folder.
 
+A file has its mode from its creation on, and the error of a full disk names it. A damaged file is found before anything
+in it is used.
 record        JSON, with its digest as the last entry
 bytes         SHA-256, then the content
 array         NAME.npy, or several by name in NAME.npz; the checksum is in NAME.npy.sha256 or NAME.npz.sha256, in
               the form of the program ``sha256sum``
 checkpoint    format, SHA-256, then the bytes of ``torch.save``; ``torch.load`` reads only files whose digest is right
+
+A run directory may come from anybody: its links must not lead a reader, or what it writes, to other files.
+Nothing here imports torch or numpy before it needs them.
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from fedlsg.owner_only import make_parents, open_file, open_private
 
-from simulations.rundir.files.atomic import write_atomically
+if TYPE_CHECKING:
+    import numpy as np
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+ANOTHER = "choose another --out"
+
+
+class DiskFullError(OSError):
+    """A run that stopped because a file could not be written."""
+
+
+def write_atomically(path: Path, *content: bytes, durable: bool = True, private: bool = False) -> None:
+    """Write a file so that a crash of the process leaves either the old content or the new one, never a part.
+
+    ``durable``: so does a crash of the machine. ``private``: only the owner can read the file, and the folders that are
+    made for it; without it the folder decides (``owner_only``). Raises OSError with the name of the file, also where
+    the disk is full.
+    """
+    with naming(path):
+        make_parents(path.parent, private=private)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with open(temporary, "wb", opener=open_private if private else open_file) as file:
+                file.writelines(content)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an OSError of a write, which names no file, name ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ValueError if no file can be written to a folder, which need not exist: before what is written is made."""
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"cannot write to {folder}: {place} is no folder that this user may write to; {ANOTHER}")
+
+
+@contextmanager
+def writing_to(folder: Path | str) -> Iterator[None]:
+    """Raise ValueError that names a folder, and the way out, where a file cannot be written to it."""
+    try:
+        yield
+    except OSError as error:
+        room = "make room, or " if error.errno in FULL else ""
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}; {room}{ANOTHER}") from None
+
+
+@contextmanager
+def resumable(run: Path) -> Iterator[None]:
+    """If a disk is full, raise DiskFullError with the file and with the command that continues the run."""
+    try:
+        yield
+    except Exception as error:
+        full = cause_of(error)
+        if full is None:
+            raise
+        raise DiskFullError(
+            f"the disk is full: {full.filename or run} could not be written. Nothing that was finished is lost: make "
+            f"room, then continue with: fedlsg resume {run}"
+        ) from error
+
+
+def cause_of(error: BaseException | None) -> OSError | None:
+    """The error of a full disk that caused an error, None if there is none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
 
 SEAL = "sha256"
 DIGEST_BYTES = 32
@@ -69,28 +156,36 @@ def load_bytes(path: Path) -> bytes:
     return content[DIGEST_BYTES:]
 
 
-def save_array(path: Path, array: np.ndarray, *, private: bool = False) -> None:
+def save_array(path: Path, array: "np.ndarray", *, private: bool = False) -> None:
     """Write an array and its checksum, each atomically; ``private``: for their owner only."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.save(buffer, array)
     _save_checked(path, buffer.getvalue(), private=private)
 
 
-def load_array(path: Path) -> np.ndarray:
+def load_array(path: Path) -> "np.ndarray":
     """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or without checksum."""
+    import numpy as np
+
     array: np.ndarray = np.load(_load_checked(path), allow_pickle=False)
     return array
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: "Mapping[str, np.ndarray]") -> None:
     """Write arrays by name (npz, not compressed) and their checksum, each atomically."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     _save_checked(path, buffer.getvalue())
 
 
-def load_arrays(path: Path) -> dict[str, np.ndarray]:
+def load_arrays(path: Path) -> "dict[str, np.ndarray]":
     """The arrays by name. Raises as ``load_array``."""
+    import numpy as np
+
     with np.load(_load_checked(path), allow_pickle=False) as archive:
         return dict(archive)
 
@@ -117,6 +212,8 @@ def save_checkpoint(path: Path, previous: Path, state: dict[str, Any]) -> None:
 
     There is a complete file at ``path`` at any time.
     """
+    import torch
+
     body = io.BytesIO()
     torch.save(state, body)
     content = body.getvalue()
@@ -137,6 +234,8 @@ def is_whole(content: bytes) -> bool:
 
 def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
     """The state in a checkpoint's bytes. Raises as ``load_checkpoint``; errors name ``path``."""
+    import torch
+
     if content.startswith(FIRST_FORMAT):
         raise ValueError(
             f"{path} is of an older version of fedlsg and has no digest: continue this run with that version, or "
@@ -175,3 +274,25 @@ def _link(path: Path, previous: Path) -> None:
         temporary.replace(previous)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_inside(folder: Path) -> None:
+    """Raise ValueError for a link that leads out of a folder, and for what is neither file nor folder.
+
+    Folders that this user cannot read are left out: nothing in them can be opened.
+    """
+    waiting = [folder]
+    while waiting:
+        with suppress(PermissionError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_symlink():
+                    if not path.resolve().is_relative_to(folder.resolve()):
+                        raise ValueError(
+                            f"{path} is a link to {path.resolve()}, outside of the run directory: nothing is read or "
+                            "written through it; put what it leads to in its place"
+                        )
+                elif entry.is_dir():
+                    waiting.append(path)
+                elif not entry.is_file() and path.exists():
+                    raise ValueError(f"{path} is no file and no folder: a run leaves nothing else, remove it")

@@ -8,15 +8,16 @@ client -> server   the protocol's answer, as the payload of an update
 import hashlib
 import math
 import struct
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlsg.discrete import SumTerms
-from fedlsg.secure_sum import Terms
-from strategies.federation.serial import config_in
+from fedlsg.secure_sum import GivenUp, Server, Terms, Total
+from strategies.federation.wire import STAGE as TERMS
 
-TERMS, MESSAGE = "secure sum", "secure sum message"
+MESSAGE = "secure sum message"
 KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
@@ -61,12 +62,6 @@ def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
     return content
 
 
-def stage_of(content: RecordDict) -> str | None:
-    """The name of the stage of a message, None without one; "" if the terms name none."""
-    record = config_in(content, TERMS)
-    return None if record is None else str(record.get("stage", ""))
-
-
 def read_stage(content: RecordDict) -> Stage:
     """The stage of a message. Raises ValueError for anything else."""
     try:
@@ -93,3 +88,24 @@ def _whole(value: object, name: str) -> int:
     if type(value) is not int:
         raise ValueError(f"expected a whole number {name}, got {value!r}")
     return value
+
+
+Ask = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]
+"""Sends a stage with a message to each client; returns their answers."""
+
+
+def open_sum(server: Server, ask: Ask, clients: Iterable[int]) -> Mapping[int, bytes] | GivenUp:
+    """Keys and shares of these clients; returns the message of stage "masked" for those that are still there."""
+    sent = server.rosters(ask(KEYS, dict.fromkeys(clients, b"")).items())
+    return sent if isinstance(sent, GivenUp) else server.deliveries(ask(SHARES, sent).items())
+
+
+def close_sum(
+    server: Server, ask: Ask, masked: Mapping[int, bytes], read: Callable[[], None] = lambda: None
+) -> Total | GivenUp:
+    """The sum of masked values, or why there is none. ``read`` is called when the server has read the values."""
+    sent = server.survivors(masked.items())
+    read()
+    if not isinstance(sent, GivenUp):
+        sent = server.requests(ask(AGREE, sent).items())
+    return sent if isinstance(sent, GivenUp) else server.total(ask(UNMASK, sent).items())

@@ -1,1 +1,0 @@
-"""Files that are whole or not there: atomic writes, digests, private modes, full disks."""
