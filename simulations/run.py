@@ -28,9 +28,8 @@ from simulations.plan.noise import CLAIM, batches_line, rho_line, sum_line
 from simulations.plan.plan import Plan
 from simulations.plan.start import from_root
 from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
-from simulations.report.progress import showing
+from simulations.report.progress import lasting, showing, working
 from simulations.report.terminal import layers_shown, print_line, summary_table
-from simulations.report.waiting import lasting, working
 from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import create, exclusive
 from simulations.rundir.own_noise import refuse_own_noise

@@ -6,8 +6,7 @@ from statistics import fmean
 
 from simulations.attack.recorded.rows import Best
 from simulations.report.chart import Axis, Chart, Series, level, spaced
-from simulations.report.colours import GREY
-from simulations.report.looks import canonical, looks
+from simulations.report.colours import GREY, canonical, looks
 
 CAPTION = (
     "What the strongest attack that is not naive gains over a blind guess, on the smallest batches of each run. Bars: "

@@ -8,8 +8,8 @@ from simulations.report.chart import Axis, Chart, Series, level
 from simulations.report.colours import BLACK, BLUE, GREEN, RED
 from simulations.report.figure import interactive
 from simulations.report.page import Page, Table, Text, Tile, Tiles, data_section, download, facts_of, sections
-from simulations.report.render import render
 from simulations.report.table import Column, make_table
+from simulations.report.template import render
 
 MEANING = (
     "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the outputs which of them "

@@ -184,7 +184,7 @@ def partition(
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
     given = merge({"workload": workload}, config)
     with starting():
-        from simulations.report.partition import partition_command
+        from simulations.inspection.partition import partition_command
 
     partition_command(given, out, console)
 

@@ -19,7 +19,7 @@ from simulations.compare.vary_plots import varied_figures
 from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import interactive, picture, plot, png
 from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, sections
-from simulations.report.render import render
+from simulations.report.template import render
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, results_csv

@@ -18,8 +18,8 @@ from simulations.compare.runs import (
 )
 from simulations.live.browser import open_file
 from simulations.report.page import Page, Section, Text, json_text
-from simulations.report.render import render
 from simulations.report.table import records
+from simulations.report.template import render
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
 from simulations.plan.noise import RHO_MEANING
+from simulations.report.colours import looks
 from simulations.report.facts import CLIENT_LEVEL, trust_words
-from simulations.report.looks import looks
 from simulations.report.page import RowKind, Table, cell_text
 from simulations.report.table import Column, make_table, records
 from simulations.report.words import NOT_PRIVATE, epsilon_words, human_bytes

@@ -2,18 +2,28 @@
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import PLAIN, drawn
-from simulations.report.chart import Chart
-from simulations.report.course import course
-from simulations.report.figure import save_paper
+from simulations.report.chart import Chart, keys
+from simulations.report.figure import PIXELS, STYLE, draw_chart, legend_entries, panel_grid, save, wrap
+from simulations.report.run_page import course
 from simulations.report.terminal import print_line, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMN = 3.3
+"""Inches of a column of a paper with two."""
+PAPER: Any = {
+    **STYLE, "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 7,
+    "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42, "svg.fonttype": "path",
+}  # fmt: skip
 KINDS = ("pdf", "svg", "png")
 
 
@@ -49,3 +59,23 @@ def charts_of(path: Path, console: Console) -> dict[str, Chart]:
 
 def _file_name(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def paper(chart: Chart) -> "Figure":
+    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the file."""
+    import matplotlib
+
+    with matplotlib.rc_context(PAPER):
+        entries = -(-len(keys([chart])) // 2)
+        figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
+        draw_chart(axes, chart)
+        axes.set_ylabel(wrap(chart.y.label or chart.title))
+        if found := legend_entries([axes]):
+            figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
+    return figure
+
+
+def save_paper(chart: Chart, kind: str) -> bytes:
+    """The figure of ``paper`` as pdf, svg or png (600 dots an inch), the same bytes each time."""
+    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
+    return save(paper(chart), PAPER, format=kind, dpi=600, metadata=dated)

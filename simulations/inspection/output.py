@@ -27,8 +27,8 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.render import render
 from simulations.report.table import csv_of
+from simulations.report.template import render
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
 WARNING = (

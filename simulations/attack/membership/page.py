@@ -14,7 +14,7 @@ from simulations.report.chart import GUESSING, Axis, Chart, Series
 from simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
 from simulations.report.figure import interactive
 from simulations.report.page import Badge, Page, Text, data_section, download, facts_of, json_text, sections
-from simulations.report.render import render
+from simulations.report.template import render
 from simulations.rundir.files.atomic import write_atomically, writing_to
 
 COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": GREEN}

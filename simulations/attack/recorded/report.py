@@ -31,8 +31,8 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.render import render
 from simulations.report.table import Column
+from simulations.report.template import render
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 

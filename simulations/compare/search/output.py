@@ -13,12 +13,12 @@ from simulations.compare.search.space import tunable
 from simulations.compare.search.trials import Arm, Job, Trial, best_of
 from simulations.compare.table import unfinished
 from simulations.report.chart import Chart
+from simulations.report.colours import looks
 from simulations.report.facts import made_section
 from simulations.report.figure import interactive, plot, png
-from simulations.report.looks import looks
 from simulations.report.page import Code, Page, Table, Text, data_section, download, facts_of, json_text, sections
-from simulations.report.render import render
 from simulations.report.table import Column, make_table, records
+from simulations.report.template import render
 from simulations.report.words import human_bytes
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import as_csv

@@ -7,7 +7,7 @@ from simulations.compare.search.space import Choices, Dimension
 from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.trials import Arm, Trial, best_of, score_of
 from simulations.report.chart import Axis, Chart, Series, spaced
-from simulations.report.looks import looks
+from simulations.report.colours import looks
 
 Charts = tuple[Chart, ...]
 

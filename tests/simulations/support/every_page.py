@@ -28,7 +28,7 @@ from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Choices, Span
 from simulations.compare.search.trials import Arm, Job, Trial
 from simulations.inspection.command import inspect_command
-from simulations.report.partition import partition_command
+from simulations.inspection.partition import partition_command
 from simulations.report.run_page import run_page
 from simulations.rundir.results import Result
 from simulations.settings.settings import from_mapping
