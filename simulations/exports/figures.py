@@ -1,6 +1,7 @@
 """``fedlsg export figures``: the figures of a run, or of a comparison, as PDF, SVG and PNG for a column of a paper."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import PLAIN, drawn
 from simulations.report.chart import Chart, keys
-from simulations.report.figure import PIXELS, STYLE, draw_chart, legend_entries, panel_grid, save, wrap
+from simulations.report.figure import PIXELS, STYLE, draw_chart, legend_entries, panel_grid, save, use_style, wrap
 from simulations.report.run_page import course
 from simulations.report.terminal import print_line, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
@@ -61,17 +62,15 @@ def _file_name(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
+@partial(use_style, style=PAPER)
 def paper(chart: Chart) -> "Figure":
     """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the file."""
-    import matplotlib
-
-    with matplotlib.rc_context(PAPER):
-        entries = -(-len(keys([chart])) // 2)
-        figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
-        draw_chart(axes, chart)
-        axes.set_ylabel(wrap(chart.y.label or chart.title))
-        if found := legend_entries([axes]):
-            figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
+    entries = -(-len(keys([chart])) // 2)
+    figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
+    draw_chart(axes, chart)
+    axes.set_ylabel(wrap(chart.y.label or chart.title))
+    if found := legend_entries([axes]):
+        figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
     return figure
 
 

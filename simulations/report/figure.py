@@ -46,14 +46,14 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def use_style(draw: "Callable[P, Figure]") -> "Callable[P, Figure]":
-    """Decorator: the function draws its figure in this module's style."""
+def use_style(draw: "Callable[P, Figure]", style: Any = STYLE) -> "Callable[P, Figure]":
+    """Decorator: the function draws its figure in this module's style, or another."""
 
     @functools.wraps(draw)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> "Figure":
         import matplotlib
 
-        with matplotlib.rc_context(STYLE):
+        with matplotlib.rc_context(style):
             return draw(*args, **kwargs)
 
     return draw_in_style
