@@ -22,7 +22,8 @@ from simulations.plan.prepare import prepare
 from simulations.plan.trust import READS, allow_code
 from simulations.report.figure import plot, png
 from simulations.report.run_page import course
-from simulations.report.terminal import notebook_cell, shown
+from simulations.report.template import notebook_cell
+from simulations.report.terminal import shown
 from simulations.report.words import outcome
 from simulations.rundir.examined import MODEL, RESULTS, open_run
 from simulations.rundir.journal import read_lines

@@ -10,16 +10,13 @@ import torch
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.curves import caption, curves
-from simulations.attack.images.attack import attack_images
-from simulations.attack.images.page import image_findings
-from simulations.attack.recorded import report
-from simulations.attack.recorded.observations import Record, open_record
-from simulations.attack.recorded.report import Findings, output_folder, refusals
-from simulations.attack.recorded.target import LARGE_BATCH, Options, batch_sizes
+from simulations.attack.findings import Findings
+from simulations.attack.images import attack_images, image_findings
+from simulations.attack.observations import Record, open_record
 from simulations.attack.recording import record_all, record_like
-from simulations.attack.texts.attack import attack_texts
-from simulations.attack.texts.page import text_findings
+from simulations.attack.report import caption, curves, in_short, output_folder, refusals, write
+from simulations.attack.target import LARGE_BATCH, Options, batch_sizes
+from simulations.attack.texts import attack_texts, text_findings
 from simulations.compare.cells.grid_file import numbers, words
 from simulations.report.figure import interactive, plot, png
 from simulations.report.progress import Tick, bar
@@ -103,7 +100,7 @@ def attack_command(
     points = [one.best for one in findings if one.best is not None]
     charts = curves(points)
     shown = interactive(charts, caption(points)) if charts else None
-    report.write(folder, findings, threat, lead=lead, curves=shown)
+    write(folder, findings, threat, lead=lead, curves=shown)
     if charts:
         write_atomically(folder / "attack-curves.png", png(plot(charts)), private=True)
     show(findings, console)
@@ -201,4 +198,4 @@ def show(findings: Sequence[Findings], console: Console) -> None:
         console.print()
         for note in dict.fromkeys(one.table.note for one in findings):
             print_note(note, console)
-        print_table(replace(report.in_short(findings), title="All runs"), console)
+        print_table(replace(in_short(findings), title="All runs"), console)

@@ -1,8 +1,7 @@
 """The one builder of pages and its one template: one HTML file from a page. HTML is nowhere else.
 
-Accessible: landmarks, one h1, tables with scoped headers, figures with their words, boxes that scroll by keyboard. As
-wide as the screen up to 84 rem, lines of text up to 50; light and dark, a phone, and paper. ``assets/page.js`` adds
-what needs a script: figures that answer, tables that sort, slides.
+Accessible: landmarks, one h1, tables with scoped headers, figures with their words, boxes that scroll by keyboard.
+``assets/page.js`` adds what needs a script: figures that answer, tables that sort, slides.
 """
 
 import base64
@@ -71,13 +70,6 @@ def target(file: Download) -> str:
 
 
 TEMPLATE = """<!DOCTYPE html>
-{% macro facts(part) %}
-<dl>
-{% for name, words in part.rows %}
-<dt>{{ name }}</dt><dd>{{ words }}</dd>
-{% endfor %}
-</dl>
-{% endmacro %}
 {% macro table(part, title) %}
 <div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
  class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 3 %} cards{% endif %}{% endif %}">
@@ -180,16 +172,17 @@ TEMPLATE = """<!DOCTYPE html>
 {% if part.data %}<script type="application/json">{{ part.data | safe }}</script>{% endif %}
 <figcaption>{{ part.caption }}</figcaption></figure>
 {% endmacro %}
-{% macro parts(section) %}
-{{ listed_parts(section.parts, section.title) }}
-{% endmacro %}
-{% macro listed_parts(some, title) %}
+{% macro parts(some, title) %}
 {% for part in some %}
 {% if part.kind == "text" %}
 <p{% if part.style != "plain" %} class="{{ part.style }}"{% endif %}>{{ part.words }}</p>
 {% elif part.kind == "facts" %}
 {% if part.title %}<h3>{{ part.title }}</h3>{% endif %}
-{{ facts(part) }}
+<dl>
+{% for name, words in part.rows %}
+<dt>{{ name }}</dt><dd>{{ words }}</dd>
+{% endfor %}
+</dl>
 {% elif part.kind == "table" %}
 {{ table(part, title) }}
 {% elif part.kind == "tiles" %}
@@ -200,7 +193,7 @@ TEMPLATE = """<!DOCTYPE html>
 <div class="slides" data-name="{{ part.name }}">
 {% for label, own in part.slides %}
 <div class="slide" data-label="{{ label }}"><h3>{{ part.name }} {{ label }}</h3>
-{{ listed_parts(own, title) }}
+{{ parts(own, title) }}
 </div>
 {% endfor %}
 </div>
@@ -258,14 +251,14 @@ TEMPLATE = """<!DOCTYPE html>
 {% for section in page.sections %}
 {% if section.folded %}
 <details><summary><h2 id="section-{{ loop.index }}">{{ section.title }}</h2></summary>
-{{ parts(section) }}
+{{ parts(section.parts, section.title) }}
 </details>
 {% elif section.title %}
 <section aria-labelledby="section-{{ loop.index }}"><h2 id="section-{{ loop.index }}">{{ section.title }}</h2>
-{{ parts(section) }}
+{{ parts(section.parts, section.title) }}
 </section>
 {% else %}
-{{ parts(section) }}
+{{ parts(section.parts, section.title) }}
 {% endif %}
 {% endfor %}
 </main>
@@ -296,3 +289,12 @@ LIVE_ENTRY = """<!DOCTYPE html>
 <title>fedlsg run</title><p><a href="{url}">The page of this run, while it is going on</a></p>
 """
 """The file that leads a browser to it."""
+
+
+def notebook_cell(rows: Iterable[tuple[str, str]], image: tuple[str, str, int] | None) -> str:
+    """Facts, and an image as (URI, caption, CSS pixels), for the cell of a notebook. Text stays text."""
+    from markupsafe import Markup
+
+    facts = Markup("").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*row) for row in rows)
+    shown = Markup('<img src="{}" alt="{}" style="width: {}px; max-width: 100%">').format(*image) if image else ""
+    return str(Markup("<table>{}</table>{}").format(facts, shown))

@@ -4,7 +4,7 @@ A notebook's cell shows a bar while a run goes on, and figures. That needs no wi
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -206,12 +206,3 @@ def _display(figure: "Figure") -> None:
     from simulations.report.figure import png
 
     display(Image(png(figure), width=round(figure.get_figwidth() * 100)))
-
-
-def notebook_cell(rows: Iterable[tuple[str, str]], image: tuple[str, str, int] | None) -> str:
-    """Facts, and an image as (URI, caption, CSS pixels), for the cell of a notebook. Text stays text."""
-    from markupsafe import Markup
-
-    facts = Markup("").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*row) for row in rows)
-    shown = Markup('<img src="{}" alt="{}" style="width: {}px; max-width: 100%">').format(*image) if image else ""
-    return str(Markup("<table>{}</table>{}").format(facts, shown))

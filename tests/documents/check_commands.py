@@ -24,8 +24,8 @@ import simulations.run
 from fedlsg.choices import choose
 from fedlsg.payload import find_codec
 from simulations import workloads
-from simulations.attack.images.attack import IMAGE_ATTACKS
-from simulations.attack.texts.attack import TEXT_ATTACKS
+from simulations.attack.images import IMAGE_ATTACKS
+from simulations.attack.texts import TEXT_ATTACKS
 from simulations.cli.app import app
 from simulations.cli.with_settings import WithSettings, option_of
 from simulations.inspection.subject import refuse_settings

@@ -16,7 +16,7 @@ from simulations.attack.membership.measure import attack, claimed
 from simulations.attack.membership.page import write
 from simulations.attack.membership.per_round import per_round
 from simulations.attack.membership.shadows import check_shadows, confidences, train_all
-from simulations.attack.recorded.report import output_folder
+from simulations.attack.report import output_folder
 from simulations.inspection.subject import refuse_settings
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan

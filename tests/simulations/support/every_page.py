@@ -6,15 +6,14 @@ from pathlib import Path
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.images.attack import attack_images
-from simulations.attack.images.page import image_findings
+from simulations.attack.images import attack_images, image_findings
 from simulations.attack.membership.findings import Report
 from simulations.attack.membership.measure import Limit, attack, by_epsilon
 from simulations.attack.membership.page import page as membership_page
 from simulations.attack.membership.shadows import Trained
-from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import write as write_attack
-from simulations.attack.recorded.target import Options
+from simulations.attack.observations import open_record
+from simulations.attack.report import write as write_attack
+from simulations.attack.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
 from simulations.compare.cells.grid_file import from_toml

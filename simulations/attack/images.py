@@ -1,27 +1,43 @@
-"""Attack the recorded updates of an image workload: closed forms first, then matching, of those that fit; score."""
+"""Attack the recorded updates of an image workload, and show what was found.
 
+Closed forms first, then matching, of those that fit; ``images_score`` compares with the truth.
+"""
+
+import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from io import BytesIO
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.attacks.inversion.linear import input_of_linear, labels_of, settle_scale
 from fedlsg.attacks.inversion.matching import ATTACKS, match
-from fedlsg.attacks.inversion.prior import Count, Prior, blind_guess, count, prior_from
+from fedlsg.attacks.inversion.prior import Count, Prior, blind_guess, count
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.attacks.search import Progress
 from fedlsg.choices import REMOVED, choose
-from simulations.attack.images.score import ClassifierLeak, Scored, classifier_leak, in_order, scored
-from simulations.attack.recorded.observations import Record
-from simulations.attack.recorded.rows import NAIVE
-from simulations.attack.recorded.target import Attack, Options, Results, Target, attack_each, pick
+from simulations.attack.findings import CONVERGED, FORMS, NAIVE, Findings, Kind, findings_of, shown_name
+from simulations.attack.images_score import (
+    FINDING_DB,
+    ClassifierLeak,
+    Scored,
+    classifier_leak,
+    image_prior,
+    in_order,
+    scored,
+    summarise,
+)
+from simulations.attack.observations import Record
+from simulations.attack.target import Attack, Options, Results, Target, attack_each, pick
+from simulations.report.page import Badge, Gallery, Shot
 from simulations.report.progress import Tick
-from simulations.workloads.base.workload import LoadedWorkload
+from simulations.report.table import Column
 
 SMALL = 1024
 """Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
@@ -125,9 +141,6 @@ def _starts_linear(model: nn.Module) -> bool:
     return bool(first) and isinstance(first[0], nn.Linear)
 
 
-PUBLIC_IMAGES = 2000
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attacked(Results[Scored, Tensor]):
     """Results of one run of images.
@@ -173,24 +186,115 @@ def attack_images(record: Record, threat: ThreatModel, options: Options, tick: T
     )
 
 
-def image_prior(workload: LoadedWorkload) -> Prior:
-    """Shape, range, and the Gaussian around each class that public test images give.
+IMAGES = Kind(
+    columns=(
+        Column("images", lambda row: row.images),
+        Column("PSNR", lambda row: row.psnr, ".1f"),
+        Column("SSIM", lambda row: row.ssim, ".2f", optional=2),
+        Column("blind", lambda row: row.blind, ".1f"),
+        Column("gain", lambda row: row.mean_gain, "+z.1f"),
+        Column("95 % interval", lambda row: row.gain, lambda gain: f"{gain.low:+z.1f} to {gain.high:+z.1f}"),
+    ),
+    note="PSNR, blind and gain in dB. blind: PSNR of a guess without the payload. gain: PSNR over it, paired by image. "
+    "The 95 % interval is that of the mean gain over these images, as if they were independent; another training run "
+    f"or other starting points are not in it. {FORMS}",
+    granted={"prior": "the public range of pixels, and the mean and covariance of public test images by class"},
+    limits="Each PSNR is shown next to that of a blind guess, because a grey image already has 10 to 12 dB.",
+    unit="dB",
+    scale=1.0,
+    summarise=summarise,
+    things="images",
+    least=FINDING_DB,
+    result=lambda row: f"gains {row.mean_gain:z.1f} dB over the blind guess",
+    single=" on one image",
+    reach=lambda gain: f", 95 % interval {gain.low:z.1f} to {gain.high:z.1f} dB",
+    nothing="no image recovered better than a blind guess",
+)
+CAPTION = (
+    "Each row is one image. The number below it is its PSNR, red where the attack gains more than one decibel over the "
+    "blind guess. Pink pixels are unknown to the attack. Recovered images and blind guesses are paired with the "
+    "originals by least squared error."
+)
+SHOWN = 12
+"""Images on a page."""
+SIDE = 180
+"""CSS pixels of one."""
+UNKNOWN = (1.0, 0.86, 0.86)
+"""Colour of pixels that an attack knows nothing about."""
 
-    The range is from the least to the greatest value of each channel, as the model sees the images. Raises ValueError
-    for inputs that are not images.
+
+def image_findings(one: Attacked) -> Findings:
+    """Table, picture and numbers of one run."""
+    leak = one.leak
+    more = {
+        "classifier": None if leak is None else asdict(leak),
+        "values_received": one.count.received,
+        "unknowns": one.count.unknowns,
+    }
+    return findings_of(one, IMAGES, facts(one), partial(gallery, one), _update, more)
+
+
+def _update(_: Target, __: Tensor, results: Sequence[Scored]) -> dict[str, Any]:
+    return {"attacks": [{key: value for key, value in vars(one).items() if key != "images"} for one in results]}
+
+
+def facts(one: Attacked) -> dict[str, str]:
+    """What was attacked, for how long, labels and the count of numbers received, by name."""
+    sizes = sorted({len(target.truth.rows) for target in one.targets})
+    return {
+        "attacked": f"{len(one.targets)} update{'' if len(one.targets) == 1 else 's'} of "
+        f"{' or '.join(f'{size:,}' for size in sizes)} example{'' if sizes == [1] else 's'}",
+        "search": f"at most {one.seconds:.3g} s for each attack on each update",
+        **({} if one.leak is None else one.leak.facts),
+        "equations": f"{one.count.received:,} numbers received, {one.count.equations:,} of them independent, for "
+        f"{one.count.unknowns:,} unknowns in a batch of {one.count.examples:,}: "
+        + ("at least as many as" if one.count.enough else "fewer than")
+        + " an exact solution needs without noise",
+    }
+
+
+def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
+    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model; unknown pixels have the colour UNKNOWN."""
+    low, high = prior.bounds
+    scaled = ((image.double().cpu() - low) / (high - low)).clamp(0, 1)
+    pixels = scaled.expand(3, *scaled.shape[1:]) if len(scaled) == 1 else scaled
+    pixels = torch.where(pixels.isnan(), torch.tensor(UNKNOWN, dtype=pixels.dtype).view(3, 1, 1), pixels)
+    return pixels.permute(1, 2, 0).numpy()
+
+
+def gallery(one: Attacked, order: Sequence[str]) -> Gallery:
+    """The first images of a run, each PSNR below: original, strongest attack, blind guess, the other attacks.
+
+    A phone shows the first two without scrolling.
     """
-    count = min(PUBLIC_IMAGES, len(workload.test))
-    images, labels = workload.test.batch(torch.arange(count))
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        raise ValueError(f"workload {workload.name} holds no images: its inputs have no pixels to recover")
-    low, high = value_range(images)
-    every_class = workload.num_classes is not None and len(labels.unique()) == workload.num_classes
-    return prior_from(images, labels if every_class else None, low=low, high=high)
+    rows = []
+    for target, blind, results in zip(one.targets, one.blind, one.results, strict=True):
+        known = {result.attack: result for result in results}
+        measured = results[0].blind if results else None
+        assert isinstance(target.truth.inputs, Tensor)
+        for index, truth in enumerate(target.truth.inputs):
+            said = "" if measured is None else f"{measured[index]:.1f} dB"
+            original = _shot(truth, one.prior, f"batch of {len(target.truth.rows)}")
+            found = [_recovered(known.get(name), index, one.prior) for name in order]
+            rows.append((original, *found[:1], _shot(blind[index], one.prior, said), *found[1:]))
+    names = ("original", *map(shown_name, order[:1]), "blind guess", *map(shown_name, order[1:]))
+    return Gallery(columns=names, rows=tuple(rows[:SHOWN]), caption=CAPTION, side=SIDE)
 
 
-def value_range(images: Float[Tensor, "public c h w"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Least and greatest value by channel; of a channel that is constant, those of all channels."""
-    low, high = images.amin((0, 2, 3)), images.amax((0, 2, 3))
-    flat = low == high
-    low, high = torch.where(flat, low.min(), low), torch.where(flat, high.max(), high)
-    return tuple(low.tolist()), tuple(high.tolist())
+def _recovered(result: Scored | None, index: int, prior: Prior) -> Shot:
+    """What an attack recovered: green where it is far better than the blind guess; empty where it did not apply."""
+    if result is None:
+        return Shot(uri="", words="does not apply")
+    stuck = result.unexplained is not None and result.unexplained > CONVERGED
+    close = result.psnr[index] - result.blind[index] > FINDING_DB
+    words = f"{result.psnr[index]:.1f} dB" + (", did not converge" if stuck else "")
+    return _shot(result.images[index], prior, words, style="bad" if close else "")
+
+
+def _shot(image: Tensor, prior: Prior, words: str, style: Badge = "") -> Shot:
+    """An image as PNG, with its own pixels: a page shows it larger."""
+    from PIL import Image
+
+    file = BytesIO()
+    Image.fromarray((255 * pixels_of(image, prior)).round().astype(np.uint8)).save(file, format="png", optimize=True)
+    return Shot(uri="data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), words=words, style=style)

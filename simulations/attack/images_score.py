@@ -1,5 +1,6 @@
-"""Guesses compared with the truth and with the blind guess: the only place that sees both.
+"""What is known of images beforehand, and guesses compared with the truth and with the blind guess.
 
+Only the second part sees the truth.
 What the classifier's gradient gives away, labels and its inputs, is scored as well: methods send it dense, so that no
 search is needed.
 """
@@ -16,12 +17,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.attacks.inversion.linear import features, labels_of
-from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.carriers import find_output_layer
-from simulations.attack.recorded.rows import Outcome, common_figures, judge
-from simulations.attack.recorded.target import Target
+from simulations.attack.findings import Outcome, Score, common_figures, of_guess
+from simulations.attack.target import Target
+from simulations.workloads.base.workload import LoadedWorkload
 
 EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""
@@ -29,25 +31,44 @@ DRAWN = 200
 """Random guesses of labels; the blind guess is their mean."""
 FINDING_DB = 1.0
 """A larger gain is a leak."""
+PUBLIC_IMAGES = 2000
+
+
+def image_prior(workload: LoadedWorkload) -> Prior:
+    """Shape, range, and the Gaussian around each class that public test images give.
+
+    The range is from the least to the greatest value of each channel, as the model sees the images. Raises ValueError
+    for inputs that are not images.
+    """
+    count = min(PUBLIC_IMAGES, len(workload.test))
+    images, labels = workload.test.batch(torch.arange(count))
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        raise ValueError(f"workload {workload.name} holds no images: its inputs have no pixels to recover")
+    low, high = value_range(images)
+    every_class = workload.num_classes is not None and len(labels.unique()) == workload.num_classes
+    return prior_from(images, labels if every_class else None, low=low, high=high)
+
+
+def value_range(images: Float[Tensor, "public c h w"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Least and greatest value by channel; of a channel that is constant, those of all channels."""
+    low, high = images.amin((0, 2, 3)), images.amax((0, 2, 3))
+    flat = low == high
+    low, high = torch.where(flat, low.min(), low), torch.where(flat, high.max(), high)
+    return tuple(low.tolist()), tuple(high.tolist())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Scored:
+class Scored(Score):
     """One attack on one update; images are paired with the true ones, in their order.
 
     images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an image, decibels for
     the first and the last.
     """
 
-    attack: str
     images: Float[Tensor, "batch c h w"]
     psnr: tuple[float, ...]
     ssim: tuple[float, ...]
     blind: tuple[float, ...]
-    seconds: float
-    objective: float | None
-    note: str
-    unexplained: float | None = None
 
     @property
     def gains(self) -> list[float]:
@@ -76,15 +97,11 @@ def scored(
     paired, shown = blind.clone(), torch.full_like(truth, math.nan)
     paired[truths], shown[truths] = filled[guesses], images[guesses].clamp(low, high)
     return Scored(
-        attack=name,
+        **of_guess(name, guess, seconds),
         images=shown,
         psnr=decibels(paired, truth, prior),
         ssim=tuple(ssim(paired, truth, data_range=prior.span).tolist()),
         blind=decibels(blind, truth, prior),
-        seconds=seconds,
-        objective=guess.objective,
-        note=guess.note,
-        unexplained=guess.unexplained,
     )
 
 
@@ -116,19 +133,6 @@ def summarise(results: Sequence[Scored], batch: int) -> Summary:
     )
     common = common_figures(results, batch, score=psnr, blind=blind, gains=torch.tensor(gains))
     return Summary(**common, images=len(gains), psnr=psnr, ssim=ssim)
-
-
-def verdict(rows: Sequence[Summary]) -> str:
-    """Whether the strongest attack gets more than the blind guess, in words."""
-    return judge(
-        rows,
-        things="images",
-        least=FINDING_DB,
-        result=lambda row: f"gains {row.mean_gain:z.1f} dB over the blind guess",
-        single=" on one image",
-        reach=lambda gain: f", 95 % interval {gain.low:z.1f} to {gain.high:z.1f} dB",
-        nothing="no image recovered better than a blind guess",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

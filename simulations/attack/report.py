@@ -1,39 +1,37 @@
-"""attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private examples."""
+"""attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private examples.
 
-import json
+Of several runs also curves: what the strongest attack reconstructs over sparsity and over noise.
+"""
+
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
-from fedlsg.attacks.observation import Observation, ThreatModel
+from fedlsg.attacks.observation import ThreatModel
 from fedlsg.owner_only import make_parents
-from simulations.attack.recorded.observations import Record
-from simulations.attack.recorded.rows import Best, shown_name, sigma_of, split_name
-from simulations.attack.recorded.target import FPR, Target
+from simulations.attack.findings import LEAK, NOTHING, Best, Findings, shown_name
+from simulations.report.chart import Axis, Chart, Series, level, spaced
+from simulations.report.colours import GREY, canonical, looks
 from simulations.report.page import (
     Badge,
     Drawing,
-    Gallery,
     Page,
     Part,
     Row,
-    RowKind,
     Section,
     Slides,
     Table,
     Text,
-    TokenLines,
     data_section,
     download,
     facts_of,
     json_text,
     sections,
 )
-from simulations.report.table import Column
 from simulations.report.template import render
-from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
 WARNING = (
@@ -45,44 +43,7 @@ UNPAIRED = (
     "Each run drew batches of its own, so that two runs are attacked on different examples: compare their intervals. "
     "Attacks on one run are paired: they have the same examples and the same blind guess."
 )
-LEAK, NOTHING = "these updates leak", "Other attacks may do better"
-"""How verdicts begin that say that an attack succeeded, and how those end that say that none did."""
 LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on what it covers."
-
-
-OF_ATTACK = (
-    Column("attack", lambda row: split_name(row.attack)[0]),
-    Column("form", lambda row: split_name(row.attack)[1], left=True),
-    Column("batch", lambda row: row.batch),
-)
-"""The first columns of a table of attacks, a row for each attack and batch size."""
-SECONDS = Column("seconds", lambda row: row.seconds, ".1f", optional=1)
-
-
-def style_of(row: Any) -> RowKind:
-    """The naive forms are dim."""
-    return "dim" if split_name(row.attack)[1] == "naive" else ""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Findings:
-    """What attacks found on one run: for the page, the terminal and attack.json (``numbers``).
-
-    facts: what was attacked, by name. shown: recovered images or texts. refused: why an attack did not apply, by its
-    name. granted: assumptions in addition to those of the threat model. limits: what a reader should know about the
-    numbers. best: of the strongest attack that is not naive; None if there is none.
-    """
-
-    label: str
-    verdict: str
-    facts: Mapping[str, str]
-    table: Table
-    shown: Gallery | TokenLines
-    numbers: Mapping[str, Any]
-    refused: Mapping[str, str]
-    granted: Mapping[str, str]
-    limits: str
-    best: Best | None
 
 
 def output_folder(runs: Sequence[str], out: str | None) -> Path:
@@ -92,41 +53,6 @@ def output_folder(runs: Sequence[str], out: str | None) -> Path:
         raise ValueError(f"{path} is a file; give --out as a folder")
     check_writable(path)
     return path
-
-
-def summaries(one: Any, summarise: Callable[[list[Any], int], Any]) -> list[Any]:
-    """One row for each attack and batch size: the attack of the largest gain first, its naive form after it."""
-    groups: dict[tuple[str, int], list[Any]] = {}
-    for target, results in zip(one.targets, one.results, strict=True):
-        for result in results:
-            groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
-    rows = [summarise(some, batch) for (_, batch), some in groups.items()]
-    known, best = {row.attack for row in rows}, dict[str, float]()
-    for row in rows:
-        name, form = split_name(row.attack)
-        gain = -math.inf if form == "naive" and name in known else row.mean_gain
-        best[name] = max(best.get(name, -math.inf), gain)
-
-    def place(row: Any) -> tuple[float, str, bool, int]:
-        name, form = split_name(row.attack)
-        return -best[name], name, form == "naive", row.batch
-
-    return sorted(rows, key=place)
-
-
-def attacks_in_order(rows: Sequence[Any]) -> list[str]:
-    """The attacks of a table from its first row to its last, each once: the order of figures, too."""
-    return list(dict.fromkeys(row.attack for row in rows))
-
-
-def update_numbers(target: Target) -> dict[str, Any]:
-    """Which update was attacked, for attack.json."""
-    return {
-        "round": target.seen.round,
-        "clients": list(target.seen.clients),
-        "rows": target.truth.rows.tolist(),
-        "labels": target.truth.labels.tolist(),
-    }
 
 
 def write(
@@ -262,34 +188,106 @@ def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
     return common
 
 
-def privacy_facts(record: Record, observation: Observation, membership: float | None) -> dict[str, str]:
-    """The run, its model, sigma, epsilon and the membership bound, by name."""
-    s, steps = record.base.settings, observation.local.steps
-    facts = {
-        "run": record.run.path.name,
-        "trains": f"{s.model} on {s.workload}, {steps} local step{'' if steps == 1 else 's'}",
-    }
-    if observation.mechanism.private:
-        of = "per payload" if len(observation.clients) == 1 else f"of the sum of {len(observation.clients)} payloads"
-        facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
-        facts["epsilon"] = f"{epsilon_of(record)} at delta {s.delta:g}, of the whole run"
-    else:
-        facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
-    if s.reproducible:
-        facts["privacy"] = REPRODUCIBLE
-    if membership is not None:
-        facts["one batch"] = (
-            f"an attacker recognises {100 * membership:.1f} % of examples that are known to be either in this batch or "
-            f"nowhere, at {100 * FPR:g} % false alarms (closed form). Epsilon counts that nobody knows who is in which "
-            "batch"
+CURVES = (
+    "What the strongest attack that is not naive gains over a blind guess, on the smallest batches of each run. Bars: "
+    "95 % interval of the mean over what was attacked in that run. Each run drew batches of its own. Dotted: the blind "
+    "guess."
+)
+CAPPED = "Gains of 40 dB and more, where an image looks like its original, are drawn at 40 dB."
+MOST = {"dB": 40.0}
+"""Larger gains are drawn at it, by unit: above it, only the rounding of numbers differs."""
+DASHES = ("-", "--", ":", "-.")
+Number = Callable[[Best], float | None]
+Lines = dict[tuple[str, str], list[Best]]
+
+
+def sparsity_lines(points: Sequence[Best]) -> Lines:
+    """By (method, name): the points of one method and sigma, where the sparsities differ."""
+    return _lines(points, lambda one: one.sparsity, lambda one: (one.method, f"{one.method}, {sigma_words(one)}"))
+
+
+def sigma_lines(points: Sequence[Best]) -> Lines:
+    """By (method, name): the points of one method and sparsity, where the sigmas differ."""
+    return _lines(points, lambda one: one.sigma, lambda one: (one.method, f"{one.method}{sparsity_words(one)}"))
+
+
+def sigma_words(one: Best) -> str:
+    """The noise in a few words."""
+    return f"sigma {one.sigma:.3g}" if one.sigma else "no noise"
+
+
+def sparsity_words(one: Best) -> str:
+    """The sparsity in a few words; nothing for a method without one."""
+    return "" if one.sparsity is None else f", p {one.sparsity:g}"
+
+
+def _lines(points: Sequence[Best], x: Number, name: Callable[[Best], tuple[str, str]]) -> Lines:
+    known = sorted((one for one in points if x(one) is not None), key=lambda one: (canonical(one.method), name(one)))
+    found = {key: sorted(some, key=lambda one: x(one) or 0.0) for key, some in groupby(known, key=name)}
+    return {key: some for key, some in found.items() if len({round(x(one) or 0.0, 9) for one in some}) > 1}
+
+
+def curves(points: Sequence[Best]) -> tuple[Chart, ...]:
+    """A chart over sparsity, a chart over sigma: those in which something differs; none if nothing does.
+
+    Runs that differ in nothing else (another seed) are points of one line, which goes through their means.
+    """
+    over = [
+        ("sparsity p", sparsity_lines(points), _sparsity),
+        ("sigma: noise over clip norm", sigma_lines(points), _sigma),
+    ]
+    return tuple(_chart(words, lines, x, points[0].unit) for words, lines, x in over if lines)
+
+
+def _sparsity(one: Best) -> float:
+    return one.sparsity or 0.0
+
+
+def _sigma(one: Best) -> float:
+    return one.sigma
+
+
+def _chart(words: str, lines: Lines, x: Callable[[Best], float], unit: str) -> Chart:
+    styles, series = looks(list(lines)), []
+    across = (
+        Axis(label=words)
+        if x is _sparsity
+        else _noise_axis(sorted({one.sigma for some in lines.values() for one in some}))
+    )
+    places = {0.0: across.ticks[0][0]} if across.ticks else {}
+    for number, ((_, name), some) in enumerate(lines.items()):
+        series += _line(
+            some, lambda one: places.get(x(one), x(one)), name, (*styles[name], DASHES[number % len(DASHES)])
         )
-    return facts
+    title = f"gain over the blind guess, {unit}"
+    return Chart(title=title, x=across, series=(*series, level(0.0, "blind guess", GREY, ":")), height=360)
 
 
-def epsilon_of(record: Record) -> str:
-    """Epsilon as the summary of the run reports it."""
-    try:
-        value = json.loads(record.run.summary.read_text())["epsilon_max"]
-        return value if isinstance(value, str) else f"{value:.3f}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown (the run has no summary that can be read)"
+def _line(some: Sequence[Best], x: Callable[[Best], float], name: str, style: tuple[str, str, str]) -> list[Series]:
+    """A line through the means, and every run with its interval."""
+    colour, marker, dashes = style
+    means = {place: fmean(_drawn(one.gain, one) for one in of) for place, of in groupby(some, key=x)}
+    line = Series(name=name, x=list(means), y=list(means.values()), colour=colour, dashes=dashes)
+    runs = Series(
+        name=name, x=[x(one) for one in some], y=[_drawn(one.gain, one) for one in some], colour=colour, marker=marker,
+        low=[None if one.low is None else _drawn(one.low, one) for one in some], line=False,
+        high=[None if one.high is None else _drawn(one.high, one) for one in some],
+        words=tuple(f"{one.attack}, {sigma_words(one)}{sparsity_words(one)}" for one in some),
+    )  # fmt: skip
+    return [line, runs]
+
+
+def _drawn(value: float, one: Best) -> float:
+    return min(value, MOST.get(one.unit, value))
+
+
+def caption(points: Sequence[Best]) -> str:
+    """What the figure shows."""
+    return f"{CURVES} {CAPPED}" if any(_drawn(one.gain, one) < one.gain for one in points) else CURVES
+
+
+def _noise_axis(sigmas: Sequence[float]) -> Axis:
+    """Logarithmic; a run without noise is at the left end."""
+    shown = [sigma or min(other for other in sigmas if other) / 4 for sigma in sigmas]
+    ticks = [(at, f"{sigma:.3g}" if sigma else "no noise") for at, sigma in zip(shown, sigmas, strict=True)]
+    return Axis(label="sigma: noise over clip norm", log=True, ticks=spaced(ticks, log=True))

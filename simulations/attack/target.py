@@ -18,12 +18,11 @@ from torch import Tensor
 from fedlsg.attacks.membership import closed_form_tpr
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.randomness import public_generator
-from simulations.attack.recorded.observations import Record
+from simulations.attack.observations import FPR, Record
 from simulations.report.progress import Tick
 from simulations.rundir.files import sealed
 from simulations.workloads.base.split import Inputs
 
-FPR = 0.01
 SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
 """Default seconds of one attack on one update; of all attacks on small inputs together; of one of them at least."""
 LARGE_BATCH = 8

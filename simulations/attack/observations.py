@@ -4,6 +4,7 @@ Reads config.toml, summary.json, rounds.csv, ledger/ and updates/ of a run direc
 has a checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from fedlsg.privacy import Entry, RunLedger
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
+from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files import sealed
 from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
@@ -29,6 +31,8 @@ from simulations.rundir.updates import payload_files, read_frame, round_folder, 
 from simulations.settings.run import Device, Settings
 from simulations.workloads import Progress, silent
 
+FPR = 0.01
+"""False alarms at which membership in one batch is said."""
 RECORD = (
     "record one with: fedlsg run ... --record-updates; or add --record, which records a short run with the same "
     "settings and attacks that"
@@ -242,3 +246,43 @@ def made_on(run: RunDir, settings: Settings) -> Device:
     """
     used = run.read_summary(strict=False)["device"] if run.summary.exists() else settings.device
     return "cpu" if used == "cpu" else "auto"
+
+
+def sigma_of(observation: Observation) -> float:
+    """Noise over the sensitivity of what was seen, 0 without noise; over the clip norm where nothing is clipped."""
+    if not observation.mechanism.clips:
+        return observation.noise_std / observation.mechanism.clip_norm
+    return observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks))
+
+
+def privacy_facts(record: Record, observation: Observation, membership: float | None) -> dict[str, str]:
+    """The run, its model, sigma, epsilon and the membership bound, by name."""
+    s, steps = record.base.settings, observation.local.steps
+    facts = {
+        "run": record.run.path.name,
+        "trains": f"{s.model} on {s.workload}, {steps} local step{'' if steps == 1 else 's'}",
+    }
+    if observation.mechanism.private:
+        of = "per payload" if len(observation.clients) == 1 else f"of the sum of {len(observation.clients)} payloads"
+        facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
+        facts["epsilon"] = f"{epsilon_of(record)} at delta {s.delta:g}, of the whole run"
+    else:
+        facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
+    if s.reproducible:
+        facts["privacy"] = REPRODUCIBLE
+    if membership is not None:
+        facts["one batch"] = (
+            f"an attacker recognises {100 * membership:.1f} % of examples that are known to be either in this batch or "
+            f"nowhere, at {100 * FPR:g} % false alarms (closed form). Epsilon counts that nobody knows who is in which "
+            "batch"
+        )
+    return facts
+
+
+def epsilon_of(record: Record) -> str:
+    """Epsilon as the summary of the run reports it."""
+    try:
+        value = json.loads(record.run.summary.read_text())["epsilon_max"]
+        return value if isinstance(value, str) else f"{value:.3f}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown (the run has no summary that can be read)"
