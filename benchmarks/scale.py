@@ -30,7 +30,7 @@ from torch import nn
 
 from benchmarks.pairs import write
 from simulations import workloads
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
 from simulations.workloads.base.split import Split, rescale
 from simulations.workloads.base.workload import LoadedWorkload, Request
 

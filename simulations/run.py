@@ -16,7 +16,7 @@ from fedlsg.carriers import layer_table
 from fedlsg.privacy.shuffling import epochs_begun
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine
 from simulations.engines.lost import RayLostError, last_word

@@ -15,7 +15,7 @@ import strategies
 from fedlsg import user_code
 from fedlsg.failure import without_exit
 from simulations import workloads
-from simulations.exports.model import read_final, without_adapters
+from simulations.exports import read_final, without_adapters
 from simulations.plan.base import Base
 from simulations.plan.continuity import check_own_code
 from simulations.plan.prepare import prepare

@@ -23,7 +23,7 @@ from fedlsg.choices import choose
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.training import Positions
 from simulations.attack.observations import Record, open_record
-from simulations.audit.subject import Audited
+from simulations.audit import Audited
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Base, Plan

@@ -120,7 +120,7 @@ def plan(
 
     first_look(given)
     with starting():
-        from simulations.estimate.command import plan_command
+        from simulations.estimate import plan_command
 
     plan_command(given, console, phones=phones, dropout=phone_dropout, as_json=json)
 

@@ -26,13 +26,13 @@ def export(
     """
     *rest, directory = what
     if rest == ["figures"]:
-        from simulations.exports.figures import figures_command
+        from simulations.exports import figures_command
 
         figures_command(directory, out, console)
         return
     if rest:
         raise ValueError(f"expected RUN, or figures and RUN, got {' '.join(what)}")
-    from simulations.exports.model import export_command
+    from simulations.exports import export_command
 
     named = only_code(merge({"workload": workload, "method": method}, None))
     export_command(directory, out, merge_lora, console, lambda: let_run([directory], named, trust_code))

@@ -16,9 +16,16 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
-from simulations.compare.cells.check import check_cells
 from simulations.compare.cells.grid import Cell, Grid, dropped_lines
-from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, read_varied, split_settings, words
+from simulations.compare.cells.grid_file import (
+    as_toml,
+    check_cells,
+    from_toml,
+    numbers,
+    read_varied,
+    split_settings,
+    words,
+)
 from simulations.compare.cells.progress import GridDisplay, ask_above_an_hour
 from simulations.compare.cells.runner import (
     Folder,

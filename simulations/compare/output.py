@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, panel_table, panels
-from simulations.compare.headline import sentences
 from simulations.compare.lines import PROBE, Line, lines
 from simulations.compare.plots import Charts, figures
-from simulations.compare.table import comparison_table, notes, table_csv, table_markdown, unfinished, variants
+from simulations.compare.table import (
+    comparison_table,
+    notes,
+    sentences,
+    table_csv,
+    table_markdown,
+    unfinished,
+    variants,
+)
 from simulations.compare.vary_plots import CAPTIONS as VARIED
 from simulations.compare.vary_plots import varied_figures
 from simulations.report.facts import epsilon_section, made_section, row_warnings

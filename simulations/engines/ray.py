@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from fedlsg.state import RoundPlan
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
 from simulations.engines import run_log
 from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready

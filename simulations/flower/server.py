@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 import strategies
 from simulations.api.finished import Run
-from simulations.callbacks.callback import Callback, as_callbacks
+from simulations.callbacks import Callback, as_callbacks
 from simulations.flower.announced import AnnouncingGrid, announcement
 from simulations.flower.bundle import note_other_torch
 from simulations.flower.client import OWN_CODE, code_digest, give

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.owner_only import make_parents
+from simulations.inspection import Costs, Subject
 from simulations.inspection.energy import meanings
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
-from simulations.inspection.retrain import diagnosis
-from simulations.inspection.subject import Subject
 from simulations.inspection.tables import MEANING, masked_tables, rows_of, share_table, summary_table
 from simulations.report.figure import interactive, photo, plot, png
 from simulations.report.page import (
@@ -29,6 +28,7 @@ from simulations.report.page import (
 )
 from simulations.report.table import csv_of
 from simulations.report.template import render
+from simulations.report.words import percent
 from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
 
 WARNING = (
@@ -230,3 +230,28 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
             ),
         )
     )
+
+
+def diagnosis(costs: Costs) -> str:
+    """One sentence: the three accuracies, what the noise of which rho costs, and what the clip costs."""
+    noise = "noise" if costs.rho is None else f"noise (rho {costs.rho:.2f})"
+    reached = (
+        f"Accuracy {percent(costs.with_noise)} with clip and {noise}, {reach(costs.clip_only)} with the clip alone, "
+        f"{reach(costs.neither)} with neither, at the same learning rate"
+    )
+    words = [f"the noise {costs_of(costs.noise)}", f"the clip {costs_of(costs.clip)}"]
+    error = costs.standard_error
+    unsure = "" if error is None else f", standard error of each accuracy {100 * error:.1f} points"
+    return f"{reached}: {' and '.join(words)} (one seed{unsure})."
+
+
+def reach(accuracy: float | None) -> str:
+    """An accuracy, or that there is none."""
+    return "none (training fails)" if accuracy is None else percent(accuracy)
+
+
+def costs_of(points: float | None) -> str:
+    """What something costs or brings, in points."""
+    if points is None:
+        return "has no known cost"
+    return f"{'costs' if points >= 0 else 'brings'} {abs(100 * points):.1f} points"

@@ -12,7 +12,7 @@ from flwr.supercore.exit import add_exit_handler
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedlsg.failure import without_exit
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
 from simulations.callbacks.named import named
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan

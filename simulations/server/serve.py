@@ -15,7 +15,7 @@ from fedlsg.client_level import ServerNoise
 from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import keep_freed_memory
-from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
+from simulations.callbacks import Callback, CallbackList, StopRun, Watched
 from simulations.plan.plan import Plan
 from simulations.plan.unit import adaptive_clip
 from simulations.rundir.files.atomic import resumable

@@ -28,7 +28,7 @@ from simulations.attack.images import IMAGE_ATTACKS
 from simulations.attack.texts import TEXT_ATTACKS
 from simulations.cli.app import app
 from simulations.cli.with_settings import WithSettings, option_of
-from simulations.inspection.subject import refuse_settings
+from simulations.inspection import refuse_settings
 from simulations.settings.published import find, from_run_config, matching, resolve
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import RUN, Settings, all_settings, from_mapping, merge

@@ -17,8 +17,8 @@ from simulations.attack.images import image_prior
 from simulations.attack.membership.shadows import accuracy_of, confidences, is_cross_entropy
 from simulations.attack.observations import open_record
 from simulations.attack.target import truth_of
-from simulations.inspection.clips import own_clip
-from simulations.inspection.subject import batch_gradient, subject_of_settings
+from simulations.inspection import batch_gradient, subject_of_settings
+from simulations.inspection.measure import own_clip
 from tests.simulations.support import own_tasks
 from tests.simulations.support.own import fresh, load, quick
 

@@ -14,9 +14,8 @@ from rich.console import Console
 from fedlsg import user_code
 from fedlsg.choices import choose
 from simulations.compare.bytes_axis import View
-from simulations.compare.cells.check import check_cells
 from simulations.compare.cells.grid import Entry, Grid, dropped_lines
-from simulations.compare.cells.grid_file import as_toml
+from simulations.compare.cells.grid_file import as_toml, check_cells
 from simulations.compare.cells.progress import GridDisplay, ask_above_an_hour
 from simulations.compare.cells.runner import Folder
 from simulations.compare.command import accepted, compare_command, published
@@ -154,7 +153,7 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
     best = best_grid(job, found) if finished else None
     if best is not None:
         write_atomically(job.folder.path / BEST, tomli_w.dumps(as_toml(published(best))).encode())
-    failed = any(found.best(arm) is None for arm in varied)
+    failed = any(found.outcome(arm).best is None for arm in varied)
     return int(failed), best
 
 
@@ -246,7 +245,7 @@ def best_grid(job: Job, found: output.Found) -> Grid | None:
     entries = []
     for arm, entry in zip(job.arms, job.grid.entries, strict=True):
         best: Mapping[str, Any] | None = {} if not arm.space else None
-        if (trial := found.best(arm)) is not None:
+        if (trial := found.outcome(arm).best) is not None:
             best = trial.params
         if best is not None:
             entries.append(Entry(label=entry.label, method=entry.method, settings={**entry.settings, **best}))

@@ -246,3 +246,8 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def value_words(value: Any) -> str:
+    """A value for people."""
+    return f"{value:.4g}" if isinstance(value, float) else shown(value)

@@ -28,7 +28,7 @@ from simulations.compare.collect import cell_result
 from simulations.compare.lines import Line
 from simulations.compare.search.pickers import Asked, Picker
 from simulations.compare.search.privacy import Rows
-from simulations.compare.search.space import Dimension, Side
+from simulations.compare.search.space import Dimension, Side, tunable, value_words
 from simulations.engines.cluster import processors
 from simulations.engines.signals import sigterm_raises
 from simulations.rundir.files.atomic import writing_to
@@ -83,6 +83,21 @@ class Arm:
         """The settings whose value is at an edge of its range."""
         sides = {one.name: one.side(params[one.name]) for one in self.space if one.name in params}
         return {name: side for name, side in sides.items() if side is not None}
+
+    def edge_notes(self, params: Mapping[str, Any]) -> list[str]:
+        """A sentence for each value at an edge of its range, unless the setting takes no value beyond it."""
+        found, known = [], tunable(str(self.given["method"]))
+        for name, side in self.edges(params).items():
+            limits, (end, beyond) = known[name].setting, {"lowest": ("lower", "lower")}.get(side, ("upper", "higher"))
+            at = f"The best {name} of {self.label}, {value_words(params[name])}, is at the edge: it is "
+            if params[name] == (limits.at_least if side == "lowest" else limits.at_most):
+                found.append(f"{at}the {side} that the setting takes.")
+            else:
+                found.append(
+                    f"{at}at the {end} end of its range. A {beyond} one may be better: give a wider range, and another "
+                    "--out."
+                )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.compare.cells.check import check_cells
+from simulations.compare.cells.grid_file import check_cells
 from simulations.compare.command import accepted
 from tests.simulations.support.compare_cases import grid
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import strategies
-from simulations.exports.figures import save_paper
+from simulations.exports import save_paper
 from simulations.inspection.figures import PANELS, intensity
 from simulations.report.chart import Axis, Chart, Series, describe, spaced
 from simulations.report.colours import LOOKS

@@ -5,8 +5,8 @@ import re
 import pytest
 
 import strategies
-from simulations.compare.cells.check import check_cells
 from simulations.compare.cells.grid import Entry, Grid
+from simulations.compare.cells.grid_file import check_cells
 from simulations.compare.command import accepted
 from simulations.plan.plan import make_plan
 from simulations.plan.prepare import prepare

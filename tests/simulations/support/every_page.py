@@ -7,9 +7,9 @@ from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.images import attack_images, image_findings
+from simulations.attack.membership.command import page as membership_page
 from simulations.attack.membership.findings import Report
 from simulations.attack.membership.measure import Limit, attack, by_epsilon
-from simulations.attack.membership.page import page as membership_page
 from simulations.attack.membership.shadows import Trained
 from simulations.attack.observations import open_record
 from simulations.attack.report import write as write_attack
@@ -21,8 +21,8 @@ from simulations.compare.cells.runner import Folder
 from simulations.compare.lines import lines
 from simulations.compare.output import page as compare_page
 from simulations.compare.search.output import Found
+from simulations.compare.search.output import figures as search_figures
 from simulations.compare.search.output import page as search_page
-from simulations.compare.search.plots import figures as search_figures
 from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Choices, Span
 from simulations.compare.search.trials import Arm, Job, Trial
