@@ -28,6 +28,7 @@ CAPTIONS = {
     "settings": "How the accuracy (or loss) depends on each setting. A mark is one trial, in which the other settings "
     "differ, too. Filled: the best trial of a method.",
 }
+SENT = "uplink_bytes_per_client_round"
 CHANCE = (
     "Each trial has one seed. The best of many trials is in part the luckiest one, so its accuracy here is too high on "
     "average. Compare methods by the runs that follow, with other seeds."
@@ -107,13 +108,7 @@ def columns_of(found: Found) -> list[Column]:
         Column("", lambda one: one.best and (None if one.best.line.by_loss else one.best.line.mean), key="accuracy"),
         Column("", lambda one: one.best and one.best.line.mean_of("loss"), key="loss"),
         Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
-        Column(
-            "uplink",
-            lambda one: one.best and one.best.line.uplink,
-            human_bytes,
-            "uplink_bytes_per_client_round",
-            optional=1,
-        ),
+        Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, SENT, optional=1),
         Column(
             "at the edge", lambda one: one.best and (", ".join(map(" ".join, one.edges.items())) or "none"), left=True
         ),
@@ -221,16 +216,13 @@ def page(found: Found, made: Mapping[str, Sequence[Chart]]) -> str:
     )
 
 
-Charts = tuple[Chart, ...]
-
-
-def figures(arms: Sequence[Arm], trials: Sequence[Trial]) -> dict[str, Charts]:
+def figures(arms: Sequence[Arm], trials: Sequence[Trial]) -> dict[str, tuple[Chart, ...]]:
     """By file name; none before a trial is done."""
     done = [trial for trial in trials if trial.line.mean is not None]
     return {"history": history(arms, done), "settings": by_setting(arms, done)} if done else {}
 
 
-def history(arms: Sequence[Arm], done: Sequence[Trial]) -> Charts:
+def history(arms: Sequence[Arm], done: Sequence[Trial]) -> tuple[Chart, ...]:
     """A mark for each trial, and a line through the best one so far."""
     shapes, series = _shapes(arms), []
     for arm in arms:
@@ -246,7 +238,7 @@ def history(arms: Sequence[Arm], done: Sequence[Trial]) -> Charts:
     return (Chart(title="The best so far", x=x, y=Axis(label=_measured(done)), series=tuple(series), height=360),)
 
 
-def by_setting(arms: Sequence[Arm], done: Sequence[Trial]) -> Charts:
+def by_setting(arms: Sequence[Arm], done: Sequence[Trial]) -> tuple[Chart, ...]:
     """A chart for each setting; filled: the best trial of a method."""
     dimensions = {one.name: one for arm in arms for one in arm.space}
     return tuple(_over(dimension, arms, done) for dimension in dimensions.values())
