@@ -20,7 +20,7 @@ from fedlsg.attacks.tokens import TextPrior, Vocabulary
 from simulations.attack.findings import Outcome, Score, common_figures, of_guess
 from simulations.attack.observations import Record
 from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.workloads.base.mirror import data_root
+from simulations.workloads.rows.hub import data_root
 
 PUBLIC_TEXTS = 5000
 UNSEEN = 0.1

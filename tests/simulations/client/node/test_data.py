@@ -15,7 +15,7 @@ from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.refusals import TermsError
 from simulations.plan.continuity import data_digest
-from simulations.workloads.rows.files import read_client
+from simulations.workloads.rows.decode import read_client
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
 from tests.simulations.support.deployed import (
     Server,
