@@ -31,8 +31,8 @@ from torch import nn
 from benchmarks.pairs import write
 from simulations import workloads
 from simulations.callbacks import Callback
+from simulations.workloads.base import LoadedWorkload, Request
 from simulations.workloads.base.split import Split, rescale
-from simulations.workloads.base.workload import LoadedWorkload, Request
 
 ROWS, COLUMNS, COHORT = 5, 16, 100
 WARM = 3

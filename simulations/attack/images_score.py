@@ -23,7 +23,7 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.carriers import find_output_layer
 from simulations.attack.findings import Outcome, Score, common_figures, of_guess
 from simulations.attack.target import Target
-from simulations.workloads.base.workload import LoadedWorkload
+from simulations.workloads.base import LoadedWorkload
 
 EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""

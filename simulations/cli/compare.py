@@ -77,7 +77,7 @@ def compare(
     view = make_view(axis, link)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     if search:
-        from simulations.compare.search.command import make_job, search_and_runs
+        from simulations.compare.search import make_job, search_and_runs
 
         with console.status("loading data"):
             job = make_job(made, search, sampler=sampler, trials=trials, on=on, out=out)

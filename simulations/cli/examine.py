@@ -137,7 +137,7 @@ def attack(
     """
     with starting():
         from fedlsg.attacks.observation import ThreatModel
-        from simulations.attack.command import attack_command
+        from simulations.attack import attack_command
 
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
     given = merge({**named, "device": device}, config)
@@ -150,7 +150,7 @@ def attack(
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         with starting():
-            from simulations.attack.membership.command import membership_command, only
+            from simulations.attack.membership import membership_command, only
 
         run = only(runs or [], asked)
         return membership_command(run, given, console, shadows=shadows, seed=seed, device=where, out=out)

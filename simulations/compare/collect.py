@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from simulations.compare.cells.grid import Cell, word
-from simulations.compare.cells.runner import Ended, Folder
+from simulations.compare.grid import Cell, word
+from simulations.compare.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.examined import RESULTS, Say, open_run
 from simulations.rundir.links import Link

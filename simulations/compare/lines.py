@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulations.rundir.results import Result
-from simulations.workloads.chance import Chance, beats_chance, standard_error
+from simulations.workloads.base.split import Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"
 

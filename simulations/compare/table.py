@@ -19,7 +19,7 @@ from simulations.report.page import RowKind, Table, cell_text
 from simulations.report.table import Column, make_table, records
 from simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
 from simulations.rundir.results import as_csv
-from simulations.workloads.chance import STANDARD_ERRORS
+from simulations.workloads.base.split import STANDARD_ERRORS
 
 CHANCE_MARK = "†"
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"

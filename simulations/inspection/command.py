@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.privacy.mechanism import MechanismKind
-from simulations.compare.cells.grid_file import numbers
+from simulations.compare.grid_file import numbers
 from simulations.engines import local
 from simulations.inspection import Costs, Subject, refuse_settings, subject_of_run, subject_of_settings
 from simulations.inspection.energy import kept_rows, rounds_of
@@ -31,7 +31,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.settings.run import Device
 from simulations.settings.settings import Settings, codec_settings, from_values, values_of
-from simulations.workloads.chance import beats_chance, standard_error
+from simulations.workloads.base.split import beats_chance, standard_error
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 

@@ -22,7 +22,7 @@ from fedlsg.training.auto import FEWEST_UPDATES
 from simulations.plan.noise import pull
 from simulations.plan.plan import Plan, count_blocks, events_of, probes
 from simulations.workloads import to_device
-from simulations.workloads.chance import Chance, beats_chance
+from simulations.workloads.base.split import Chance, beats_chance
 
 FEW_UPDATES = 10
 ROWS = 256

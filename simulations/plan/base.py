@@ -40,7 +40,7 @@ from simulations.workloads import (
     fetcher,
 )
 from simulations.workloads.base.split import Augment
-from simulations.workloads.parts import Parts
+from simulations.workloads.partition import Parts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -28,7 +28,7 @@ from simulations.workloads import (
     public_rows,
     silent,
 )
-from simulations.workloads.base.workload import normalised
+from simulations.workloads.base import normalised
 from simulations.workloads.partition import SCHEMES, natural_parts, partition
 
 

@@ -38,7 +38,7 @@ from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
-from simulations.workloads.chance import beats_chance
+from simulations.workloads.base.split import beats_chance
 
 log = logging.getLogger(__name__)
 

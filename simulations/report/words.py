@@ -11,7 +11,7 @@ from typing import Any
 from simulations.rundir.links import LINKS
 from simulations.rundir.own_noise import PROMISED
 from simulations.rundir.results import Result
-from simulations.workloads.chance import beats_chance
+from simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"

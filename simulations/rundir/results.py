@@ -15,7 +15,7 @@ from simulations.rundir.own_noise import corrected, counts_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.privacy import WITHOUT_NOISE
-from simulations.workloads.chance import Chance
+from simulations.workloads.base.split import Chance
 
 
 @dataclass(frozen=True, kw_only=True)

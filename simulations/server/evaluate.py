@@ -13,7 +13,7 @@ from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import CLASSES
 from fedlsg.state import ServerState
 from simulations.workloads import LoadedWorkload, Split, to_device
-from simulations.workloads.base.workload import Metric, cross_entropy
+from simulations.workloads.base import Metric, cross_entropy
 from strategies.strategy import DivergedError
 
 FEW_ROWS = 8

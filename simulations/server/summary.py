@@ -21,7 +21,7 @@ from simulations.server.by_client import ByClient
 from simulations.server.downlink import downlink_facts
 from simulations.server.evaluate import Score
 from simulations.settings.resolve import codec_summary
-from simulations.workloads.chance import chance_of
+from simulations.workloads.base.split import chance_of
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 

@@ -20,10 +20,10 @@ from fedlsg import user_code
 from fedlsg.choices import did_you_mean
 from fedlsg.randomness import public_generator
 from simulations.models.pretrained import with_pretrained
+from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model
 from simulations.workloads.base.split import Fetch, Split, fetcher, to_device
-from simulations.workloads.base.workload import LoadedWorkload, Options, Progress, Request, silent
-from simulations.workloads.features.workload import check_options, with_features
+from simulations.workloads.features import check_options, with_features
 from simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
 from simulations.workloads.own import Workload, make
 from simulations.workloads.partition import check_disjoint

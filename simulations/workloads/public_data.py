@@ -30,8 +30,8 @@ from simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Sp
 from simulations.workloads.base.cache import cache_folder
 from simulations.workloads.base.split import NoRows
 from simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
+from simulations.workloads.rows import Columns
 from simulations.workloads.rows.decode import read_client
-from simulations.workloads.rows.form import Columns
 from simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024

@@ -21,10 +21,10 @@ from torch import Tensor
 from fedlsg.randomness import public_generator
 from fedlsg.user_code import DATA
 from simulations import workloads
+from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model
 from simulations.workloads.base.split import Split, Stored
 from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.base.workload import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.public_data import MASK, fitted, probe_source, public_data
 from simulations.workloads.texts import Tokens
 

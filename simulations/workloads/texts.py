@@ -26,10 +26,10 @@ from torch import Tensor
 
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import EncoderSource, find_encoder, load_config, load_tokenizer, longest_text
+from simulations.workloads.base import LoadedWorkload, Progress, Request, silent
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.base.synthetic import WordDraw
-from simulations.workloads.base.workload import LoadedWorkload, Progress, Request, silent
 from simulations.workloads.features.encoders import text_source
 from simulations.workloads.rows.decode import TextColumns, Texts, check_text_labels, count_classes, read_texts
 from simulations.workloads.rows.hub import HubSet, data_root, of_shards

@@ -18,7 +18,7 @@ from flwr.common.config import parse_config_args
 from torch import nn
 
 import simulations.compare.command
-import simulations.compare.search.command
+import simulations.compare.search
 import simulations.engines
 import simulations.run
 from fedlsg.choices import choose
@@ -69,7 +69,7 @@ def without_work() -> Iterator[None]:
         patch.setattr(simulations.run, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
         patch.setattr(simulations.compare.command, "compare_command", begin)
-        patch.setattr(simulations.compare.search.command, "search_and_runs", begin)
+        patch.setattr(simulations.compare.search, "search_and_runs", begin)
         patch.setattr(simulations.engines, "ahead", lambda *_, **__: nullcontext())
         patch.setattr(simulations.engines, "use_cluster", lambda *_: None)
         yield

@@ -34,7 +34,7 @@ from fedlsg.training.local import LocalTraining
 from fedlsg.training.microbatches import ROWS_ON_CPU, shape_of
 from simulations.server.summary import hardware
 from simulations.workloads import LoadedWorkload
-from simulations.workloads.base.workload import cross_entropy
+from simulations.workloads.base import cross_entropy
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import strategies
 from fedlsg.choices import choose
 from fedlsg.setting import Declared, unknown
-from simulations.compare.cells.grid import AXES, Entry, lacks
+from simulations.compare.grid import AXES, Entry, lacks
 from simulations.compare.lines import is_number
 from simulations.plan.continuity import HARMLESS
 from simulations.settings.settings import (

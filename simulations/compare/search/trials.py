@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from fedlsg import user_code
 from fedlsg.owner_only import make_parents
-from simulations.compare.cells.grid import Cell, Grid, word
-from simulations.compare.cells.progress import GridDisplay
-from simulations.compare.cells.runner import (
+from simulations.compare.collect import cell_result
+from simulations.compare.grid import Cell, Grid, word
+from simulations.compare.lines import Line
+from simulations.compare.progress import GridDisplay
+from simulations.compare.runner import (
     Folder,
     Ray,
     check_limits,
@@ -23,12 +25,10 @@ from simulations.compare.cells.runner import (
     run_cells,
     share_out,
 )
-from simulations.compare.cells.worker import Worker
-from simulations.compare.collect import cell_result
-from simulations.compare.lines import Line
 from simulations.compare.search.pickers import Asked, Picker
 from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Dimension, Side, tunable, value_words
+from simulations.compare.worker import Worker
 from simulations.engines.cluster import processors
 from simulations.engines.signals import sigterm_raises
 from simulations.rundir.files.atomic import writing_to

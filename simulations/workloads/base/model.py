@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedlsg.choices import choose
 from fedlsg.failure import without_exit
 from fedlsg.turn import alone
-from simulations.workloads.base.workload import LoadedWorkload
+from simulations.workloads.base import LoadedWorkload
 
 Build = Callable[[], Any]
 

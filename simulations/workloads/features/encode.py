@@ -32,9 +32,9 @@ from torch import Tensor
 from fedlsg.carriers.probe.source import Draw
 from fedlsg.randomness import public_generator
 from simulations.models.small import GROUPS
+from simulations.workloads.base import Progress
 from simulations.workloads.base.cache import load_or_build
 from simulations.workloads.base.split import Inputs, Split
-from simulations.workloads.base.workload import Progress
 
 FORMAT = "float16, one example at a time, version 1"
 SAID_EVERY = 1000

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from simulations import models
+from simulations.workloads.base import LoadedWorkload, Options, Request, refuse_unused, silent
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.split import Augment, NoRows, Split, rescale
 from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused, silent
 from simulations.workloads.images.augment import PAD, crop, flip_crop
+from simulations.workloads.rows import describe_data
 from simulations.workloads.rows.decode import Shape, decode
-from simulations.workloads.rows.form import describe_data
 from simulations.workloads.rows.hub import HubSet, find_set, of_shards
 
 

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Int64, UInt8
 
 from simulations import models
+from simulations.workloads.base import LoadedWorkload, Request, refuse_unused
 from simulations.workloads.base.split import NoRows, Split, rescale
 from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.base.workload import LoadedWorkload, Request, refuse_unused
 from simulations.workloads.images.augment import flip_crop
 from simulations.workloads.rows.hub import data_root
 from simulations.workloads.rows.images import list_images, open_image

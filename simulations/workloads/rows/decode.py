@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from simulations.workloads.base import LoadedWorkload, Progress
 from simulations.workloads.base.split import Split
-from simulations.workloads.base.workload import LoadedWorkload, Progress
 from simulations.workloads.rows.files import published_of, read_npz
 from simulations.workloads.rows.hub import Part, content_of, find_splits, is_image
 from simulations.workloads.rows.images import open_image

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simulations.workloads.base import Options
 from simulations.workloads.base.cache import digest_files
-from simulations.workloads.base.workload import Options
 from simulations.workloads.rows.files import features_of
 
 DATA_VARIABLE = "FEDLSG_DATA"

@@ -7,8 +7,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.compare.cells.grid_file import as_toml, from_toml
 from simulations.compare.command import make_grid
+from simulations.compare.grid_file import as_toml, from_toml
 from tests.simulations.support.compare_cases import grid
 
 SAID = {"methods": None, "epsilons": None, "seeds": None, "ranks": None, "sparsities": None}

@@ -7,19 +7,19 @@ from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.images import attack_images, image_findings
-from simulations.attack.membership.command import page as membership_page
-from simulations.attack.membership.findings import Report
-from simulations.attack.membership.measure import Limit, attack, by_epsilon
-from simulations.attack.membership.shadows import Trained
+from simulations.attack.membership import page as membership_page
+from simulations.attack.membership_findings import Report
+from simulations.attack.membership_measure import Limit, attack, by_epsilon
 from simulations.attack.observations import open_record
 from simulations.attack.report import write as write_attack
+from simulations.attack.shadows import Trained
 from simulations.attack.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
-from simulations.compare.cells.grid_file import from_toml
-from simulations.compare.cells.runner import Folder
+from simulations.compare.grid_file import from_toml
 from simulations.compare.lines import lines
 from simulations.compare.output import page as compare_page
+from simulations.compare.runner import Folder
 from simulations.compare.search.output import Found
 from simulations.compare.search.output import figures as search_figures
 from simulations.compare.search.output import page as search_page

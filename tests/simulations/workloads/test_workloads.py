@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from simulations import workloads
 from simulations.workloads import LoadedWorkload, Split
 from simulations.workloads import images as image_sets
-from simulations.workloads.base import cache
+from simulations.workloads.base import cache, silent
 from simulations.workloads.base.cache import digest_files, load_or_build
-from simulations.workloads.base.workload import silent
 from simulations.workloads.images import IMAGE_SETS
 from simulations.workloads.images import digits as digits_module
 from tests.places import MIRROR

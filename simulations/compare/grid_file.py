@@ -24,7 +24,7 @@ from typing import Any
 
 from fedlsg.choices import choose
 from fedlsg.failure import without_exit
-from simulations.compare.cells.grid import AXES, Cell, Entry, Grid
+from simulations.compare.grid import AXES, Cell, Entry, Grid
 from simulations.plan.base import Base
 from simulations.plan.plan import count_blocks
 from simulations.plan.prepare import prepare

@@ -12,9 +12,9 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from simulations.compare.cells.grid import Cell
-from simulations.compare.cells.runner import Folder
-from simulations.compare.cells.worker import Outcome
+from simulations.compare.grid import Cell
+from simulations.compare.runner import Folder
+from simulations.compare.worker import Outcome
 from simulations.report.progress import PAUSE_SECONDS, announce_estimate, clock, is_live, live_bar
 from simulations.report.terminal import print_whole
 from simulations.report.words import duration, percent

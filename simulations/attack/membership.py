@@ -17,11 +17,11 @@ from fedlsg.attacks.membership import LossThreshold, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.owner_only import make_parents
 from fedlsg.randomness import public_generator
-from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
-from simulations.attack.membership.measure import GRID, attack, claimed, over_the_claim
-from simulations.attack.membership.per_round import per_round
-from simulations.attack.membership.shadows import check_shadows, confidences, train_all
+from simulations.attack.membership_findings import Report, bounded, facts, granted, tables, verdict
+from simulations.attack.membership_measure import GRID, attack, claimed, over_the_claim
+from simulations.attack.membership_rounds import per_round
 from simulations.attack.report import output_folder
+from simulations.attack.shadows import check_shadows, confidences, train_all
 from simulations.inspection import refuse_settings
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan

@@ -19,8 +19,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.cells.grid import Cell
-from simulations.compare.cells.worker import Job, Outcome, Worker, environment
+from simulations.compare.grid import Cell
+from simulations.compare.worker import Job, Outcome, Worker, environment
 from simulations.engines.cluster import Cluster, fitting, processors, starting
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.files.atomic import write_atomically

@@ -28,8 +28,8 @@ from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
 from simulations.server.evaluate import evaluate, scores_of
 from simulations.workloads import to_device
+from simulations.workloads.base import LoadedWorkload
 from simulations.workloads.base.split import Split
-from simulations.workloads.base.workload import LoadedWorkload
 
 FEWEST = 6
 """Fewest shadows: without the target in turn and its pair, two shadows still have each example and two do not."""
