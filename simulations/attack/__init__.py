@@ -19,15 +19,13 @@ from simulations.attack.findings import Findings
 from simulations.attack.images import attack_images, image_findings
 from simulations.attack.observations import Record, open_record
 from simulations.attack.recording import record_all, record_like
-from simulations.attack.report import caption, curves, in_short, output_folder, refusals, write
+from simulations.attack.report import in_short, output_folder, refusals, write
 from simulations.attack.target import LARGE_BATCH, Options, batch_sizes
 from simulations.attack.texts import attack_texts, text_findings
 from simulations.compare.grid_file import numbers, words
-from simulations.report.figure import interactive, plot, png
 from simulations.report.progress import Tick, bar
-from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table
+from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table, print_written
 from simulations.rundir.examined import RECORD, RESULTS
-from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.automatic import device_of
 from simulations.settings.run import Device
 from simulations.workloads.base import LoadedWorkload
@@ -102,15 +100,9 @@ def attack_command(
             findings.append(replace(made, label=label(attacked, records)))
     names = ", ".join(one.label for one in findings) if len(findings) <= FEW else f"{len(findings)} runs"
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {seed}"
-    points = [one.best for one in findings if one.best is not None]
-    charts = curves(points)
-    shown = interactive(charts, caption(points)) if charts else None
-    write(folder, findings, threat, lead=lead, curves=shown)
-    if charts:
-        write_atomically(folder / "attack-curves.png", png(plot(charts)), private=True)
+    files = write(folder, findings, threat, lead=lead)
     show(findings, console)
-    files = "attack.html, attack.json" + (", attack-curves.png" if charts else "")
-    console.print(f"[bold]written[/bold]  {folder}/{files}", highlight=False, soft_wrap=True)
+    print_written(folder, files, console)
 
 
 def check_subjects(runs: Sequence[str], compare: str | None, given: Mapping[str, Any], *, record: bool = False) -> None:

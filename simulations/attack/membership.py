@@ -15,7 +15,6 @@ from rich.console import Console
 
 from fedlsg.attacks.membership import LossThreshold, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Roc
-from fedlsg.owner_only import make_parents
 from fedlsg.randomness import public_generator
 from simulations.attack.membership_findings import Report, bounded, facts, granted, tables, verdict
 from simulations.attack.membership_measure import GRID, attack, claimed, over_the_claim
@@ -31,10 +30,17 @@ from simulations.report.figure import interactive
 from simulations.report.page import Badge, Page, Text, data_section, download, facts_of, json_text, sections
 from simulations.report.progress import bar
 from simulations.report.template import render
-from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table
+from simulations.report.terminal import (
+    checked,
+    facts_shown,
+    print_line,
+    print_note,
+    print_table,
+    print_written,
+    write_private,
+)
 from simulations.report.words import duration
 from simulations.rundir.examined import STATE
-from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.settings.checks import refuse_shuffled
@@ -95,7 +101,7 @@ def membership_command(
         )
         write(folder, report, lead(report, run))
     show(report, console)
-    console.print(f"[bold]written[/bold]  {folder}/membership.html, membership.json", highlight=False, soft_wrap=True)
+    print_written(folder, ("membership.html", "membership.json"), console)
 
 
 def only(runs: Sequence[str], given: Collection[str]) -> str | None:
@@ -167,10 +173,7 @@ DASHED = "Dashed lines are what the claim allows any attacker."
 def write(folder: Path, report: Report, lead: str) -> None:
     """membership.json and membership.html, each replaced whole."""
     data = json_text(numbers(report))
-    with writing_to(folder):
-        make_parents(folder, private=True)
-        write_atomically(folder / "membership.json", data, private=True)
-        write_atomically(folder / "membership.html", page(report, lead, data).encode(), private=True)
+    write_private(folder, {"membership.json": data, "membership.html": page(report, lead, data).encode()})
 
 
 def page(report: Report, lead: str, data: bytes) -> str:

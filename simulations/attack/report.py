@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean
 
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.owner_only import make_parents
 from simulations.attack.findings import LEAK, NOTHING, Best, Findings, shown_name
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import GREY, canonical, looks
+from simulations.report.figure import interactive, plot, png
 from simulations.report.page import (
     Badge,
     Drawing,
@@ -32,7 +32,8 @@ from simulations.report.page import (
     sections,
 )
 from simulations.report.template import render
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
+from simulations.report.terminal import write_private
+from simulations.rundir.files.atomic import check_writable
 
 WARNING = (
     "This page shows training examples of the clients: the originals and what attacks recovered. It was made in a "
@@ -55,11 +56,12 @@ def output_folder(runs: Sequence[str], out: str | None) -> Path:
     return path
 
 
-def write(
-    folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str, curves: Drawing | None = None
-) -> None:
-    """attack.json and attack.html, each replaced whole."""
+def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str) -> list[str]:
+    """attack.html and attack.json, and the curves of several runs as attack-curves.png, each replaced whole."""
     assumed = granted(threat, runs)
+    points = [one.best for one in runs if one.best is not None]
+    charts = curves(points)
+    shown = interactive(charts, caption(points)) if charts else None
     numbers = {
         "warning": WARNING,
         "threat_model": asdict(threat),
@@ -76,16 +78,14 @@ def write(
         ],
     }
     data = json_text(numbers)
-    with writing_to(folder):
-        make_parents(folder, private=True)  # reconstructions of training rows
-        write_atomically(folder / "attack.json", data, private=True)
-        write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode(), private=True)
+    files = {"attack.html": page(runs, assumed, lead, data, shown).encode(), "attack.json": data}
+    files |= {"attack-curves.png": png(plot(charts))} if charts else {}
+    write_private(folder, files)
+    return list(files)
 
 
-def page(
-    runs: Sequence[Findings], assumed: Mapping[str, str], lead: str, data: bytes, curves: Drawing | None = None
-) -> str:
-    """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json."""
+def page(runs: Sequence[Findings], assumed: Mapping[str, str], lead: str, data: bytes, drawn: Drawing | None) -> str:
+    """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json, ``drawn`` the curves."""
     limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
     assumptions = (facts_of(assumed), Text(words=limits, style="note"))
     alone = len(runs) == 1
@@ -100,7 +100,7 @@ def page(
             sections=sections(
                 ("Originals and what was recovered", _shown(runs)),
                 ("In short", [] if alone else [in_short(runs)]),
-                ("Over sparsity and noise", [] if curves is None else [curves]),
+                ("Over sparsity and noise", [] if drawn is None else [drawn]),
                 *(_section(one, alone=alone) for one in runs),
                 Section(title="What the adversary is granted", parts=assumptions, folded=True),
                 data_section(download("attack.json", data, SECRET)),

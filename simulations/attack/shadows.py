@@ -19,12 +19,9 @@ from torch.nn import functional
 from fedlsg.attacks.membership import scaled_confidence
 from fedlsg.randomness import public_generator
 from fedlsg.row_checks import model_outputs
-from simulations.client.model import serving
-from simulations.engines import local
+from simulations.inspection import run_in_scratch
 from simulations.plan.plan import Plan
 from simulations.report.progress import Tick
-from simulations.rundir.files.scratch import scratch
-from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
 from simulations.server.evaluate import evaluate, scores_of
 from simulations.workloads import to_device
@@ -128,14 +125,9 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
 @contextmanager
 def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None]) -> Iterator[nn.Module]:
     """A model trained by the local engine, as it is evaluated."""
-    with scratch() as folder:
-        directory = RunDir(folder)
-        # On the public seed alone all models would draw the same noise.
-        own = ("membership", seed, number)
-        plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)), stream=own)
-        directory.write_config(plan.settings)
-        with serving(plan):
-            refuse_diverged(local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False))
+    plan = replace(plan, stream=("membership", seed, number))  # on the public seed alone all would draw the same noise
+    with run_in_scratch(plan, lambda row: on_round(row.round)) as (directory, summary):
+        refuse_diverged(summary)
         state = plan.server_state()
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:

@@ -34,9 +34,9 @@ from simulations.report.page import (
 from simulations.report.progress import count_bar
 from simulations.report.table import Column, make_table
 from simulations.report.template import render
-from simulations.report.terminal import checked, print_line, print_table
+from simulations.report.terminal import checked, print_line, print_table, print_written, write_private
 from simulations.rundir.examined import STATE
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
+from simulations.rundir.files.atomic import check_writable
 from simulations.settings.run import Device
 
 MODES = ("unit", "training")
@@ -82,11 +82,9 @@ def audit_command(
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
     made = page(verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings)))
-    with writing_to(path.parent):
-        write_atomically(path, data, private=True)
-        write_atomically(html, made.encode(), private=True)
+    write_private(path.parent, {path.name: data, html.name: made.encode()})
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
-    console.print(f"[bold]written[/bold]  {path}, {html.name}", highlight=False, soft_wrap=True)
+    print_written(path.parent, (path.name, html.name), console)
     return FALSIFIED if verdict.falsified else 0
 
 

@@ -83,15 +83,10 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run: its directory's name, its label and coordinates, and the settings to run with."""
+    """One run: its directory's name, its label, and the settings to run with."""
 
     name: str
     label: str
-    method: str
-    seed: int
-    epsilon: float | None
-    rank: int | None
-    sparsity: float | None
     given: Mapping[str, Any]
     varied: tuple[tuple[str, Any], ...] = ()
     """The settings that the grid varies for this method, with their values here."""
@@ -242,8 +237,7 @@ class Grid:
         fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
         words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
         return Cell(
-            name="-".join(words), label=entry.label, method=entry.method, seed=seed, epsilon=epsilon, rank=rank,
-            sparsity=sparsity, given={**fixed, **own, **coordinates}, varied=varied,
+            name="-".join(words), label=entry.label, given={**fixed, **own, **coordinates}, varied=varied
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ Here is what is inspected: a model at W_t with its W_0, the frame of its next ro
 Reads a run directory and writes nothing into it: no ledger is opened, no checkpoint saved.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,10 +23,14 @@ from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
 from fedlsg.training import per_unit
 from simulations import workloads
+from simulations.client.model import serving
+from simulations.engines import local
 from simulations.plan.continuity import check_own_code
-from simulations.plan.plan import Base, count_blocks, prepare
+from simulations.plan.plan import Base, Plan, count_blocks, prepare
+from simulations.rundir.files.scratch import scratch
 from simulations.rundir.own_noise import refuse_own_noise
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
 from simulations.settings.checks import refuse_client_level
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
@@ -181,6 +185,18 @@ def _subject(
     if saved is not None:
         state.load_state_dict(saved["server"])
     return Subject(base=base, state=state, start=start, run=run)
+
+
+@contextmanager
+def run_in_scratch(plan: Plan, on_round: Callable[[Row], None]) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+    """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder, and the summary."""
+    with scratch() as folder:
+        directory = RunDir(folder)
+        plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)))
+        directory.write_config(plan.settings)
+        with serving(plan):
+            summary = local.run(plan, directory, on_round=on_round, page=False)
+        yield directory, summary
 
 
 def _is_matrix(module: nn.Module) -> bool:

@@ -10,24 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.privacy.mechanism import MechanismKind
 from simulations.compare.grid_file import numbers
-from simulations.engines import local
 from simulations.inspection import Costs, Subject, refuse_settings, subject_of_run, subject_of_settings
 from simulations.inspection.energy import kept_rows, rounds_of
 from simulations.inspection.measure import inspect
 from simulations.inspection.output import WARNING, diagnosis, first_factors, folder, lead, resolve_layer, write
 from simulations.inspection.tables import shown_sparsity, shown_tables
 from simulations.report.progress import count_bar
-from simulations.report.terminal import checked, print_line, print_table, print_whole
+from simulations.report.terminal import checked, print_line, print_table, print_whole, print_written
 from simulations.report.words import duration
 from simulations.rundir.examined import RECORD, STATE
-from simulations.rundir.files.scratch import scratch
 from simulations.rundir.results import Result, read_run
-from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.settings.run import Device
 from simulations.settings.settings import Settings, codec_settings, from_values, values_of
@@ -92,7 +88,7 @@ def inspect_command(
         print_whole(f"clip factors of the first examples (1: not clipped), {name}: {text}", console)
     if found.costs is not None:
         print_line(diagnosis(found.costs), console, "bold")
-    console.print(f"[bold]written[/bold]  {escape(str(path))}/inspection.html", highlight=False, soft_wrap=True)
+    print_written(path, ("inspection.html",), console)
 
 
 DROPPED = {"epsilon", "noise_multiplier", "downlink", "downlink_codec", "run_dir"}
@@ -148,10 +144,5 @@ def under(settings: Settings, kind: MechanismKind) -> Settings:
 
 def accuracy(settings: Settings, tick: Any) -> float | None:
     """Final accuracy of a run in a folder that is deleted; None if it diverged."""
-    plan = ready_plan(settings)
-    with scratch() as folder:
-        plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)))
-        directory = RunDir(folder)
-        directory.write_config(plan.settings)
-        summary = local.run(plan, directory, on_round=lambda row: tick(), page=False)
-    return None if summary["diverged"] else summary["accuracy"]
+    with run_in_scratch(ready_plan(settings), lambda row: tick()) as (_, summary):
+        return None if summary["diverged"] else summary["accuracy"]

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedlsg.owner_only import make_parents
 from simulations.inspection import Costs, Subject
 from simulations.inspection.energy import meanings
 from simulations.inspection.figures import PANELS, figures, spread
@@ -28,8 +27,9 @@ from simulations.report.page import (
 )
 from simulations.report.table import csv_of
 from simulations.report.template import render
+from simulations.report.terminal import write_private
 from simulations.report.words import percent
-from simulations.rundir.files.atomic import check_writable, write_atomically, writing_to
+from simulations.rundir.files.atomic import check_writable, writing_to
 
 WARNING = (
     "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "
@@ -122,11 +122,9 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
     with writing_to(path):
-        make_parents(path, private=True)  # of gradients without noise
         for stale in (*path.glob("intensity-*.png"), *(file for name in shown for file in path.glob(f"{name}.*"))):
             stale.unlink()
-        for name, content in files.items():
-            write_atomically(path / name, content, private=True)
+    write_private(path, files)
     return list(files)
 
 

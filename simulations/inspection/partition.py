@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
@@ -20,8 +19,7 @@ from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SK
 from simulations.report.figure import interactive, plot, png
 from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
 from simulations.report.template import render
-from simulations.report.terminal import fits, print_table, print_whole
-from simulations.rundir.files.atomic import write_atomically, writing_to
+from simulations.report.terminal import fits, print_table, print_whole, print_written, write_private
 from simulations.settings.settings import from_mapping, names_given
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, "#aa4499", BLACK, "#8c8c2c", "#7a3f9d", GREY)
@@ -57,10 +55,8 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
     drawn = charts(balance)
     image = png(plot(drawn, columns=1))
     made = {"csv": data, "png": image, "html": page(balance, data, drawn).encode()}
-    with writing_to(directory):
-        for kind, content in made.items():  # counted from the clients' labels without noise
-            write_atomically(directory / f"partition.{kind}", content, private=True)
-    console.print(f"[bold]written[/bold]  {escape(str(directory))}/partition.html, .csv, .png", highlight=False)
+    write_private(directory, {f"partition.{kind}": content for kind, content in made.items()})  # counts have no noise
+    print_written(directory, ("partition.html", ".csv", ".png"), console)
 
 
 STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"}

@@ -4,20 +4,24 @@ A notebook's cell shows a bar while a run goes on, and figures. That needs no wi
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table as View
 from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
+from fedlsg.owner_only import make_parents
 from simulations.report.page import Table
 from simulations.report.words import outcome
 from simulations.rundir.examined import open_run
+from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -62,6 +66,19 @@ def print_line(words: str, console: Console, style: str = "") -> None:
 def print_whole(words: str, console: Console, style: str | None = None) -> None:
     """Text as it is, not broken: paths and commands to copy, and lines for programs."""
     console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def write_private(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Files made of clients' examples, each replaced whole, for their owner alone."""
+    with writing_to(folder):
+        make_parents(folder, private=True)
+        for name, content in files.items():
+            write_atomically(folder / name, content, private=True)
+
+
+def print_written(folder: Path, names: Iterable[str], console: Console) -> None:
+    """Where files are now."""
+    console.print(f"[bold]written[/bold]  {escape(f'{folder}/')}{', '.join(names)}", highlight=False, soft_wrap=True)
 
 
 def checked(path: str, reads: Sequence[str], console: Console) -> RunDir:

@@ -66,10 +66,7 @@ class Arm:
         """Trial ``number`` as a run."""
         name = f"{self.label}-trial{number:03d}"
         given = {**self.given, **params, "seed": FIRST_SEED}
-        return Cell(
-            name=name, label=name, method=given["method"], seed=FIRST_SEED, epsilon=None, rank=None, sparsity=None,
-            given=given,
-        )  # fmt: skip
+        return Cell(name=name, label=name, given=given)
 
     def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
         """What to check before the first trial: the start, and ``points``, or the ends of each setting's range."""

@@ -22,6 +22,7 @@ from simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
 from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_rows, encode_split
 from simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
 
+LAST = "commit 569be536 of November 2026 still has it"
 ReadRows = Callable[[Path, LoadedWorkload, Path], Split]
 """Reads rows at a path in the form of a workload; decoded rows go to the folder that comes last."""
 
@@ -163,6 +164,8 @@ def _as_pixels(raw: LoadedWorkload, encoder: Encoder) -> dict[str, Any]:
 
 def _normalized(encoder: Encoder, synthetic: Mapping[str, Draw], norm: str, cache: Path, say: Progress) -> Encoder:
     for part in () if norm == "none" else norm.split("+"):
+        if part == "mirror":
+            raise ValueError(f"feature_norm={norm}: mirror gained nothing and was removed: leave it out; {LAST}")
         choose("part of feature_norm", part, {**ALONE, **synthetic})
         alone = ALONE.get(part)
         encoder = alone(encoder) if alone else decorrelated(encoder, synthetic[part], cache=cache, progress=say)

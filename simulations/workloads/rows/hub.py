@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simulations.models.encoder_source import reason_of
 from simulations.workloads.base import Options
 from simulations.workloads.base.cache import digest_files
 from simulations.workloads.rows.files import features_of
@@ -137,9 +138,8 @@ def _download(dataset: str, subset: str, splits: tuple[str, ...]) -> Path:
     try:
         return get(local_files_only=False)
     except Exception as error:  # the hub's client raises its own, requests' and httpx's errors
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConnectionError(
-            f"cannot download {dataset} from the Hugging Face hub ({reason}); "
+            f"cannot download {dataset} from the Hugging Face hub ({reason_of(error)}); "
             f"give --data-dir or {DATA_VARIABLE} with a folder that holds {dataset}/{subset}/"
         ) from error
 
