@@ -21,7 +21,6 @@ from simulations.attack.observations import Record, open_record
 from simulations.attack.recording import record_all, record_like
 from simulations.attack.report import in_short, output_folder, refusals, write
 from simulations.attack.target import LARGE_BATCH, Options, batch_sizes
-from simulations.attack.texts import attack_texts, text_findings
 from simulations.compare.grid_file import numbers, words
 from simulations.report.progress import Tick, bar
 from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table, print_written
@@ -152,6 +151,8 @@ def refuse_features(features: str | None) -> None:
 def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
     """What attacks find on one run of images or texts. Raises ValueError for an attack of the other kind."""
     if is_text(record.base.workload):
+        from simulations.attack.texts import attack_texts, text_findings
+
         return text_findings(attack_texts(record, threat, options, tick))
     return image_findings(attack_images(record, threat, options, tick))
 

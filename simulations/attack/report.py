@@ -232,6 +232,8 @@ def curves(points: Sequence[Best]) -> tuple[Chart, ...]:
 
     Runs that differ in nothing else (another seed) are points of one line, which goes through their means.
     """
+    if len(points) < 2:
+        return ()
     over = [
         ("sparsity p", sparsity_lines(points), _sparsity),
         ("sigma: noise over clip norm", sigma_lines(points), _sigma),

@@ -17,7 +17,7 @@ from rich.console import Console
 from fedlsg.choices import choose
 from fedlsg.user_code import shown
 from simulations.compare.collect import CELLS
-from simulations.live.follow import open_file
+from simulations.live import open_file
 from simulations.report.page import Page, Row, Section, Table, Text, json_text
 from simulations.report.run_page import PLACES
 from simulations.report.table import Column, make_table, records

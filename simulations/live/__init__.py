@@ -13,8 +13,11 @@ for ``SECONDS`` at most, and there are ``MOST`` at a time: those who read slowly
 import hmac
 import json
 import math
+import os
 import secrets
 import socket
+import sys
+import webbrowser
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -252,3 +255,26 @@ def _name_of(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
+
+
+def has_browser() -> bool:
+    """Whether there is a screen for a browser, or the user named one.
+
+    Without a screen ``webbrowser`` would start a browser of the terminal, which waits for keys.
+    """
+    if "BROWSER" not in os.environ and sys.platform.startswith("linux"):
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            return False
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return True
+
+
+def open_file(path: Path) -> bool:
+    """Open a file in the user's browser, of which processes show its name alone; False where that could not be done."""
+    try:
+        return has_browser() and webbrowser.open(path.resolve().as_uri())
+    except (webbrowser.Error, OSError):
+        return False

@@ -7,8 +7,7 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 
-from simulations.live import ENTRY, LAST_SECONDS, LivePage, LiveServer
-from simulations.live.follow import open_file
+from simulations.live import ENTRY, LAST_SECONDS, LivePage, LiveServer, open_file
 from simulations.report.template import LIVE_ENTRY
 from simulations.rundir.files.atomic import write_atomically
 

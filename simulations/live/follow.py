@@ -1,15 +1,13 @@
-"""``--open``: a small process serves the page of a run while it is going on, and ends with it; and opening a browser.
+"""``--open``: a small process serves the page of a run while it is going on, and ends with it.
 
 It is a process, not a thread, so that nothing that happens to the page, or that a browser does, happens to the run. It
 knows the end of the run from its stdin, which ends with this process, however that ends. Its arguments are the folder
-of the run: the token is made there, and only a file of the owner's has it. What a browser opens is a file, too: its
-name is all that a process shows.
+of the run: the token is made there, and only a file of the owner's has it.
 """
 
 import os
 import subprocess
 import sys
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,32 +15,8 @@ from time import monotonic, sleep
 
 from rich.console import Console
 
-from simulations.live import ENTRY, LAST_SECONDS
+from simulations.live import ENTRY, LAST_SECONDS, has_browser
 from simulations.report.terminal import print_line, print_whole
-
-
-def has_browser() -> bool:
-    """Whether there is a screen for a browser, or the user named one.
-
-    Without a screen ``webbrowser`` would start a browser of the terminal, which waits for keys.
-    """
-    if "BROWSER" not in os.environ and sys.platform.startswith("linux"):
-        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            return False
-    try:
-        webbrowser.get()
-    except webbrowser.Error:
-        return False
-    return True
-
-
-def open_file(path: Path) -> bool:
-    """Open a file in the browser; False where that could not be done."""
-    try:
-        return has_browser() and webbrowser.open(path.resolve().as_uri())
-    except (webbrowser.Error, OSError):
-        return False
-
 
 START_SECONDS = 20.0
 

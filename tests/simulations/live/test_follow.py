@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import simulations.live as browser
 from simulations.live import LivePage, LiveServer, follow
-from simulations.live import follow as browser
 from simulations.live.follow import following
 from tests.places import REPOSITORY
 
