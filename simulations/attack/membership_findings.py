@@ -11,7 +11,7 @@ from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
 from simulations.attack.membership_measure import Found, Limit, over_the_claim, paired_difference
 from simulations.attack.membership_rounds import PerRound
 from simulations.attack.shadows import Trained
-from simulations.report.page import Row, Table
+from simulations.report.page import Row, RowKind, Table
 from simulations.settings.settings import Settings
 
 GRANTED = {
@@ -80,9 +80,32 @@ class Report:
 
 def tables(report: Report) -> list[Table]:
     """All models in turn, the target alone, the run's own model, and single rounds."""
-    made = [_in_turn(report), _one_target(report)]
-    if report.own is not None:
-        made.append(_own_model(report.own))
+    members, found, own = int(report.models.inside[0].sum()), report.found, report.own
+    made = [
+        _rates(
+            f"{len(report.models.inside)} models, each the target in turn",
+            "In brackets: 95 % intervals over the choice of candidates (bootstrap). They do not cover that the models "
+            f"share their shadows.{_differences(found)}",
+            [(one.attack, None, one.in_turn) for one in found],
+            _bounds(report.limits),
+        ),
+        _rates(
+            f"One target: {members} members, {len(report.models.rows) - members} others",
+            "In brackets: 95 % intervals, DeLong's for the AUC, exact for rates. Right answers: as in Yu et al. 2021 "
+            "(RGP), Table 5, with a threshold found on half of the examples and counted on the other half.",
+            [(one.attack, one.success, one.target) for one in found],
+            _bounds(report.limits),
+        ),
+    ]
+    if own is not None:
+        made.append(
+            _rates(
+                "The run's own model: its training examples against the test split",
+                f"The data of Yu et al. 2021, Table 5, {own.examples} examples. The two splits may differ in more than "
+                "membership. LiRA needs models trained without an example, so it cannot be used here.",
+                [("loss threshold", own.success, own.roc)],
+            )
+        )
     if report.rounds:
         made.append(_per_round(report.rounds, report.settings))
     return made
@@ -93,17 +116,24 @@ GUESSING = ("0.5", *(f"{100 * rate:g} %" for rate in LOW_RATES))
 """AUC and rates of guessing."""
 
 
-def _in_turn(report: Report) -> Table:
+def _rates(
+    title: str, note: str, found: Sequence[tuple[str, Rate | None, Roc]], bounds: Sequence[tuple[str, ...]] = ()
+) -> Table:
+    """A row for each attack next to guessing, and what the claim allows; with its right answers where they count."""
+    answers = any(success for _, success, _ in found)
+
+    def row(name: str, success: str, *cells: str, style: RowKind = "") -> Row:
+        return Row(cells=(name, *([success] if answers else []), *cells), style=style)
+
     return Table(
-        title=f"{len(report.models.inside)} models, each the target in turn",
-        columns=("attack", "AUC", *RATES),
+        title=title,
+        columns=("attack", *(["right answers"] if answers else []), "AUC", *RATES),
         rows=(
-            _guessing(*GUESSING),
-            *(Row(cells=(one.attack, *_cells(one.in_turn))) for one in report.found),
-            *(Row(cells=cells) for cells in _bounds(report.limits)),
+            row("guessing", _percent(0.5), *GUESSING, style="reference"),
+            *(row(name, "" if right is None else _rate(right, 1), *_cells(roc)) for name, right, roc in found),
+            *(row(name, "", *cells) for name, *cells in bounds),
         ),
-        note="In brackets: 95 % intervals over the choice of candidates (bootstrap). They do not cover that the models "
-        f"share their shadows.{_differences(report.found)}",
+        note=note,
     )
 
 
@@ -117,38 +147,6 @@ def _differences(found: Sequence[Found]) -> str:
             words.append(f"{one.attack} {value:+.2f} points [{low:+.2f}, {high:+.2f}]")
     at = f"{100 * LOW_RATES[0]:g} % FPR"
     return f" TPR at {at} less that of the {first.attack}, paired by candidate: {'; '.join(words)}." if words else ""
-
-
-def _one_target(report: Report) -> Table:
-    members = int(report.models.inside[0].sum())
-    return Table(
-        title=f"One target: {members} members, {len(report.models.rows) - members} others",
-        columns=("attack", "right answers", "AUC", *RATES),
-        rows=(
-            _guessing(_percent(0.5), *GUESSING),
-            *(Row(cells=(one.attack, _rate(one.success, 1), *_cells(one.target))) for one in report.found),
-            *(Row(cells=(name, "", *cells)) for name, *cells in _bounds(report.limits)),
-        ),
-        note="In brackets: 95 % intervals, DeLong's for the AUC, exact for rates. Right answers: as in Yu et al. 2021 "
-        "(RGP), Table 5, with a threshold found on half of the examples and counted on the other half.",
-    )
-
-
-def _own_model(own: LossThreshold) -> Table:
-    return Table(
-        title="The run's own model: its training examples against the test split",
-        columns=("attack", "right answers", "AUC", *RATES),
-        rows=(
-            _guessing(_percent(0.5), *GUESSING),
-            Row(cells=("loss threshold", _rate(own.success, 1), *_cells(own.roc))),
-        ),
-        note=f"The data of Yu et al. 2021, Table 5, {own.examples} examples. The two splits may differ in more than "
-        "membership. LiRA needs models trained without an example, so it cannot be used here.",
-    )
-
-
-def _guessing(*cells: str) -> Row:
-    return Row(cells=("guessing", *cells), style="reference")
 
 
 def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:

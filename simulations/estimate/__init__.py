@@ -21,7 +21,7 @@ from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan, count_blocks, events_of
 from simulations.plan.start import from_root
 from simulations.report.terminal import facts_shown, print_note, print_whole
-from simulations.report.words import duration, epsilon_words
+from simulations.report.words import duration, epsilon_words, human_bytes
 from simulations.server.ready import ready_plan
 from simulations.settings.published import resolve
 from simulations.settings.settings import from_mapping, names_given
@@ -230,18 +230,18 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         "values": f"{values['sent']:,} of {values['dense']:,} a client and round",
         "up": f"{_bytes(sizes['up'])} a client and round",
         "down": f"{_bytes(sizes['down'])} a client and round{first}",
-        "whole run": f"{_size(facts['uplink_bytes'])} up, {_size(facts['downlink_bytes'])} down",
+        "whole run": f"{human_bytes(facts['uplink_bytes'])} up, {human_bytes(facts['downlink_bytes'])} down",
         f"{phones['phones']:,} phones": (
-            f"{phones['dropout']:.0%} leave: {_size(phones['uplink_bytes_a_round'])} up and "
-            f"{_size(phones['downlink_bytes_a_round'])} down a round, {_size(phones['uplink_bytes'])} and "
-            f"{_size(phones['downlink_bytes'])} in all"
+            f"{phones['dropout']:.0%} leave: {human_bytes(phones['uplink_bytes_a_round'])} up and "
+            f"{human_bytes(phones['downlink_bytes_a_round'])} down a round, {human_bytes(phones['uplink_bytes'])} and "
+            f"{human_bytes(phones['downlink_bytes'])} in all"
             + ("" if phones["rho"] is None else f"; rho {phones['rho']:.3g}")
         ),
         "privacy": epsilon if facts["private"] else "NOT PRIVATE: no epsilon is claimed",
         "noise": noise if facts["noise_multiplier"] else "none",
         "one step": f"{step['seconds']:.3g} s at a batch of {step['batch']:.4g} (of {step['measured_rows']} rows)",
         "time": f"about {duration(facts['seconds'])} with {facts['workers']} at work on {facts['device']}",
-        "memory": "" if memory is None else f"{_size(memory)} at the peak of a step, data included",
+        "memory": "" if memory is None else f"{human_bytes(memory)} at the peak of a step, data included",
     }
     return {name: words for name, words in found.items() if words}
 
@@ -252,10 +252,3 @@ def _rho(found: float | None) -> str:
 
 def _bytes(sizes: Mapping[str, float]) -> str:
     return f"{sizes['payload']:,.0f} bytes ({sizes['values']:,.0f} of values; {sizes['wire']:,.0f} on the wire)"
-
-
-def _size(number: float) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= unit:
-            return f"{number / unit:.4g} {name}"
-    return f"{number:.0f} bytes"
