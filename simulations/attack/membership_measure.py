@@ -23,6 +23,8 @@ from simulations.plan.plan import Plan, count_blocks, events_of
 
 ATTACKS = ("loss threshold", "LiRA offline", "LiRA online")
 DRAWS = 200
+EDGES = (0.025, 0.975)
+"""Levels of the ends of 95 % intervals."""
 SURE = 0.99
 """Confidence of what contradicts a claim: several attacks are tried, and one may accuse by chance."""
 GRID = np.geomspace(1e-5, 1, 101)
@@ -63,20 +65,20 @@ class Limit:
         return min(1.0, float(np.sum(np.diff(edges, prepend=0.0) * [self.bound(float(x)) for x in edges])))
 
 
-def attack(models: Trained, *, seed: int, confidence: float = 0.95) -> list[Found]:
+def attack(models: Trained, *, seed: int) -> list[Found]:
     """Every attack on the target, and on each model in turn with the others (less its pair) as shadows."""
     found = []
     for name in ATTACKS:
         scores = np.stack([scored(name, models, target) for target in range(len(models.inside))])
         members = models.inside[0]
-        in_turn, drawn = pooled(scores, models.inside, seed=seed, confidence=confidence)
+        in_turn, drawn = pooled(scores, models.inside, seed=seed)
         generator = public_generator(seed, "membership", "threshold")
         ours, theirs = (torch.from_numpy(-scores[0, which]) for which in (members, ~members))
         found.append(
             Found(
                 attack=name,
-                success=loss_threshold(ours, theirs, generator, confidence=confidence).success,
-                target=roc(scores[0, members], scores[0, ~members], confidence=confidence),
+                success=loss_threshold(ours, theirs, generator).success,
+                target=roc(scores[0, members], scores[0, ~members]),
                 sure=roc(scores[0, members], scores[0, ~members], confidence=SURE),
                 in_turn=in_turn,
                 curve=curve(scores[models.inside], scores[~models.inside]),
@@ -97,7 +99,7 @@ def scored(name: str, models: Trained, target: int) -> Float[np.ndarray, " candi
 
 
 def pooled(
-    scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, seed: int, confidence: float
+    scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, seed: int
 ) -> tuple[Roc, Float[np.ndarray, "draws figures"]]:
     """Rates over all targets at one threshold. Intervals: percentiles over candidates drawn with all their scores.
 
@@ -113,7 +115,7 @@ def pooled(
     drawn = np.array(
         [_rates(place, inside, np.bincount(generator.integers(0, count, count), minlength=count)) for _ in range(DRAWS)]
     )
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    low, high = np.quantile(drawn, EDGES, axis=0)
     rates = [
         Rate(value=float(v), low=float(min(a, v)), high=float(max(b, v)))
         for v, a, b in zip(value, low, high, strict=True)
@@ -121,15 +123,14 @@ def pooled(
     return Roc(auc=rates[0], tpr=dict(zip(LOW_RATES, rates[1:], strict=True))), drawn
 
 
-def paired_difference(one: Found, other: Found, *, confidence: float = 0.95) -> Rate | None:
+def paired_difference(one: Found, other: Found) -> Rate | None:
     """TPR of ``one`` less that of ``other`` at the first of LOW_RATES, over all models in turn, paired by candidate.
 
     None without draws of both, and for draws of different counts.
     """
     if one.drawn is None or other.drawn is None or one.drawn.shape != other.drawn.shape:
         return None
-    edges = [(1 - confidence) / 2, (1 + confidence) / 2]
-    low, high = np.quantile(one.drawn[:, 1] - other.drawn[:, 1], edges)
+    low, high = np.quantile(one.drawn[:, 1] - other.drawn[:, 1], EDGES)
     value = one.in_turn.tpr[LOW_RATES[0]].value - other.in_turn.tpr[LOW_RATES[0]].value
     return Rate(value=value, low=float(min(low, value)), high=float(max(high, value)))
 

@@ -133,13 +133,13 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
     )
 
 
-def audited_run(path: str, *, device: Device = "auto", progress: Progress = silent) -> Audited:
+def audited_run(path: str, *, device: Device = "auto") -> Audited:
     """A run directory: what its ledgers hold, and the epsilon of its summary (that of the ledgers before the end).
 
     Raises ValueError for a run that claims no epsilon, or without a ledger.
     """
     directory = RunDir.open(path)
-    subject = subject_of_run(path, device=device, progress=progress, clients=True)
+    subject = subject_of_run(path, device=device, clients=True)
     check_private(subject)
     base, delta = subject.base, delta_of(subject)
     terms = client_terms(base)

@@ -256,9 +256,9 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
     return figure
 
 
-def tiled(matrix: Tensor, side: int = MAP_SIDE) -> Tensor:
+def tiled(matrix: Tensor) -> Tensor:
     """The matrix, or the largest entry of each tile if it is large: thin lines survive that, means would fade them."""
-    shape = [min(side, size) for size in matrix.shape]
+    shape = [min(MAP_SIDE, size) for size in matrix.shape]
     pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)[0, 0]
     return pooled
 

@@ -78,11 +78,11 @@ def panel_grid(count: int, columns: int, size: tuple[float, float], more: float 
 
 
 @use_style
-def plot(charts: Sequence[Chart], *, columns: int = 2, size: tuple[float, float] | None = None) -> "Figure":
-    """All charts as one figure of matplotlib: for notebooks, PNG and papers. ``size``: of a chart, in inches."""
+def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
+    """All charts as one figure of matplotlib: for notebooks, PNG and papers."""
     shared = share_names(charts)
     across = min(columns, len(charts))
-    size = size or (WIDE if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
+    size = (WIDE if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
     legend = keys(charts) if shared else ()
     entries = max(1, round(across * size[0] / ENTRY))
     figure, panels = panel_grid(len(charts), columns, size, 0.22 * -(-len(legend) // entries))

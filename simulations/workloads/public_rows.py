@@ -73,8 +73,7 @@ def load(
         rows = make(name, data_dir, raw, count)
     else:
         place = setting.removeprefix(DATA)
-        how: dict[str, Any] = {"data_dir": data_dir, "cache_dir": None, "options": raw, "progress": progress}
-        found = public_data(place, bare, setting="public_rows", **how)
+        found = public_data(place, bare, data_dir=data_dir, options=raw, progress=progress, setting="public_rows")
         if not found.labelled:
             raise ValueError(f"public_rows={setting} holds inputs alone: save a pair of inputs and targets")
         rows = found.split
