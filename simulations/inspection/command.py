@@ -14,7 +14,14 @@ from rich.console import Console
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.privacy.mechanism import MechanismKind
 from simulations.compare.grid_file import numbers
-from simulations.inspection import Costs, Subject, refuse_settings, subject_of_run, subject_of_settings
+from simulations.inspection import (
+    Costs,
+    Subject,
+    refuse_settings,
+    run_in_scratch,
+    subject_of_run,
+    subject_of_settings,
+)
 from simulations.inspection.energy import kept_rows, rounds_of
 from simulations.inspection.measure import inspect
 from simulations.inspection.output import WARNING, diagnosis, first_factors, folder, lead, resolve_layer, write
