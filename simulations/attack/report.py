@@ -14,7 +14,7 @@ from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.findings import LEAK, NOTHING, Best, Findings, shown_name
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import GREY, canonical, looks
-from simulations.report.figure import interactive, plot, png
+from simulations.report.figure import interactive, png
 from simulations.report.page import (
     Badge,
     Drawing,
@@ -79,7 +79,7 @@ def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: 
     }
     data = json_text(numbers)
     files = {"attack.html": page(runs, assumed, lead, data, shown).encode(), "attack.json": data}
-    files |= {"attack-curves.png": png(plot(charts))} if charts else {}
+    files |= {"attack-curves.png": png(charts)} if charts else {}
     write_private(folder, files)
     return list(files)
 

@@ -10,7 +10,7 @@ from simulations.inspection.energy import meanings
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.tables import MEANING, masked_tables, rows_of, share_table, summary_table
-from simulations.report.figure import interactive, photo, plot, png
+from simulations.report.figure import interactive, photo, png
 from simulations.report.page import (
     Code,
     Drawing,
@@ -109,7 +109,7 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
-    images = {name: png(plot(one) if isinstance(one, tuple) else one) for name, one in made.items()}
+    images = {name: png(one) for name, one in made.items()}
     pictures = [
         interactive(one, _caption(name), columns=3 if len(one) > 2 else 2)
         if isinstance(one, tuple)

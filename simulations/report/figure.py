@@ -225,9 +225,9 @@ def photo(figure: "Figure", caption: str) -> Picture:
     return Picture(uri=uri, width=round(figure.get_figwidth() * PIXELS), caption=caption)
 
 
-def png(figure: "Figure") -> bytes:
-    """The figure as PNG at 150 dots an inch."""
-    return save(figure, format="png", dpi=150)
+def png(drawn: "tuple[Chart, ...] | Figure") -> bytes:
+    """Charts, or a figure of matplotlib, as PNG at 150 dots an inch."""
+    return save(plot(drawn) if isinstance(drawn, tuple) else drawn, format="png", dpi=150)
 
 
 def save(figure: "Figure", style: Any = None, **options: Any) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simulations.compare.lines import is_number, measured, shown
+from simulations.compare.output import write_report
 from simulations.compare.search.space import Choices, Dimension, value_words
 from simulations.compare.search.space import shown as value_shown
 from simulations.compare.search.trials import Arm, Job, Trial, best_of, score_of
@@ -14,7 +15,7 @@ from simulations.compare.table import unfinished
 from simulations.report.chart import Axis, Chart, Series, spaced
 from simulations.report.colours import looks
 from simulations.report.facts import made_section
-from simulations.report.figure import interactive, plot, png
+from simulations.report.figure import interactive
 from simulations.report.page import Code, Page, Table, Text, data_section, download, facts_of, json_text, sections
 from simulations.report.table import Column, make_table, records
 from simulations.report.template import render
@@ -163,10 +164,7 @@ def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
     made = figures(found.job.arms, found.trials)
-    images = {name: png(plot(charts)) for name, charts in made.items()}
-    write_atomically(folder / "report.html", page(found, made).encode())
-    for name, image in images.items():
-        write_atomically(folder / "plots" / f"{name}.png", image)
+    write_report(folder, page(found, made), made)
 
 
 def headline(found: Found) -> str:

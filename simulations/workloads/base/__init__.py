@@ -183,6 +183,12 @@ class LoadedWorkload:
         """All test splits by name, ``test`` first."""
         return {self.test_name: self.test, **self.other_tests}
 
+    def with_splits(self, change: Callable[[str, Split], Split]) -> "LoadedWorkload":
+        """The workload with each split, which is there, as ``change(name, split)`` makes it."""
+        tests = {name: change(name, split) for name, split in self.tests.items()}
+        train = self.train if isinstance(self.train, NoRows) else change("train", self.train)
+        return replace(self, train=train, test=tests.pop(self.test_name), other_tests=tests)
+
     @property
     def default_model(self) -> str:
         return next(iter(self.models))
@@ -227,19 +233,9 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
     deviation = torch.where(deviation > LEAST_DEVIATION, deviation, 1.0)
     constants = {"mean": mean.to(inputs.dtype), "deviation": deviation.to(inputs.dtype)}
 
-    def wrap(split: Split) -> Split:
-        return (
-            split
-            if isinstance(split, NoRows)
-            else replace(split, prepare=Normalised(prepare=split.prepare, **constants))
-        )
-
     read = workload.read
     return replace(
-        workload,
-        train=wrap(workload.train),
-        test=wrap(test),
-        other_tests={name: wrap(split) for name, split in workload.other_tests.items()},
+        workload.with_splits(lambda _, split: replace(split, prepare=Normalised(prepare=split.prepare, **constants))),
         read=None if read is None else NormalisedRead(read=read, constants=constants),
         normalised={name: value.tolist() for name, value in constants.items()},
     )

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -151,6 +152,12 @@ def _unavailable(rows: Any) -> Inputs:
 def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
     """``(stored - offset) * scale`` in float32; offset and scale broadcast against (B, ...)."""
     return (torch.from_numpy(stored).to(torch.float32) - offset) * scale
+
+
+def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[np.ndarray], Tensor]:
+    """From images (B, channels, ...) of 8 bits to ``(pixel / 255 - mean) / std`` in each channel, float32."""
+    offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return partial(rescale, offset=offset, scale=1 / scale)
 
 
 RESIDENT_BYTES = 2**30

@@ -53,22 +53,14 @@ def with_features(raw: LoadedWorkload, request: Request, read_rows: ReadRows) ->
     classes, cache = raw.classes(f"features={options.features}"), cache_folder(request.cache_dir)
     say(f"features={options.features}: finding the encoder")
     bare = _encoder(raw, options.features, classes)
-    given, raw = raw, replace(raw, **_as_pixels(raw, bare)) if bare.pixels else raw
+    given, raw = raw, _as_pixels(raw, bare) if bare.pixels else raw
     encoder = _normalized(bare, raw.synthetic, norm_of(options), cache, say)
-    tests = {
-        name: encode_split(split, encoder, cache=cache, progress=say, what=name) for name, split in raw.tests.items()
-    }
-    test, train = tests.pop(raw.test_name), raw.train
-    shape = tuple(test.batch(torch.tensor([0]))[0].shape[1:])
+    encoded = raw.with_splits(lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name))
+    shape = tuple(encoded.test.batch(torch.tensor([0]))[0].shape[1:])
     pixels, synthetic = _synthetic(raw, encoder)
     own = _OwnRows(raw=replace(raw, train=NoRows()), encoder=encoder, read_rows=read_rows)
     return replace(
-        raw,
-        train=train
-        if isinstance(train, NoRows)
-        else encode_split(train, encoder, cache=cache, progress=say, what="train"),
-        test=test,
-        other_tests=tests,
+        encoded,
         models=heads(shape, classes, width=options.head_width or WIDTH),
         classifier="classifier",
         augment=None,
@@ -142,24 +134,15 @@ def _encoder(raw: LoadedWorkload, features: str, classes: int) -> Encoder:
     )
 
 
-def _as_pixels(raw: LoadedWorkload, encoder: Encoder) -> dict[str, Any]:
-    """What changes so that the inputs are images in 0..1, whatever normalisation the workload's models want."""
+def _as_pixels(raw: LoadedWorkload, encoder: Encoder) -> LoadedWorkload:
+    """The workload whose inputs are images in 0..1, whatever normalisation its models want."""
     if raw.pixels is None:
         raise ValueError(
             f"features={encoder.name} reads images of 0..255 or 0..1, and {raw.name} stores none: give them"
         )
     pixels = replace(raw.pixels, prepare=raw.pixels.images)
-
-    def split(one: Split) -> Split:
-        return one if isinstance(one, NoRows) else replace(one, prepare=pixels.prepare)
-
-    return {
-        "train": split(raw.train),
-        "test": split(raw.test),
-        "other_tests": {name: split(one) for name, one in raw.other_tests.items()},
-        "synthetic": image_draws(pixels),
-        "pixels": pixels,
-    }
+    stored = raw.with_splits(lambda _, split: replace(split, prepare=pixels.prepare))
+    return replace(stored, synthetic=image_draws(pixels), pixels=pixels)
 
 
 def _normalized(encoder: Encoder, synthetic: Mapping[str, Draw], norm: str, cache: Path, say: Progress) -> Encoder:

@@ -23,7 +23,7 @@ import torch
 from simulations import models
 from simulations.workloads.base import LoadedWorkload, Options, Request, refuse_unused, silent
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.base.split import Augment, NoRows, Split, rescale
+from simulations.workloads.base.split import Augment, NoRows, Split, by_channel
 from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.images.augment import PAD, crop, flip_crop
 from simulations.workloads.rows import describe_data
@@ -81,8 +81,7 @@ class ImageSet:
         read = partial(decode, columns=columns, num_classes=self.num_classes)
         build = partial(read, self.hub_name, found.splits, shape=self.shape, progress=request.progress)
         arrays = load_or_build(cache_folder(request.cache_dir), key, build, progress=request.progress)
-        offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        prepare = partial(rescale, offset=offset, scale=1 / scale)
+        prepare = by_channel(self.mean, self.std)
         _, channels, side, _ = arrays["test_images"].shape
         shape = Shape(channels=channels, side=side)
 
