@@ -23,8 +23,6 @@ from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
 from fedlsg.training import per_unit
 from simulations import workloads
-from simulations.client.model import serving
-from simulations.engines import local
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, Plan, count_blocks, prepare
 from simulations.rundir.files.scratch import scratch
@@ -190,6 +188,9 @@ def _subject(
 @contextmanager
 def run_in_scratch(plan: Plan, on_round: Callable[[Row], None]) -> Iterator[tuple[RunDir, dict[str, Any]]]:
     """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder, and the summary."""
+    from simulations.client.model import serving
+    from simulations.engines import local
+
     with scratch() as folder:
         directory = RunDir(folder)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)))
