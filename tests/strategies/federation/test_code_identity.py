@@ -57,7 +57,7 @@ def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):
     "name",
     [
         "fedlsg/attacks/inversion/prior.py",
-        "simulations/attack/membership/grid.py",
+        "simulations/attack/grid.py",
         "simulations/audit/command.py",
         "simulations/attack/__init__.py",
         "fedlsg/notes.md",
