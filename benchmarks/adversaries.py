@@ -15,8 +15,8 @@ from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
 from simulations.models import digits_conv, digits_mlp, vision
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
+from simulations.workloads.base import LoadedWorkload
 from simulations.workloads.base.split import Split
-from simulations.workloads.base.workload import LoadedWorkload
 from simulations.workloads.texts import Tokens
 
 Case = tuple[list[int], int]

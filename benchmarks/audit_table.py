@@ -23,7 +23,7 @@ from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import ONLY_SUMS, PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record
 from fedlsg.attacks.audit.verdict import Verdict, judge
-from simulations.audit.subject import Audited, audited_settings
+from simulations.audit import Audited, audited_settings
 
 TIMED = ("halved-noise", "per-block-clip")
 METHODS: dict[str, dict[str, Any]] = {"lsg": {"sparsity": 0.5}, "rs": {"sparsity": 0.5}}

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from fedlsg.attacks.audit.verdict import estimate, judge
 from fedlsg.attacks.metrics import mean_interval
-from simulations.audit.subject import Audited, audited_settings
+from simulations.audit import Audited, audited_settings
 from simulations.audit.training import KINDS, find
 
 SETTINGS = {"engine": "local", "clients": 2, "rounds": 10, "sample_rate": 0.5}

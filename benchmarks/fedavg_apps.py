@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks import jobs
 from benchmarks.gate import Gate
-from simulations.workloads.base.workload import Options
+from simulations.workloads.base import Options
 
 client = ClientApp()  # a line each: Flower looks for them in the text
 server = ServerApp()

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from simulations import workloads
+from simulations.workloads.base import LoadedWorkload, Request
 from simulations.workloads.base.split import Split, rescale
-from simulations.workloads.base.workload import LoadedWorkload, Request
 
 CLIENTS, IMAGES, COHORT, BATCH = map(int, os.environ.get("JOB", "100 50 10 10").split())
 SIDE = 32

@@ -34,7 +34,7 @@ from fedlsg.randomness import secret_stream
 from fedlsg.state import PublicState
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.workloads.base.mirror import data_root
+from simulations.workloads.rows.hub import data_root
 
 DENSE = "dpsgd"
 LICENCE = Path(__file__).resolve().parents[1] / "LICENSE"

@@ -30,9 +30,9 @@ from torch import nn
 
 from benchmarks.pairs import write
 from simulations import workloads
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
+from simulations.workloads.base import LoadedWorkload, Request
 from simulations.workloads.base.split import Split, rescale
-from simulations.workloads.base.workload import LoadedWorkload, Request
 
 ROWS, COLUMNS, COHORT = 5, 16, 100
 WARM = 3

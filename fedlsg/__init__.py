@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fedlsg.training import ServerOptimizer
     from simulations.api.finished import Run, load_run
     from simulations.api.simulate import simulate
-    from simulations.callbacks import BestModel, Callback, EarlyStopping, MLflow, StopRun, WeightsAndBiases
+    from simulations.callbacks import Callback, StopRun
+    from simulations.callbacks.named import BestModel, EarlyStopping, MLflow, WeightsAndBiases
     from simulations.workloads import Workload
     from strategies import recipe
     from strategies.private_step import PrivateStep
@@ -40,19 +41,19 @@ __all__ = [
 ]  # fmt: skip
 
 _PLACES = {
-    "BestModel": "simulations.callbacks",
+    "BestModel": "simulations.callbacks.named",
     "calibrate_noise_multiplier": "fedlsg.accounting",
     "Callback": "simulations.callbacks",
     "Carrier": "fedlsg.carriers",
     "decompose": "fedlsg.lowrank",
-    "EarlyStopping": "simulations.callbacks",
+    "EarlyStopping": "simulations.callbacks.named",
     "epsilon": "fedlsg.accounting",
     "load_run": "simulations.api.finished",
     "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",
     "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
-    "MLflow": "simulations.callbacks",
+    "MLflow": "simulations.callbacks.named",
     "OwnCarriers": "fedlsg.carriers",
     "pack": "fedlsg.payload",
     "PrivateStep": "strategies.private_step",
@@ -67,7 +68,7 @@ _PLACES = {
     "simulate": "simulations.api.simulate",
     "StopRun": "simulations.callbacks",
     "unpack": "fedlsg.payload",
-    "WeightsAndBiases": "simulations.callbacks",
+    "WeightsAndBiases": "simulations.callbacks.named",
     "Workload": "simulations.workloads",
 }
 

@@ -16,7 +16,7 @@ from fedlsg.carriers import layer_table
 from fedlsg.privacy.shuffling import epochs_begun
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine
 from simulations.engines.door import limited_memory
@@ -36,9 +36,8 @@ from simulations.plan.continuity import begin, check_unchanged
 from simulations.plan.plan import Plan
 from simulations.plan.start import from_root
 from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
-from simulations.report.progress import showing
+from simulations.report.progress import lasting, showing, working
 from simulations.report.terminal import layers_shown, print_line, summary_table
-from simulations.report.waiting import lasting, working
 from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import create, exclusive
 from simulations.rundir.results import refuse_own_noise

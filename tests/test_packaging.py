@@ -13,7 +13,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from simulations.cli.docs import pages_of
-from simulations.report.render import LIBRARIES
+from simulations.report.template import LIBRARIES
 from strategies.federation.proofs import OUTSIDE, PACKAGES, identity_of, own_identity
 from tests.places import REPOSITORY
 

@@ -15,15 +15,15 @@ import strategies
 from fedlsg import user_code
 from fedlsg.user_code.failure import without_exit
 from simulations import workloads
-from simulations.exports.model import read_final, without_adapters
+from simulations.exports import read_final, without_adapters
 from simulations.plan.base import Base
 from simulations.plan.continuity import check_own_code
 from simulations.plan.prepare import prepare
 from simulations.plan.trust import READS, allow_code
-from simulations.report.course import course
 from simulations.report.figure import plot, png
-from simulations.report.notebook import shown
+from simulations.report.run_page import course
 from simulations.report.template import notebook_cell
+from simulations.report.terminal import shown
 from simulations.report.words import outcome
 from simulations.rundir.examined import MODEL, RESULTS, open_run
 from simulations.rundir.journal import read_lines

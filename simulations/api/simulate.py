@@ -15,7 +15,7 @@ from fedlsg.user_code.failure import without_exit
 from simulations import workloads
 from simulations.api.finished import Run
 from simulations.api.settings_typed import RunSettings
-from simulations.callbacks.callback import Callback, as_callbacks
+from simulations.callbacks import Callback, as_callbacks
 from simulations.callbacks.named import named
 from simulations.engines import ahead
 from simulations.plan.continuity import begin

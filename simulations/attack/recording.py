@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 import strategies
-from simulations.attack.recorded.observations import refuse_client_unit
-from simulations.compare.cells.grid import dropped_lines, lacks
+from simulations.attack.observations import refuse_client_unit
+from simulations.compare.grid import dropped_lines, lacks
 from simulations.engines import local
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan

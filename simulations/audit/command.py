@@ -1,4 +1,4 @@
-"""``fedlsg audit``: try to prove a claimed epsilon wrong. It can end in "falsified", and never in "verified"."""
+"""The command ``fedlsg audit`` and its page. It can end in "falsified", and never in "verified"."""
 
 import time
 from collections.abc import Mapping
@@ -12,55 +12,36 @@ from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
-from simulations.audit.page import page
-from simulations.audit.subject import Audited, audited_run, audited_settings
+from simulations.audit import Audited, audited_run, audited_settings, circumstances, threats
 from simulations.audit.training import KINDS, audit_training
-from simulations.inspection.subject import refuse_settings
-from simulations.report.page import Row, Table, json_text
+from simulations.inspection import refuse_settings
+from simulations.report.chart import Axis, Chart, Series, level
+from simulations.report.colours import BLACK, BLUE, GREEN, RED
+from simulations.report.figure import interactive
+from simulations.report.page import (
+    Page,
+    Row,
+    Table,
+    Text,
+    Tile,
+    Tiles,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    sections,
+)
 from simulations.report.progress import count_bar
-from simulations.report.terminal import checked, print_line, print_table
+from simulations.report.table import Column, make_table
+from simulations.report.template import render
+from simulations.report.terminal import checked, print_line, print_table, print_written, write_private
 from simulations.rundir.examined import STATE
-from simulations.rundir.files import check_writable, write_atomically, writing_to
+from simulations.rundir.files import check_writable
 from simulations.settings.run import Device
 
 MODES = ("unit", "training")
 FALSIFIED = 1
 PLANTED = "planted: {}. The mechanism that runs is not the claimed one; the audit does not know it."
-EXPECTED = (
-    "How much noise there must be follows from epsilon, delta, q, the steps and who reads, in code that the planner "
-    "does not use: {reader}."
-)
-GRADIENTS = (
-    "The auditor chooses the gradients of the canaries, which are examples. It knows frame, mask, clip, sigma and q, "
-)
-UPDATES = (
-    "The auditor chooses the updates of the canaries, which are clients: what their local training ends with. It knows "
-    "frame, mask, clip, sigma and q, "
-)
-SUM = (
-    "and sees the sum of every round that the server decodes, of the fewest clients that may be in one, less the "
-    "values and the noise of those who read along. "
-)
-SECRET = "Which canaries are in, the batches and the noise are secret. "
-SECRET_OF_CLIENTS = "Which canaries are in, and the noise, are secret. "
-ELSE = "the wire, the server, and the frames of other rounds."
-THREATS = {
-    ("client", "example"): f"{GRADIENTS}and sees the noisy sum of every round of one client. {SECRET}Not covered: the "
-    f"backward pass, {ELSE}",
-    ("aggregate", "example"): f"{GRADIENTS}and sees the sum of every round over the fewest clients that may be in one, "
-    "as an ideal secure sum would give it, less the noise of one of them, who reads along; nobody provides this sum. "
-    f"{SECRET}Not covered: the backward pass, {ELSE}",
-    ("secure", "example"): f"{GRADIENTS}{SUM}{SECRET}Not covered: masks and keys, the backward pass, {ELSE}",
-    ("secure", "client"): f"{UPDATES}{SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local training, {ELSE}",
-    ("server", "client"): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "
-    "clients the server draws, and the noise, are secret. Not covered: local training, the wire, the noisy count of an "
-    "adaptive clip, and the frames of other rounds.",
-}
-TRAINING = (
-    "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
-    "example and the public state of every round, and sees every payload of each client as it was sent. Which "
-    "canaries are in, the batches and the noise are secret."
-)
 
 
 def audit_command(
@@ -101,11 +82,9 @@ def audit_command(
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
     made = page(verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings)))
-    with writing_to(path.parent):
-        write_atomically(path, data, private=True)
-        write_atomically(html, made.encode(), private=True)
+    write_private(path.parent, {path.name: data, html.name: made.encode()})
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
-    console.print(f"[bold]written[/bold]  {path}, {html.name}", highlight=False, soft_wrap=True)
+    print_written(path.parent, (path.name, html.name), console)
     return FALSIFIED if verdict.falsified else 0
 
 
@@ -120,37 +99,6 @@ def check_options(
         raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {plant!r}")
     if canary_kind is not None and (mode != "training" or canary_kind not in KINDS):
         raise ValueError(f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got {canary_kind!r}")
-
-
-def circumstances(
-    audited: Audited, mode: str, canaries: int, kind: str, *, seed: int | None, plant: str | None
-) -> dict[str, Any]:
-    """What audit.json says of an audit, in addition to its verdict."""
-    settings = audited.subject.base.settings
-    return {
-        "claimed_by": audited.source,
-        "reproducible": audited.reproducible,
-        "not_private": audited.not_private,
-        "mode": mode,
-        "canaries": canaries,
-        "canary_kind": kind,
-        "threat_model": threats(audited, mode),
-        "trust": audited.stated.trust,
-        "unit": audited.stated.unit,
-        "reader": audited.stated.reader,
-        "method": settings.method,
-        "workload": settings.workload,
-        "seed": seed,
-        "plant": plant,
-    }
-
-
-def threats(audited: Audited, mode: str) -> str:
-    """What the auditor knows and sees, and what there must be of noise."""
-    if mode == "training":
-        return TRAINING
-    stated = audited.stated
-    return f"{THREATS[stated.trust, stated.unit]} {EXPECTED.format(reader=stated.reader)}"
 
 
 def place(run: str | None, out: str | None) -> Path:
@@ -225,3 +173,122 @@ def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
     text = f"mu {mu.value:.3f}, epsilon {e.low:.3f} to {e.high:.3f} at 95 %; an estimate, no bound"
     rows.append(("GDP estimate", f"{e.value:.3f}", text))
     return Table(columns=("figure", "epsilon", "evidence"), rows=tuple(Row(cells=cells) for cells in rows), left=(0, 2))
+
+
+MEANING = (
+    "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the outputs which of them "
+    "took part, and computes how large epsilon must be at least for so many right guesses. A lower bound above the "
+    "claim refutes it. A lower bound below the claim proves nothing: a better audit may exist."
+)
+
+
+CAPTION = (
+    "The dashed line is the claim. Lower bounds right of it refute it; left of it they prove nothing. The "
+    "estimate is no bound."
+)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict, the claim and the best lower bound."""
+    claim, best = verdict.claim, _best(verdict)
+    found = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
+    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {found}"
+    if verdict.falsified:
+        return f"Falsified by {', '.join(verdict.reasons)}: {claimed}."
+    return f"Not falsified: {claimed}. That does not verify the claim."
+
+
+def page(
+    verdict: Verdict, figures: Table, report: Mapping[str, Any], data: bytes, *, name: str, warnings: tuple[str, ...]
+) -> str:
+    """One file that requests nothing. ``report`` is what audit.json says, ``data`` its bytes under ``name``."""
+    claim = verdict.claim
+    asked = {
+        "claim of": report["claimed_by"],
+        "workload": report["workload"],
+        "method": report["method"],
+        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}",
+        "steps": f"{claim.steps} at sample rate q = {claim.sample_rate:.4g}",
+        "reader": f"{report['reader']} (trust={report['trust']}, unit={report['unit']})",
+        "noise": f"sigma_eff {claim.noise_multiplier:.4g} is the least that the claim needs",
+        "audit": f"mode {report['mode']}, {report['canaries']} canaries ({report['canary_kind']})",
+        "time": f"{report['seconds']} s",
+    }
+    meaning = Text(words=MEANING, style="note")
+    return render(
+        Page(
+            kind="fedlsg audit",
+            title="Is the claimed epsilon wrong?",
+            lead=f"{report['workload']} with {report['method']}; claim of {report['claimed_by']}.",
+            headline=headline(verdict),
+            badge=("falsified", "bad") if verdict.falsified else ("passed: not falsified", "good"),
+            warnings=warnings,
+            sections=sections(
+                ("", [_tiles(verdict, report["reader"])]),
+                ("Claim, bounds and estimate", [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning]),
+                ("Checks", [_checks(verdict)]),
+                ("What was audited", [facts_of(asked)]),
+                ("What the auditor knows and sees", [Text(words=report["threat_model"])]),
+                data_section(download(name, data, "all numbers of this page")),
+            ),
+        )
+    )
+
+
+def _tiles(verdict: Verdict, reader: str) -> Tiles:
+    """The claim, the best bound, the estimate, and how many checks passed."""
+    claim, best, estimate = verdict.claim, _best(verdict), verdict.estimate.epsilon
+    passed, checks = sum(check.passed for check in verdict.checks), len(verdict.checks)
+    refuted = verdict.one_run.refutes or verdict.f_dp.refutes
+    said = "above the claim: refuted" if refuted else "does not refute the claim"
+    return Tiles(
+        tiles=(
+            Tile(name="claimed epsilon", value=f"{claim.epsilon:.3f}", note=f"at delta {claim.delta:g}; {reader}"),
+            Tile(name="measured: at least", value=f"{best:.3f}", note=said, style="bad" if refuted else "good"),
+            Tile(
+                name="estimate", value=f"{estimate.value:.3f}",
+                note=f"{estimate.low:.3f} to {estimate.high:.3f} at 95 %; no bound",
+            ),
+            Tile(
+                name="checks passed", value=f"{passed} of {checks}",
+                note="of the mechanism's outputs", style="good" if passed == checks else "bad",
+            ),
+        )
+    )  # fmt: skip
+
+
+def chart(verdict: Verdict) -> Chart:
+    """The claim as a line up; what was measured from below, and the estimate, as a row each."""
+    e = verdict.estimate.epsilon
+    bounds = [("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)]
+    series = [
+        Series(
+            name="lower bound, refutes the claim" if bound.refutes else "lower bound",
+            x=(bound.epsilon,), y=(float(place),),
+            colour=RED if bound.refutes else GREEN, marker=">", line=False, words=("at least",),
+        )
+        for place, (_, bound) in enumerate(bounds)
+    ]  # fmt: skip
+    estimate = Series(
+        name="estimate, 95 % interval", x=(e.value,), y=(2.0,), left=(e.low,), right=(e.high,), colour=BLUE, marker="o",
+        line=False, filled=False,
+    )  # fmt: skip
+    claim = level(verdict.claim.epsilon, "claimed epsilon", BLACK, upright=True)
+    y = Axis(ticks=(*((float(place), name) for place, (name, _) in enumerate(bounds)), (2.0, "GDP estimate")),
+             low=-0.6, high=2.6, down=True)  # fmt: skip
+    x = Axis(label="epsilon", low=0.0)
+    return Chart(title="Claim and measurements on one axis", x=x, y=y, series=(claim, *series, estimate), height=230)
+
+
+def _best(verdict: Verdict) -> float:
+    return max(verdict.one_run.epsilon, verdict.f_dp.epsilon)
+
+
+def _checks(verdict: Verdict) -> Table:
+    """A row for each check."""
+    columns = [
+        Column("check", lambda check: check.name),
+        Column("outcome", lambda check: "passed" if check.passed else "FAILED", left=True),
+        Column("what it says", lambda check: check.says, left=True),
+    ]
+    return make_table(columns, verdict.checks, style=lambda check: "good" if check.passed else "alert")

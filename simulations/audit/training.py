@@ -6,6 +6,7 @@ canaries are in.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -22,14 +23,11 @@ from fedlsg.attacks.observation import ThreatModel
 from fedlsg.choices import choose
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.training import Positions
-from simulations.attack.recorded.observations import Record, open_record
-from simulations.audit.subject import Audited
-from simulations.client.model import serving
-from simulations.engines import local
-from simulations.engines.watchers import scratch
+from simulations.attack.observations import Record, open_record
+from simulations.audit import Audited
+from simulations.inspection import run_in_scratch
 from simulations.plan.plan import Base, Plan
 from simulations.report.progress import count_bar
-from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.server.summary import refuse_diverged
 from simulations.settings.checks import refuse_shuffled
@@ -196,14 +194,13 @@ def find(
     if not 10 <= count <= len(plan.workload.train) // 2:
         raise ValueError(f"expected 10 <= --canaries={count} <= half of {len(plan.workload.train)} training examples")
     inserted, kind = choose_canaries(plan, count, seed), kind or strongest(plan.workload.train)
-    with scratch() as folder:
-        directory = RunDir(folder)
-        plan = with_canaries(replace(plan, settings=replace(plan.settings, run_dir=str(folder))), inserted, kind)
-        directory.write_config(plan.settings)
-        with count_bar(console, "training, round", plan.schedule.rounds) as tick, planted(plant), serving(plan):
-            refuse_diverged(local.run(plan, directory, on_round=lambda row: tick()))
+    plan = with_canaries(plan, inserted, kind)
+    with ExitStack() as trained:
+        with count_bar(console, "training, round", plan.schedule.rounds) as tick, planted(plant):
+            directory, summary = trained.enter_context(run_in_scratch(plan, lambda row: tick()))
+        refuse_diverged(summary)
         base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
-        record = Record(run=directory, base=base, payloads=open_record(str(folder), VIEW).payloads)
+        record = Record(run=directory, base=base, payloads=open_record(str(directory.path), VIEW).payloads)
         return scores_of(record, inserted, kind, console)
 
 

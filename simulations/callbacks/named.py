@@ -1,17 +1,219 @@
-"""The setting ``callbacks``: names with their parameters, "early-stopping patience=3; wandb; mine.py:watch"."""
+"""Callbacks of fedlsg, and the setting ``callbacks``: their names with parameters, "early-stopping patience=3; wandb".
 
+EarlyStopping and BestModel watch a column of rounds.csv. The loggers send settings, the numbers of each round and the
+results, all of them public, to MLflow and Weights & Biases. Variables of their own say where these go:
+MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME (by default a file here); WANDB_MODE=offline keeps them in ``wandb/`` of
+the run directory.
+"""
+
+import math
+import secrets
 import shlex
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from inspect import isclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fedlsg.choices import did_you_mean
-from fedlsg.setting import declared, unknown
+from fedlsg.setting import Setting, declared, unknown
 from fedlsg.user_code import absolute, is_reference, load, shown
-from simulations.callbacks.callback import Callback, Function
-from simulations.callbacks.loggers import MLflow, WeightsAndBiases
-from simulations.callbacks.monitored import BestModel, EarlyStopping
+from simulations.callbacks import Callback, Columns, Function, StopRun, Watched
+from simulations.rundir.files import write_atomically
+from simulations.rundir.tables import scalars_of
+
+Monitor = Annotated[str, Setting("Column of rounds.csv that is watched.")]
+Mode = Annotated[
+    Literal["auto", "max", "min"], Setting("Whether more is better; auto: less for a loss, more for the others.")
+]
+
+
+class Best:
+    """The best value of a column so far. ``offer`` says whether a row improved it by more than ``least``."""
+
+    def __init__(self, monitor: str, mode: str, least: float = 0.0) -> None:
+        self.monitor, self.least = monitor, least
+        self._sign = -1.0 if mode == "min" or (mode == "auto" and "loss" in monitor) else 1.0
+        self.value: float | None = None
+        self.round: int | None = None
+
+    def measured(self, row: Mapping[str, Any]) -> float | None:
+        """The value of a row; None if the round was not evaluated. Raises ValueError for an unknown column."""
+        if self.monitor not in row:
+            raise ValueError(f"monitor={self.monitor!r} is no column of rounds.csv: expected one of {', '.join(row)}")
+        value = row[self.monitor]
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(f"monitor={self.monitor!r} holds {value!r}: expected a column of numbers")
+        return None if value is None or math.isnan(value) else float(value)
+
+    def offer(self, row: Mapping[str, Any]) -> bool:
+        """Take the row's value if it is better."""
+        value = self.measured(row)
+        if value is None or (self.value is not None and self._sign * (value - self.value) <= self.least):
+            return False
+        self.value, self.round = value, int(row["round"])
+        return True
+
+
+Patience = Annotated[int, Setting("Evaluations without improvement before a run is stopped.", at_least=1)]
+MinDelta = Annotated[float, Setting("Smallest change that counts as an improvement.", at_least=0)]
+
+
+class EarlyStopping(Callback):
+    """Stop after ``patience`` evaluations in a row in which ``monitor`` did not improve by more than ``min_delta``.
+
+    Rounds that are not evaluated do not count. A resumed run counts the rounds before it as well.
+    """
+
+    def __init__(
+        self, *, monitor: Monitor = "accuracy", patience: Patience = 5, min_delta: MinDelta = 0.0, mode: Mode = "auto"
+    ) -> None:
+        if patience < 1 or min_delta < 0:
+            raise ValueError(f"early stopping: expected {patience=} >= 1 and {min_delta=} >= 0")
+        self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, min_delta, mode
+        self._start()
+
+    def _start(self) -> None:
+        self._best, self._waited = Best(self.monitor, self.mode, self.min_delta), 0
+
+    def on_begin(self, run: Watched) -> None:
+        self._start()
+        for row in run.rows:
+            self._count(row)
+        self._stop_if_due()
+
+    def on_round(self, row: dict[str, Any]) -> None:
+        self._count(row)
+        self._stop_if_due()
+
+    def _count(self, row: Any) -> None:
+        if self._best.measured(row) is not None:
+            self._waited = 0 if self._best.offer(row) else self._waited + 1
+
+    def _stop_if_due(self) -> None:
+        if self._waited >= self.patience:
+            raise StopRun(
+                f"early stopping: {self.monitor} was best in round {self._best.round} ({self._best.value:.4g}), and "
+                f"{self._waited} evaluations since then were no better"
+            )
+
+
+FOLDER = "best"
+
+
+class BestModel(Callback):
+    """Write ``best/model.safetensors`` and ``best/config.json`` whenever ``monitor`` improves.
+
+    The run's own ``model.safetensors`` stays the last one. The test accuracy of the best round is optimistic: the round
+    was chosen by it.
+    """
+
+    def __init__(self, *, monitor: Monitor = "accuracy", mode: Mode = "auto") -> None:
+        self.monitor, self.mode = monitor, mode
+
+    def on_begin(self, run: Watched) -> None:
+        self._best, self._run = Best(self.monitor, self.mode), run
+        better = [self._best.offer(row) for row in run.rows]
+        if better and better[-1]:  # the process before may have ended between the round and its copy
+            run.save_model(Path(run.path) / FOLDER)
+
+    def on_round(self, row: dict[str, Any]) -> None:
+        if self._best.offer(row):
+            self._run.save_model(Path(self._run.path) / FOLDER)
+
+
+PLACES = ("run_dir", "data_dir", "data_root", "callbacks")
+RESULTS = (
+    "accuracy", "loss", "private", "epsilon_max", "epsilon_median", "delta", "rounds", "uplink_bytes", "downlink_bytes",
+)  # fmt: skip
+"""Of summary.json. ``private`` (1 or 0) goes with epsilon: a run in test mode has an epsilon and no privacy."""
+
+
+def extra(package: str) -> Any:
+    """A package that is an extra of fedlsg. Raises ValueError, with the command, if it is not installed."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ValueError(f"callbacks={package} needs the package: pip install 'fedlsg[{package}]' ({error})") from None
+
+
+def metrics_of(row: Columns) -> dict[str, float]:
+    """The numbers of a round, by TensorBoard's tags."""
+    return scalars_of(row)
+
+
+def names_of(settings: Columns) -> dict[str, Any]:
+    """The settings that are set, without the folders of this machine."""
+    said = {name: value for name, value in settings.items() if value is not None and name not in PLACES}
+    return {name: shown(value) if isinstance(value, str) else value for name, value in said.items()}
+
+
+def results_of(summary: Columns) -> dict[str, float]:
+    """The finite numbers of the results."""
+    found = {f"final/{name}": summary.get(name) for name in RESULTS}
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+class MLflow(Callback):
+    """Log a run to MLflow. ``experiment``: its experiment; by default what MLflow's own variable says."""
+
+    def __init__(self, *, experiment: Annotated[str, Setting("Experiment of MLflow.")] = "") -> None:
+        self._mlflow, self.experiment = extra("mlflow"), experiment
+
+    def on_begin(self, run: Watched) -> None:
+        if self.experiment:
+            self._mlflow.set_experiment(self.experiment)
+        file = run.path / "mlflow-run-id"  # a resumed run continues the same run
+        if file.exists():
+            self._mlflow.start_run(run_id=file.read_text().strip())
+            return
+        started = self._mlflow.start_run(run_name=run.path.name)
+        write_atomically(file, f"{started.info.run_id}\n".encode())
+        self._mlflow.log_params(names_of(run.settings))
+
+    def on_round(self, row: dict[str, Any]) -> None:
+        self._mlflow.log_metrics(metrics_of(row), step=row["round"])
+
+    def on_end(self, summary: Columns) -> None:
+        self._mlflow.log_metrics(results_of(summary))
+        self._mlflow.end_run()
+
+    def on_failure(self, error: BaseException) -> None:
+        self._mlflow.end_run("KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+
+
+class WeightsAndBiases(Callback):
+    """Log a run to Weights & Biases. ``project``: its project; a resumed run continues the same run."""
+
+    def __init__(self, *, project: Annotated[str, Setting("Project of Weights & Biases.")] = "fedlsg") -> None:
+        self._wandb, self.project = extra("wandb"), project
+        self._run: Any = None
+
+    def on_begin(self, run: Watched) -> None:
+        file = run.path / "wandb-run-id"
+        if not file.exists():
+            write_atomically(file, f"{secrets.token_hex(4)}\n".encode())
+        try:
+            self._run = self._wandb.init(
+                project=self.project, name=run.path.name, id=file.read_text().strip(), resume="allow",
+                dir=str(run.path), config=names_of(run.settings),
+                settings=self._wandb.Settings(console="off", save_code=False, disable_git=True),
+            )  # fmt: skip
+        except self._wandb.Error as error:
+            raise ValueError(f"callbacks=wandb: {error} (WANDB_MODE=offline needs no account)") from None
+
+    def on_round(self, row: dict[str, Any]) -> None:
+        self._run.log(metrics_of(row), step=row["round"])
+
+    def on_end(self, summary: Columns) -> None:
+        self._run.summary.update(results_of(summary))
+        self._run.finish()
+
+    def on_failure(self, error: BaseException) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+
 
 BUILT_IN: Mapping[str, type[Callback]] = MappingProxyType(
     {"early-stopping": EarlyStopping, "best-model": BestModel, "mlflow": MLflow, "wandb": WeightsAndBiases}

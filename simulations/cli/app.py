@@ -114,7 +114,7 @@ def plan(
 
     first_look(given)
     with starting():
-        from simulations.estimate.command import plan_command
+        from simulations.estimate import plan_command
 
     plan_command(given, console, phones=phones, dropout=phone_dropout, as_json=json)
 
@@ -178,7 +178,7 @@ def partition(
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
     given = merge({"workload": workload}, config)
     with starting():
-        from simulations.report.partition import partition_command
+        from simulations.inspection.partition import partition_command
 
     partition_command(given, out, console)
 

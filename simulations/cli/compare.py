@@ -80,7 +80,7 @@ def compare(
     view = make_view(axis, link)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     if search:
-        from simulations.compare.search.command import make_job, search_and_runs
+        from simulations.compare.search import make_job, search_and_runs
 
         with console.status("loading data"):
             job = make_job(made, search, sampler=sampler, trials=trials, on=on, out=out)
@@ -149,6 +149,6 @@ def runs(
     Nothing of a run is run. A directory that cannot be read is named, and left out.
     """
     with starting():
-        from simulations.compare.runs_command import runs_command
+        from simulations.exports.runs import runs_command
 
     runs_command(folder, console, sort=sort, reverse=reverse, json=json, compare=compare or (), html=html, opens=opens)

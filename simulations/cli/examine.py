@@ -149,7 +149,7 @@ def attack(
     """
     with starting():
         from fedlsg.attacks.observation import ThreatModel
-        from simulations.attack.command import attack_command
+        from simulations.attack import attack_command
 
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
     given = merge({**named, "device": device}, config)
@@ -162,7 +162,7 @@ def attack(
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         with starting():
-            from simulations.attack.membership.command import membership_command, only
+            from simulations.attack.membership import membership_command, only
 
         run = only(runs or [], asked)
         return membership_command(run, given, console, shadows=shadows, seed=seed, device=where, out=out)
@@ -194,13 +194,13 @@ def export(
     """
     *rest, directory = what
     if rest == ["figures"]:
-        from simulations.exports.figures import figures_command
+        from simulations.exports import figures_command
 
         figures_command(directory, out, console)
         return
     if rest:
         raise ValueError(f"expected RUN, or figures and RUN, got {' '.join(what)}")
-    from simulations.exports.model import export_command
+    from simulations.exports import export_command
 
     named = only_code(merge({"workload": workload, "method": method}, None))
     export_command(directory, out, merge_lora, console, lambda: let_run([directory], named, trust_code))

@@ -1,7 +1,7 @@
 """Many runs next to each other: a grid of runs, one table, figures and a page.
 
-cells/    which runs, and running them        lines       means over seeds         output  files and page
-collect   results of runs, and their labels   table       the table                plots         figures
-command   compare and report                  bytes_axis  axes, bytes at equal epsilon
-search/   settings chosen by trials before
+grid, grid_file   which runs, and a check of all           runner, worker, progress  running them
+collect, lines    results of runs, and means over seeds    table, plots, vary_plots  table, sentences, figures
+bytes_axis        axes, bytes at equal epsilon             command, output           compare and report, files and page
+search/           settings chosen by trials before
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from simulations.compare.cells.grid import Cell, word
-from simulations.compare.cells.runner import Ended, Folder
+from simulations.compare.grid import Cell, word
+from simulations.compare.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.examined import RESULTS, Say, open_run
 from simulations.rundir.journal import Link
@@ -24,7 +24,7 @@ LABELLED = 2
 
 def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: Link | None = None) -> Result:
     """The state of a cell as a result; a run directory that cannot be read is a failed cell."""
-    group = (cell.label, cell.epsilon, cell.rank, cell.sparsity, *cell.varied)
+    group = (cell.label, repr({**cell.given, "seed": None}))
     state = folder.status(cell, record)
     status, reason = state.status, state.reason
     if folder.run(cell).config.exists():

@@ -16,24 +16,15 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
-from simulations.compare.cells.check import check_cells
-from simulations.compare.cells.grid import Cell, Grid, dropped_lines
-from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, read_varied, split_settings, words
-from simulations.compare.cells.progress import GridDisplay, ask_above_an_hour
-from simulations.compare.cells.runner import (
-    Folder,
-    Ray,
-    check_limits,
-    check_same_settings,
-    one_ray,
-    run_cells,
-    share_out,
-)
-from simulations.compare.cells.worker import Outcome
 from simulations.compare.collect import cell_result, read_runs
+from simulations.compare.grid import Cell, Grid, dropped_lines
+from simulations.compare.grid_file import as_toml, check_cells, from_toml, numbers, read_varied, split_settings, words
 from simulations.compare.lines import Line, lines
 from simulations.compare.output import Output, write_page, write_tables
+from simulations.compare.progress import GridDisplay, ask_above_an_hour
+from simulations.compare.runner import Folder, Ray, check_limits, check_same_settings, one_ray, run_cells, share_out
 from simulations.compare.table import comparison_table, notes, unfinished, variants
+from simulations.compare.worker import Outcome
 from simulations.engines.process import sigterm_raises
 from simulations.report.run_page import run_page
 from simulations.report.terminal import print_line, print_note, print_table, print_whole

@@ -6,12 +6,12 @@ it is better than guessing, are those of ``workloads.chance``.
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from simulations.rundir.results import Result
-from simulations.workloads.chance import Chance, beats_chance, standard_error
+from simulations.workloads.base.split import Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"
 
@@ -115,17 +115,20 @@ class Line:
         """The largest epsilon of its runs; inf if nothing is claimed."""
         return max((run.epsilon_max for run in self.done if run.epsilon_max is not None), default=None)
 
+    def _of_all(self, of: Callable[[Result], float | None]) -> list[float]:
+        """A number of each finished run; none if one has none on record."""
+        found = [value for run in self.done if (value := of(run)) is not None]
+        return found if len(found) == len(self.done) else []
+
     @property
     def epsilon_outside(self) -> float | None:
         """The largest epsilon of its runs against a reader of the weights alone; None if a run has none on record."""
-        found = [run.epsilon_outside for run in self.done if run.epsilon_outside is not None]
-        return max(found) if found and len(found) == len(self.done) else None
+        return max(self._of_all(lambda run: run.epsilon_outside), default=None)
 
     @property
     def rho(self) -> float | None:
         """Norm of a step's noise over the clip norm, mean over seeds; None if a run has none on record."""
-        found = [run.summary["rho"] for run in self.done if run.summary.get("rho") is not None]
-        return statistics.fmean(found) if found and len(found) == len(self.done) else None
+        return _mean(self._of_all(lambda run: run.summary.get("rho")))
 
     @property
     def uplink(self) -> float | None:
@@ -135,8 +138,7 @@ class Line:
 
     def mean_of(self, name: str) -> float | None:
         """Mean over finished seeds of a number in summary.json; None where it may not be seen (trust=server)."""
-        found = [run.summary[name] for run in self.done if name in run.summary]
-        return statistics.fmean(found) if found else None
+        return _mean([run.summary[name] for run in self.done if name in run.summary])
 
     @property
     def total_uplink(self) -> float | None:
@@ -151,8 +153,7 @@ class Line:
     @property
     def transfer(self) -> float | None:
         """Seconds on a link, mean over seeds; None if no link is given."""
-        seconds = [run.transfer for run in self.done if run.transfer is not None]
-        return statistics.fmean(seconds) if seconds and len(seconds) == len(self.done) else None
+        return _mean(self._of_all(lambda run: run.transfer))
 
     @property
     def saved(self) -> float | None:
@@ -167,8 +168,7 @@ class Line:
     @property
     def training_seconds(self) -> float | None:
         """Seconds in which clients trained, mean over seeds; the rest is a cell's start, accounting and evaluation."""
-        known = [run.summary["seconds"]["training"] for run in self.done if "seconds" in run.summary]
-        return statistics.fmean(known) if known and len(known) == len(self.done) else None
+        return _mean(self._of_all(lambda run: run.summary.get("seconds", {}).get("training")))
 
     @property
     def over_probe(self) -> float | None:
@@ -186,6 +186,10 @@ class Line:
         own += [f"{name} {value_words(value)}" for name, value in others.items()]
         own += ["client level"] if self.unit == "client" and "unit" not in self.varied else []
         return f"{self.label} ({', '.join(own)})" if own else self.label
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def lines(results: Iterable[Result]) -> list[Line]:

@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, panel_table, panels
-from simulations.compare.headline import sentences
 from simulations.compare.lines import PROBE, Line, lines
 from simulations.compare.plots import Charts, figures
-from simulations.compare.table import comparison_table, notes, table_csv, table_markdown, unfinished, variants
+from simulations.compare.table import (
+    comparison_table,
+    notes,
+    sentences,
+    table_csv,
+    table_markdown,
+    unfinished,
+    variants,
+)
 from simulations.compare.vary_plots import CAPTIONS as VARIED
 from simulations.compare.vary_plots import varied_figures
 from simulations.report.facts import epsilon_section, made_section, row_warnings
-from simulations.report.figure import interactive, picture, plot, png
+from simulations.report.figure import interactive, picture, png
 from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, sections
-from simulations.report.render import render
+from simulations.report.template import render
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.files import write_atomically
 from simulations.rundir.results import Result, results_csv
@@ -69,9 +76,13 @@ def write_page(
     """plots/*.png and report.html: a second or two."""
     table = lines(results)
     made = drawn(table, view)
-    images = {name: png(figure if not isinstance(figure, tuple) else plot(figure)) for name, figure in made.items()}
-    text = page(title, results, table, command=command, grid=grid, view=view, figures=made)
-    write_atomically(folder / "report.html", text.encode())
+    write_report(folder, page(title, results, table, command=command, grid=grid, view=view, figures=made), made)
+
+
+def write_report(folder: Path, html: str, made: "Mapping[str, Charts | Figure]") -> None:
+    """report.html, and its figures as plots/NAME.png; nothing where one cannot be drawn."""
+    images = {name: png(figure) for name, figure in made.items()}
+    write_atomically(folder / "report.html", html.encode())
     for name, image in images.items():
         write_atomically(folder / "plots" / f"{name}.png", image)
 

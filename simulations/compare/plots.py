@@ -9,8 +9,7 @@ from typing import Any
 from simulations.compare.bytes_axis import PLAIN, Panel, View, marked, panels
 from simulations.compare.lines import Line, measured, order
 from simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
-from simulations.report.colours import GREY
-from simulations.report.looks import canonical, looks
+from simulations.report.colours import GREY, canonical, looks
 
 NEAR = 0.1
 """The line of guessing is drawn if it is at most this far below what the means already span, in accuracy."""

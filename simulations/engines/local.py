@@ -17,7 +17,7 @@ from flwr.common.logger import log
 
 from fedlsg.participation import ClientLimit
 from fedlsg.state import RoundPlan
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
 from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
 from simulations.engines.accounts import Accounts

@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from fedlsg.state import RoundPlan
-from simulations.callbacks.callback import Callback
+from simulations.callbacks import Callback
 from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready
 from simulations.engines.process import ignore_interrupts, logging_to

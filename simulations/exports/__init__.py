@@ -1,1 +1,211 @@
-"""What a run left, for programs without fedlsg: ``fedlsg export`` and ``fedlsg payload``."""
+"""What a run left, for programs without fedlsg: ``fedlsg export`` of the model and of figures; ``payload``: payloads.
+
+The model of a finished run is a folder that plain torch, or transformers, loads. Figures of a run or a comparison are
+PDF, SVG and PNG for a column of a paper.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from fedlsg.carriers import merge
+from fedlsg.owner_only import make_parents
+from simulations.compare.collect import read_runs
+from simulations.compare.lines import lines
+from simulations.compare.output import PLAIN, drawn
+from simulations.models.encoder import save_pretrained
+from simulations.models.encoder_source import find_encoder, load_tokenizer
+from simulations.plan.continuity import check_own_code
+from simulations.plan.plan import prepare
+from simulations.report.chart import Chart, keys
+from simulations.report.figure import PIXELS, STYLE, draw_chart, legend_entries, panel_grid, save, use_style, wrap
+from simulations.report.run_page import course
+from simulations.report.terminal import checked, print_line, print_whole
+from simulations.rundir.examined import MODEL
+from simulations.rundir.files import check_writable, seal, write_atomically, writing_to
+from simulations.rundir.rundir import RunDir
+from simulations.rundir.updates import WEIGHTS, read_model, write_model
+from simulations.server.summary import FinalModel, final_model
+from simulations.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+ABOUT = "fedlsg-run.json"
+"""What config.json of a run says: in an exported folder that name belongs to transformers."""
+
+
+def export_command(
+    directory: str, out: str | None, merge_lora: bool, console: Console, let_run: Callable[[], object] = lambda: None
+) -> None:
+    """Write the folder, whole or not at all, and print how to load it; ``let_run``: as in ``read_final``.
+
+    Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA that cannot be
+    merged, or has to be.
+    """
+    run = checked(directory, MODEL, console)
+    settings = run.read_config()
+    if not run.summary.exists():
+        raise ValueError(f"{directory} has not finished: continue it with fedlsg resume {directory}, then export it")
+    folder = Path(out or run.path / "export").expanduser().resolve()
+    if folder.exists():
+        raise ValueError(f"{folder} exists: nothing is overwritten, choose another --out")
+    check_writable(folder.parent)
+    final = read_final(run, settings, let_run)
+    lora, said = final.facts["lora"], final.facts["transformers"]
+    if merge_lora:
+        final = without_adapters(final)
+    elif lora and said:
+        raise ValueError(
+            f"{said['class']} of transformers has no place for LoRA's factors: add --merge-lora, or load "
+            f"{run.path / WEIGHTS} with torch"
+        )
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        with writing_to(folder):
+            make_parents(partial)
+            if said:
+                write_transformers(partial, final, settings)
+            else:
+                write_model(partial, final.tensors, final.facts, about=ABOUT)
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    print_whole(f"exported to {folder}", console)
+    print_whole(how_to_load(folder, said), console)
+
+
+def read_final(run: RunDir, settings: Settings, let_run: Callable[[], object] = lambda: None) -> FinalModel:
+    """The model that a run left; that of its checkpoint if an older version of fedlsg left no model.
+
+    ``let_run`` is called before code of the run's own is needed, which is for the model of a checkpoint alone.
+    Raises ValueError if there is neither; DamagedError.
+    """
+    try:
+        tensors, facts = read_model(run.path)
+        return FinalModel(tensors=tensors, facts=facts)
+    except FileNotFoundError as error:
+        if not run.has_checkpoint:
+            name = Path(error.filename).name
+            raise ValueError(f"{run.path} holds no {name} and no checkpoint: restore one from a copy") from None
+    let_run()
+    base = prepare(replace(settings, device="cpu"))
+    check_own_code(base, run)
+    state = base.server_state()
+    state.load_state_dict(run.load_checkpoint()["server"])
+    return final_model(base, state)
+
+
+def without_adapters(final: FinalModel) -> FinalModel:
+    """The same model with W_0 + s B A in place of LoRA's factors.
+
+    Raises ValueError for a model without them, or whose layers are not linear in their weights.
+    """
+    lora = final.facts["lora"]
+    if lora is None:
+        raise ValueError(f"method {final.facts['method']!r} trains no factors of LoRA: leave --merge-lora out")
+    if not lora["merges"]:
+        raise ValueError(
+            "this model standardises its weights: W_0 + s B A in one layer is another function than the two that were "
+            "trained; leave --merge-lora out"
+        )
+    paths, trained = lora["layers"], set(final.facts["trained"])
+    tensors = merge(final.tensors, paths, lora["scale"])
+    trained |= {f"{path}.weight" for path in paths}
+    trained |= {f"{path}.bias" for path in paths if f"{path}.base.bias" in trained}
+    changed = {"lora": None, "lora_merged": True, "trained": [name for name in tensors if name in trained]}
+    return FinalModel(tensors=tensors, facts={**final.facts, **changed})
+
+
+def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> None:
+    """What ``from_pretrained`` reads; the tokenizer too, if it is on this machine or on the hub."""
+    try:
+        save_pretrained(folder, final.tensors, final.facts["transformers"])
+    except ImportError as error:
+        raise ModuleNotFoundError("text models need the text extra: pip install 'fedlsg[text]'") from error
+    about: Mapping[str, Any] = {name: value for name, value in final.facts.items() if name != "transformers"}
+    write_atomically(folder / ABOUT, seal(about, indent=2))
+    with suppress(OSError, ValueError, ImportError):  # weights are the model; a user may have the tokenizer elsewhere
+        data_root = None if settings.data_dir is None else Path(settings.data_dir)
+        source = find_encoder(str(final.facts["model"]), final.facts["options"].get("pretrained"))
+        load_tokenizer(source, data_root).save_pretrained(folder)
+
+
+def how_to_load(folder: Path, said: Mapping[str, Any] | None) -> str:
+    """One line of Python."""
+    if said is None:
+        return f"model.load_state_dict(safetensors.torch.load_file({str(folder / WEIGHTS)!r}))"
+    if said["head"] is None and said["pooling"] == "own":
+        return f"transformers.{said['class']}.from_pretrained({str(folder)!r})"
+    own_code = "" if said["pooling"] == "own" else ", trust_remote_code=True"
+    return f"transformers.AutoModelForSequenceClassification.from_pretrained({str(folder)!r}{own_code})"
+
+
+COLUMN = 3.3
+"""Inches of a column of a paper with two."""
+PAPER: Any = {
+    **STYLE, "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 7,
+    "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42, "svg.fonttype": "path",
+}  # fmt: skip
+KINDS = ("pdf", "svg", "png")
+
+
+def figures_command(directory: str, out: str | None, console: Console) -> None:
+    """Write each chart in each form. Raises ValueError for a folder that is no run and no comparison."""
+    path = Path(directory).expanduser().resolve()
+    folder = Path(out or f"figures-{path.name}").expanduser().resolve()
+    charts = charts_of(path, console)
+    if not charts:
+        raise ValueError(f"{directory} has no finished round: there is nothing to draw")
+    with writing_to(folder):
+        for name, chart in charts.items():
+            for kind in KINDS:
+                write_atomically(folder / f"{name}.{kind}", save_paper(chart, kind))
+    print_whole(f"{len(charts)} figures, each as {', '.join(KINDS)}, in {folder}", console)
+
+
+def charts_of(path: Path, console: Console) -> dict[str, Chart]:
+    """By file name: of a run its rounds, of a comparison all its figures but heat maps, which have a table."""
+    results = read_runs([path], say=lambda line: print_line(line, console, "yellow"))
+    if len(results) == 1:
+        (run,) = results
+        found = {"": course(run.rows, None if run.chance is None else run.chance.level)} if run.rows else {}
+    else:
+        found = {name: made for name, made in drawn(lines(results), PLAIN).items() if isinstance(made, tuple)}
+    named: dict[str, Chart] = {}
+    for group, charts in found.items():
+        for chart in charts:
+            words = [group] if group and len(charts) == 1 else [group, chart.title]
+            named["-".join(filter(None, map(_file_name, words)))] = chart
+    return named
+
+
+def _file_name(words: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+@partial(use_style, style=PAPER)
+def paper(chart: Chart) -> "Figure":
+    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the file."""
+    entries = -(-len(keys([chart])) // 2)
+    figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
+    draw_chart(axes, chart)
+    axes.set_ylabel(wrap(chart.y.label or chart.title))
+    if found := legend_entries([axes]):
+        figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
+    return figure
+
+
+def save_paper(chart: Chart, kind: str) -> bytes:
+    """The figure of ``paper`` as pdf, svg or png (600 dots an inch), the same bytes each time."""
+    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
+    return save(paper(chart), PAPER, format=kind, dpi=600, metadata=dated)

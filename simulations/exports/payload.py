@@ -134,7 +134,7 @@ def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
 
 def derived(run: RunDir, round: int, client: int) -> Context:
     """From the public weights of the round, as the client derived its frame: this loads the data and the model."""
-    from simulations.attack.recorded.observations import load_record
+    from simulations.attack.observations import load_record
 
     record = load_record(run)
     plan = record.plan(round, client, record.model_of(round))

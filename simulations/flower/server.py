@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 import strategies
 from simulations.api.finished import Run
-from simulations.callbacks.callback import Callback, as_callbacks
+from simulations.callbacks import Callback, as_callbacks
 from simulations.flower.client import OWN_CODE, AnnouncingGrid, announcement, code_digest, give, note_other_torch
 from simulations.rundir.lock import create
 from simulations.rundir.tables import Row

@@ -1,1 +1,269 @@
-"""What ``fedlsg inspect`` measures on a simulation, and how it is shown. Nothing in here is private."""
+"""What ``fedlsg inspect`` measures on a simulation, and how it is shown. Nothing in here is private.
+
+Here is what is inspected: a model at W_t with its W_0, the frame of its next round, and examples of the training data.
+Reads a run directory and writes nothing into it: no ledger is opened, no checkpoint saved.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from fedlsg.carriers import find_output_layer
+from fedlsg.frame import EVERYTHING, Frame
+from fedlsg.gradients import call, per_example_gradients, trainable
+from fedlsg.method import Method
+from fedlsg.randomness import own_draws, public_generator, seed_draws
+from fedlsg.state import ServerState
+from fedlsg.training import per_unit
+from simulations import workloads
+from simulations.engines.watchers import scratch
+from simulations.plan.continuity import check_own_code
+from simulations.plan.plan import Base, Plan, count_blocks, prepare
+from simulations.rundir.results import refuse_own_noise
+from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
+from simulations.settings.checks import refuse_client_level
+from simulations.settings.published import resolve
+from simulations.settings.run import Device
+from simulations.settings.settings import Settings, from_mapping
+from simulations.workloads import Progress, silent, to_device
+from simulations.workloads.base.split import Inputs
+from simulations.workloads.images.augment import draw_round, drawn_copies
+
+Batch = tuple[Inputs, Tensor]
+PASS_BYTES = 2**28
+"""Most bytes for per-example gradients of one microbatch; one example may take more."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A prepared run at one moment. ``start`` is W_0 of every trainable parameter, ``run`` None without a run."""
+
+    base: Base
+    state: ServerState
+    start: Mapping[str, Tensor]
+    run: Path | None
+
+    @property
+    def model(self) -> nn.Module:
+        return self.state.model
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """W_t by name."""
+        return self.state.public.parameters
+
+    @property
+    def moved(self) -> bool:
+        """Whether W_t differs from W_0."""
+        return any(not torch.equal(W, self.start[name]) for name, W in self.weights.items())
+
+    @cached_property
+    def round(self) -> int:
+        """The round whose frame is inspected: the next one, or the last one of a finished run."""
+        return min(self.state.round + 1, self.base.schedule.rounds)
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the papers' figures."""
+        owners = {f"{n}.weight" if n else "weight" for n, m in self.model.named_modules() if _is_matrix(m)}
+        return tuple(name for name in self.weights if name in owners)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The frame that the server would announce."""
+        return self.state.frame(self.round)
+
+    def frame_of(self, method: Method) -> Frame:
+        """The frame of the same round under another mask: the carriers are the same."""
+        public = self.state.public
+        public = replace(public, method=method, initial={**self.start, **public.initial})
+        return public.frame(self.round, updates=self.state.updates, basis=self.state.basis_of(self.round))
+
+    @property
+    def classifier(self) -> str:
+        """Name of the output layer's weight."""
+        return find_output_layer(self.model, self.state.public.classifier) + ".weight"
+
+    @property
+    def copies(self) -> int:
+        """Augmented copies of each example in a batch."""
+        return 1 if self.base.augment is None else self.base.local.multiplicity
+
+    def rows(self, examples: int) -> Int64[Tensor, " n"]:
+        """At most ``examples`` rows of the training split, drawn by the public seed."""
+        total = len(self.base.workload.train)
+        draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
+        return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
+
+    def batches(self, rows: Int64[Tensor, " n"], size: int) -> Iterator[Batch]:
+        """Inputs and targets of ``rows`` in batches of ``size``, prepared and augmented as on a client."""
+        train, augment, changes = self.base.workload.train, self.base.augment, None
+        if augment is not None:
+            generator = public_generator(self.state.seed, "inspect", "augment")
+            changes = draw_round(augment, len(train), self.copies, generator)
+        for run in rows.split(size):
+            inputs, targets = train.batch(run)
+            if augment is not None and changes is not None:
+                inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
+            yield to_device(inputs, self.base.device), targets.to(self.base.device)
+
+    def at_start(self) -> AbstractContextManager[None]:
+        """Inside, the model has the weights W_0."""
+        return self.at(self.start)
+
+    @contextmanager
+    def at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the model has these weights, by name."""
+        now = {name: W.clone() for name, W in self.weights.items()}
+        _write(self.model, weights)
+        try:
+            yield
+        finally:
+            _write(self.model, now)
+
+    @contextmanager
+    def same_dropout(self) -> Iterator[None]:
+        """Every pass draws the same dropout, and torch's own generator stays as it was."""
+        with own_draws(self.base.device):
+            seed_draws(public_generator(self.state.seed, "inspect", "dropout").initial_seed(), self.base.device)
+            yield
+
+
+def subject_of_run(
+    path: str, *, device: Device = "auto", progress: Progress = silent, clients: bool = False
+) -> Subject:
+    """The last checkpoint of a run directory, on ``device``, wherever the run was made.
+
+    ``clients``: also of a run whose unit is a client. Raises ValueError if it is none, or has other parameters.
+    """
+    directory = RunDir.open(path)
+    refuse_own_noise(directory)
+    settings = replace(directory.read_config(), device=device)
+    saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
+    return _subject(settings, directory.path, saved, progress, clients=clients)
+
+
+def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent, clients: bool = False) -> Subject:
+    """A run that was never started, at its initial weights. Settings as ``fedlsg run`` takes them.
+
+    ``clients``: also with unit=client.
+    """
+    return _subject(from_mapping(resolve(given)), None, None, progress, clients=clients)
+
+
+def refuse_settings(run: str | None, given: Mapping[str, object]) -> None:
+    """Raise ValueError for settings next to a run directory, and for the name of a workload in its place."""
+    if run is not None and run in workloads.names() and not Path(run).exists():
+        raise ValueError(f"{run} is a workload and no run directory: expected --workload {run}")
+    if run is not None and given:
+        raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
+
+
+def _subject(
+    settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress, *, clients: bool
+) -> Subject:
+    if not clients:
+        refuse_client_level(settings, "inspection")
+    base = prepare(settings, progress=progress)
+    if run is not None:
+        check_own_code(base, RunDir(run))
+    else:
+        count_blocks(base)  # what a run checks of its model before it starts
+    public = base.public_state()
+    start = {name: p.clone() for name, p in public.parameters.items()}
+    state = base.server_state(public)
+    if saved is not None:
+        state.load_state_dict(saved["server"])
+    return Subject(base=base, state=state, start=start, run=run)
+
+
+@contextmanager
+def run_in_scratch(plan: Plan, on_round: Callable[[Row], None]) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+    """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder, and the summary."""
+    from simulations.client.model import serving
+    from simulations.engines import local
+
+    with scratch() as folder:
+        directory = RunDir(folder)
+        plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)))
+        directory.write_config(plan.settings)
+        with serving(plan):
+            summary = local.run(plan, directory, on_round=on_round, page=False)
+        yield directory, summary
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Conv2d)
+
+
+def _write(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, p in trainable(model).items():
+            p.copy_(weights[name])
+
+
+def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Tensor]:
+    """Mean gradient of every trainable parameter over the examples, without clip and noise."""
+    parameters = trainable(subject.model)
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
+    with subject.same_dropout():
+        for inputs, targets in subject.batches(rows, microbatch):
+            outputs = partial(call, subject.model, inputs)
+            losses = subject.base.local.precision.losses(outputs, subject.base.workload.loss, targets, targets)
+            found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+            for name, dW in zip(parameters, found, strict=True):
+                if dW is not None:
+                    total[name] += dW / (len(rows) * subject.copies)
+    return total
+
+
+def unmasked(frame: Frame) -> Frame:
+    """The same coordinates, all kept."""
+    return replace(frame, blocks=tuple(replace(block, keep=EVERYTHING) for block in frame.blocks))
+
+
+def passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterator[list[Float[Tensor, "batch kept"]]]:
+    """The gradients that are clipped, by microbatch: as in ``client_step``."""
+    local = subject.base.local
+    fits = max(1, PASS_BYTES // (4 * frame.kept))
+    size = max(1, min(local.microbatch_size, fits) // subject.copies)
+    losses = subject.base.workload.loss
+    with subject.same_dropout():
+        for inputs, targets in subject.batches(rows, size):
+            gradients = per_example_gradients(subject.model, losses, inputs, targets, frame, precision=local.precision)
+            yield per_unit(gradients, frame, subject.copies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Final accuracies of one run with clip and noise, with the clip alone, and with neither; None if training failed.
+
+    Without the clip it failed if it diverged, or only guesses: the learning rate is too large for longer gradients.
+    standard_error: of one of them, from the size of the test split. rho: norm of a step's noise over the clip norm.
+    Each is None if it is not on record.
+    """
+
+    with_noise: float
+    clip_only: float | None
+    neither: float | None
+    standard_error: float | None
+    rho: float | None = None
+
+    @property
+    def noise(self) -> float | None:
+        """What the noise costs, a share of the test examples; negative if it helps."""
+        return None if self.clip_only is None else self.clip_only - self.with_noise
+
+    @property
+    def clip(self) -> float | None:
+        """What the clip costs at the run's learning rate."""
+        return None if self.neither is None or self.clip_only is None else self.neither - self.clip_only

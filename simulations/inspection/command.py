@@ -1,7 +1,8 @@
 """``fedlsg inspect``: gradient statistics that the papers show, of a run or of a method before any training.
 
 For simulations only: it reads gradients of the training data without noise, and what it writes is not private. It opens
-no ledger and changes no file that a run reads.
+no ledger and changes no file that a run reads. ``--noiseless`` trains the run again without noise, and without both, to
+say what noise and clip cost.
 """
 
 from collections.abc import Sequence
@@ -9,19 +10,31 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
-from simulations.compare.cells.grid_file import numbers
-from simulations.inspection.energy import kept_rows
-from simulations.inspection.kinds import rounds_of
+from fedlsg.payload import DEFAULT_CODEC
+from fedlsg.privacy.mechanism import MechanismKind
+from simulations.compare.grid_file import numbers
+from simulations.inspection import (
+    Costs,
+    Subject,
+    refuse_settings,
+    run_in_scratch,
+    subject_of_run,
+    subject_of_settings,
+)
+from simulations.inspection.energy import kept_rows, rounds_of
 from simulations.inspection.measure import inspect
-from simulations.inspection.output import WARNING, first_factors, folder, lead, resolve_layer, write
-from simulations.inspection.retrain import diagnosis, finished, measure_costs
-from simulations.inspection.subject import refuse_settings, subject_of_run, subject_of_settings
+from simulations.inspection.output import WARNING, diagnosis, first_factors, folder, lead, resolve_layer, write
 from simulations.inspection.tables import shown_sparsity, shown_tables
-from simulations.report.terminal import checked, print_line, print_table, print_whole
+from simulations.report.progress import count_bar
+from simulations.report.terminal import checked, print_line, print_table, print_whole, print_written
+from simulations.report.words import duration
 from simulations.rundir.examined import RECORD, STATE
+from simulations.rundir.results import Result, read_run
+from simulations.server.ready import ready_plan
 from simulations.settings.run import Device
+from simulations.settings.settings import Settings, codec_settings, from_values, values_of
+from simulations.workloads.base.split import beats_chance, standard_error
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -82,4 +95,61 @@ def inspect_command(
         print_whole(f"clip factors of the first examples (1: not clipped), {name}: {text}", console)
     if found.costs is not None:
         print_line(diagnosis(found.costs), console, "bold")
-    console.print(f"[bold]written[/bold]  {escape(str(path))}/inspection.html", highlight=False, soft_wrap=True)
+    print_written(path, ("inspection.html",), console)
+
+
+DROPPED = {"epsilon", "noise_multiplier", "downlink", "downlink_codec", "run_dir"}
+"""Settings of the run that need noise, or a place."""
+
+
+def measure_costs(subject: Subject, console: Console) -> Costs:
+    """Train twice more on this process: same seed, rounds and rates, values as float32, nothing of it is kept.
+
+    Raises ValueError without a finished run with clip and noise that has an accuracy.
+    """
+    result = finished(subject)
+    settings = subject.base.settings
+    seconds = duration(float(result.summary["wall_seconds"]))
+    console.print(f"training twice more, each about as long as the run ({seconds})", highlight=False)
+    rounds = subject.base.schedule.rounds
+    with count_bar(console, "training, round", 2 * rounds) as tick:
+        clip_only, neither = (accuracy(under(settings, kind), tick) for kind in ("clip-only", "none"))
+    assert result.accuracy is not None
+    if neither is not None and result.chance is not None and not beats_chance([neither], result.chance):
+        neither = None
+    error = None if result.chance is None else standard_error([result.accuracy], result.chance)
+    return Costs(
+        with_noise=result.accuracy, clip_only=clip_only, neither=neither, standard_error=error,
+        rho=result.summary.get("rho"),
+    )  # fmt: skip
+
+
+def finished(subject: Subject) -> Result:
+    """The results of the subject's run. Raises ValueError, with the reason, for one whose noise has no known cost."""
+    if subject.run is None:
+        raise ValueError("--noiseless trains a finished run again: give the run directory, in place of --workload")
+    result, mechanism = read_run(subject.run), subject.base.method.mechanism
+    if not (mechanism.clips and mechanism.adds_noise):
+        raise ValueError(f"--noiseless needs a run with clip and noise, and this one has mechanism {mechanism.kind!r}")
+    if not result.done or result.summary["stopped"]:
+        raise ValueError("--noiseless needs a run that trained to its last round: continue it with fedlsg resume first")
+    if result.accuracy is None:
+        raise ValueError(f"--noiseless compares accuracies, and workload {result.settings['workload']} has none")
+    return result
+
+
+def under(settings: Settings, kind: MechanismKind) -> Settings:
+    """The same run under a mechanism without noise, in one process; its batches repeat with the seed."""
+    dropped = DROPPED | codec_settings().keys()
+    values = {name: value for name, value in values_of(settings).items() if name not in dropped}
+    fixed = {
+        "mechanism": kind, "codec": DEFAULT_CODEC, "engine": "local", "reproducible": True, "record_updates": False,
+        "evaluate_every": 10**6,
+    }  # fmt: skip
+    return from_values({**values, **fixed})
+
+
+def accuracy(settings: Settings, tick: Any) -> float | None:
+    """Final accuracy of a run in a folder that is deleted; None if it diverged."""
+    with run_in_scratch(ready_plan(settings), lambda row: tick()) as (_, summary):
+        return None if summary["diverged"] else summary["accuracy"]

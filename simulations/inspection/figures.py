@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
-from simulations.inspection.clips import ClipRow
+from simulations.inspection import Subject
 from simulations.inspection.energy import KeptRow, kinds_of
-from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
+from simulations.inspection.measure import SOURCES, ClipRow, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.sparsified import Counts, Deviations, Sparsified
-from simulations.inspection.subject import Subject
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
 from simulations.report.figure import new_figure, use_style
@@ -257,9 +256,9 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
     return figure
 
 
-def tiled(matrix: Tensor, side: int = MAP_SIDE) -> Tensor:
+def tiled(matrix: Tensor) -> Tensor:
     """The matrix, or the largest entry of each tile if it is large: thin lines survive that, means would fade them."""
-    shape = [min(side, size) for size in matrix.shape]
+    shape = [min(MAP_SIDE, size) for size in matrix.shape]
     pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)[0, 0]
     return pooled
 

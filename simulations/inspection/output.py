@@ -5,14 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedlsg.owner_only import make_parents
+from simulations.inspection import Costs, Subject
 from simulations.inspection.energy import meanings
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
-from simulations.inspection.retrain import diagnosis
-from simulations.inspection.subject import Subject
 from simulations.inspection.tables import MEANING, masked_tables, rows_of, share_table, summary_table
-from simulations.report.figure import interactive, photo, plot, png
+from simulations.report.figure import interactive, photo, png
 from simulations.report.page import (
     Code,
     Drawing,
@@ -27,9 +25,11 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.render import render
 from simulations.report.table import csv_of
-from simulations.rundir.files import check_writable, write_atomically, writing_to
+from simulations.report.template import render
+from simulations.report.terminal import write_private
+from simulations.report.words import percent
+from simulations.rundir.files import check_writable, writing_to
 
 WARNING = (
     "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "
@@ -109,7 +109,7 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
-    images = {name: png(plot(one) if isinstance(one, tuple) else one) for name, one in made.items()}
+    images = {name: png(one) for name, one in made.items()}
     pictures = [
         interactive(one, _caption(name), columns=3 if len(one) > 2 else 2)
         if isinstance(one, tuple)
@@ -122,11 +122,9 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
     with writing_to(path):
-        make_parents(path, private=True)  # of gradients without noise
         for stale in (*path.glob("intensity-*.png"), *(file for name in shown for file in path.glob(f"{name}.*"))):
             stale.unlink()
-        for name, content in files.items():
-            write_atomically(path / name, content, private=True)
+    write_private(path, files)
     return list(files)
 
 
@@ -230,3 +228,28 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
             ),
         )
     )
+
+
+def diagnosis(costs: Costs) -> str:
+    """One sentence: the three accuracies, what the noise of which rho costs, and what the clip costs."""
+    noise = "noise" if costs.rho is None else f"noise (rho {costs.rho:.2f})"
+    reached = (
+        f"Accuracy {percent(costs.with_noise)} with clip and {noise}, {reach(costs.clip_only)} with the clip alone, "
+        f"{reach(costs.neither)} with neither, at the same learning rate"
+    )
+    words = [f"the noise {costs_of(costs.noise)}", f"the clip {costs_of(costs.clip)}"]
+    error = costs.standard_error
+    unsure = "" if error is None else f", standard error of each accuracy {100 * error:.1f} points"
+    return f"{reached}: {' and '.join(words)} (one seed{unsure})."
+
+
+def reach(accuracy: float | None) -> str:
+    """An accuracy, or that there is none."""
+    return "none (training fails)" if accuracy is None else percent(accuracy)
+
+
+def costs_of(points: float | None) -> str:
+    """What something costs or brings, in points."""
+    if points is None:
+        return "has no known cost"
+    return f"{'costs' if points >= 0 else 'brings'} {abs(100 * points):.1f} points"

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedlsg.masks.rules import uniform
 from fedlsg.randomness import public_generator
-from simulations.inspection.clips import passes, unmasked
-from simulations.inspection.subject import Subject
+from simulations.inspection import Subject, passes, unmasked
 from simulations.rundir.files import load_array
 from simulations.rundir.updates import round_folder
 

@@ -5,12 +5,10 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import Any
 
-from simulations.inspection.clips import ClipRow
-from simulations.inspection.energy import KeptRow, kinds_of, whole
-from simulations.inspection.kinds import PRIVATE
-from simulations.inspection.measure import SOURCES, Inspection, LayerRow
+from simulations.inspection import Subject
+from simulations.inspection.energy import PRIVATE, KeptRow, kinds_of, whole
+from simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRow
 from simulations.inspection.sparsified import Counts, Sparsified
-from simulations.inspection.subject import Subject
 from simulations.report.page import RowKind, Table
 from simulations.report.table import Column, make_table
 

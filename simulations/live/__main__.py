@@ -7,9 +7,7 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 
-from simulations.live.browser import open_file
-from simulations.live.page import ENTRY, LAST_SECONDS, LivePage
-from simulations.live.server import LiveServer
+from simulations.live import ENTRY, LAST_SECONDS, LivePage, LiveServer, open_file
 from simulations.report.template import LIVE_ENTRY
 from simulations.rundir.files import write_atomically
 

@@ -15,20 +15,16 @@ from time import monotonic, sleep
 
 from rich.console import Console
 
-from simulations.live.browser import has_browser
-from simulations.live.page import ENTRY, LAST_SECONDS
+from simulations.live import ENTRY, LAST_SECONDS, has_browser
 from simulations.report.terminal import print_line, print_whole
 
 START_SECONDS = 20.0
 
 
 @contextmanager
-def following(folder: Path, console: Console, *, opens: bool | None = None) -> Iterator[None]:
-    """Serve the page of a run while the block runs. Where that cannot be done, the run goes on without it.
-
-    ``opens``: whether a browser is started; by default if there is one.
-    """
-    opens = has_browser() if opens is None else opens
+def following(folder: Path, console: Console) -> Iterator[None]:
+    """Serve the page of a run while the block runs, in a browser if there is one. If it cannot, the run goes on."""
+    opens = has_browser()
     (folder / ENTRY).unlink(missing_ok=True)  # of a run that was killed
     command = [sys.executable, "-P", "-m", "simulations.live", str(folder), "open" if opens else "wait"]
     places = os.pathsep.join(place for place in sys.path if place)

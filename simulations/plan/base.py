@@ -34,7 +34,7 @@ from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
 from simulations.workloads import Fetch, LoadedWorkload, Split, build_model, fetcher
 from simulations.workloads.base.split import Augment
-from simulations.workloads.parts import Parts
+from simulations.workloads.partition import Parts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

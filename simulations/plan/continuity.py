@@ -22,7 +22,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.settings.participation import trace_digest
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
-from simulations.workloads.parts import digest
+from simulations.workloads.partition import digest
 
 HARMLESS = frozenset({
     "engine", "device", "threads", "client_cpus", "client_gpus", "workers", "data_from",

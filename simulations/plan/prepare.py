@@ -42,14 +42,8 @@ from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, fill, resolved
 from simulations.settings.run import Resolved
 from simulations.settings.settings import AUTO, Settings, as_config
-from simulations.workloads import (
-    LoadedWorkload,
-    Options,
-    Progress,
-    public_rows,
-    silent,
-)
-from simulations.workloads.base.workload import normalised
+from simulations.workloads import LoadedWorkload, Options, Progress, public_rows, silent
+from simulations.workloads.base import normalised
 from simulations.workloads.partition import SCHEMES, matching_parts, natural_parts, partition
 
 

@@ -20,7 +20,7 @@ from fedlsg.user_code.objects import restored
 from simulations.plan.base import Base
 from simulations.workloads import Split, to_device
 from simulations.workloads.base.split import NoRows
-from simulations.workloads.rows.form import Prepare
+from simulations.workloads.rows import Prepare
 
 AT_ONCE = 4096
 """Rows that are looked at together, and most that are prepared in order to look at what a transform makes of them."""

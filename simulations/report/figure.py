@@ -1,4 +1,4 @@
-"""The style of every figure: colours, fonts, legends; and figures as PNG and as parts of a page.
+"""The style of every figure: colours, fonts, legends; figures as PNG, and as parts of a page: SVG with ids of its own.
 
 Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to figure; markers say the
 same again. Figures are drawn without pyplot: no window, no global state.
@@ -6,31 +6,24 @@ same again. Figures are drawn without pyplot: no window, no global state.
 
 import base64
 import functools
+import hashlib
+import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ParamSpec
+from xml.etree import ElementTree
 
-from simulations.report.chart import (
-    GUESSING,
-    Chart,
-    Series,
-    Values,
-    chart_data,
-    describe,
-    is_number,
-    keys,
-    share_names,
-)
+from simulations.report.chart import GUESSING, Chart, Series, Values, chart_data, describe, is_number, keys, share_names
 from simulations.report.chart import Axis as AxisOf
 from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
 from simulations.report.page import Drawing, Panel, Picture, script_json
-from simulations.report.svg import part_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 P = ParamSpec("P")
 
@@ -38,8 +31,6 @@ PIXELS = 96
 """CSS pixels of an inch."""
 PANEL, WIDE, STILL = 4.2, 7.2, 5.6
 """Inches of a chart next to another one, alone, and alone on a page that a phone can show."""
-COLUMN = 3.3
-"""Inches of a column of a paper with two."""
 ENTRY = 1.9
 """Inches of an entry of a legend."""
 DENSE, QUALITY = 90, 45
@@ -53,20 +44,16 @@ STYLE: Any = {
     "lines.markersize": 5, "savefig.facecolor": WHITE, "svg.fonttype": "none", "svg.hashsalt": "fedlsg",
     "text.parse_math": False,
 }  # fmt: skip
-PAPER: Any = {
-    **STYLE, "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 7,
-    "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42, "svg.fonttype": "path",
-}  # fmt: skip
 
 
-def use_style(draw: "Callable[P, Figure]") -> "Callable[P, Figure]":
-    """Decorator: the function draws its figure in this module's style."""
+def use_style(draw: "Callable[P, Figure]", style: Any = STYLE) -> "Callable[P, Figure]":
+    """Decorator: the function draws its figure in this module's style, or another."""
 
     @functools.wraps(draw)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> "Figure":
         import matplotlib
 
-        with matplotlib.rc_context(STYLE):
+        with matplotlib.rc_context(style):
             return draw(*args, **kwargs)
 
     return draw_in_style
@@ -91,46 +78,26 @@ def panel_grid(count: int, columns: int, size: tuple[float, float], more: float 
 
 
 @use_style
-def plot(charts: Sequence[Chart], *, columns: int = 2, size: tuple[float, float] | None = None) -> "Figure":
-    """All charts as one figure of matplotlib: for notebooks, PNG and papers. ``size``: of a chart, in inches."""
+def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
+    """All charts as one figure of matplotlib: for notebooks, PNG and papers."""
     shared = share_names(charts)
     across = min(columns, len(charts))
-    size = size or (WIDE if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
+    size = (WIDE if across == 1 else PANEL, max(chart.height for chart in charts) / PIXELS)
     legend = keys(charts) if shared else ()
     entries = max(1, round(across * size[0] / ENTRY))
     figure, panels = panel_grid(len(charts), columns, size, 0.22 * -(-len(legend) // entries))
     for axes, chart in zip(panels, charts, strict=True):
         draw_chart(axes, chart)
         axes.set_title(chart.title, fontsize="medium", loc="left")
-        if not shared and len(own := _handles([axes])) > (not chart.series[0].name):
+        if not shared and len(own := legend_entries([axes])) > (not chart.series[0].name):
             axes.legend(own.values(), own.keys())
     if shared:
-        found = _handles(panels)
+        found = legend_entries(panels)
         figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=entries)
     return figure
 
 
-def paper(chart: Chart) -> "Figure":
-    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the file."""
-    import matplotlib
-
-    with matplotlib.rc_context(PAPER):
-        entries = -(-len(keys([chart])) // 2)
-        figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
-        draw_chart(axes, chart)
-        axes.set_ylabel(wrap(chart.y.label or chart.title))
-        if found := _handles([axes]):
-            figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, fontsize=7)
-    return figure
-
-
-def save_paper(chart: Chart, kind: str) -> bytes:
-    """The figure of ``paper`` as pdf, svg or png (600 dots an inch), the same bytes each time."""
-    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[kind]
-    return _save(paper(chart), PAPER, format=kind, dpi=600, metadata=dated)
-
-
-def _handles(panels: "Iterable[Axes]") -> dict[str, Any]:
+def legend_entries(panels: "Iterable[Axes]") -> dict[str, Any]:
     """Handles by label, each once, guessing last."""
     found = {label: h for axes in panels for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     return dict(sorted(found.items(), key=lambda item: item[0] == GUESSING))
@@ -239,13 +206,13 @@ def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = panel_grid(1, 1, size)
         draw_chart(axes, chart)
-        return part_of(_save(figure, format="svg", metadata={"Date": None}, facecolor="none"), size)
+        return part_of(save(figure, format="svg", metadata={"Date": None}, facecolor="none"), size)
 
 
 def picture(figure: "Figure", caption: str, title: str, words: str) -> Drawing:
     """A figure of another kind as it is, in one panel."""
     size = tuple(float(side) for side in figure.get_size_inches())
-    svg, pixels = part_of(_save(figure, format="svg", metadata={"Date": None}, facecolor="none"), (size[0], size[1]))
+    svg, pixels = part_of(save(figure, format="svg", metadata={"Date": None}, facecolor="none"), (size[0], size[1]))
     return Drawing(panels=(Panel(svg=svg, size=pixels, title=title, words=words),), caption=caption, columns=1)
 
 
@@ -253,17 +220,18 @@ def photo(figure: "Figure", caption: str) -> Picture:
     """A figure of many pixels on a page: compressed, on a light ground."""
     uri = (
         "data:image/webp;base64,"
-        + base64.b64encode(_save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY})).decode()
+        + base64.b64encode(save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY})).decode()
     )
     return Picture(uri=uri, width=round(figure.get_figwidth() * PIXELS), caption=caption)
 
 
-def png(figure: "Figure") -> bytes:
-    """The figure as PNG at 150 dots an inch."""
-    return _save(figure, format="png", dpi=150)
+def png(drawn: "tuple[Chart, ...] | Figure") -> bytes:
+    """Charts, or a figure of matplotlib, as PNG at 150 dots an inch."""
+    return save(plot(drawn) if isinstance(drawn, tuple) else drawn, format="png", dpi=150)
 
 
-def _save(figure: "Figure", style: Any = None, **options: Any) -> bytes:
+def save(figure: "Figure", style: Any = None, **options: Any) -> bytes:
+    """The figure as a file of matplotlib, in the style of pages by default."""
     import matplotlib
 
     file = BytesIO()
@@ -284,3 +252,45 @@ def short_bytes(value: float, _: Any = None) -> str:
             return f"{value:g} {unit}"
         value /= 1000
     return f"{value:g} GB"
+
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+SCALE = 96 / 72
+"""CSS pixels in one of matplotlib's points."""
+DIGITS = re.compile(r"(\d+\.\d{2})\d+")
+FONT = re.compile(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*")
+FAMILY = re.compile(r"font-family: [^;\"]*;? ?")
+SIZE = re.compile(r"font-size: ([\d.]+)px")
+REFERENCE = re.compile(r'(?:url\(|href=")#([^")]+)')
+TAG = re.compile(r"<[^<>]*>")
+
+
+def part_of(save: bytes, size: tuple[float, float]) -> tuple[str, tuple[int, int]]:
+    """What is inside of an SVG of ``size`` inches, scaled to CSS pixels, and its size in them."""
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    root = ElementTree.fromstring(save)
+    inner = "".join(ElementTree.tostring(one, encoding="unicode") for one in root if not one.tag.endswith("metadata"))
+    return f'<g transform="scale({SCALE:.4f})">{_tidied(inner)}</g>', (round(96 * size[0]), round(96 * size[1]))
+
+
+def _references(text: str) -> list[str]:
+    """The ids that tags refer to, each once; what looks so in words is none."""
+    return list(dict.fromkeys(name for tag in TAG.findall(text) for name in REFERENCE.findall(tag)))
+
+
+def _tidied(text: str) -> str:
+    """Shorter, with the page's font, and with ids that no other figure has. Words stay as they are."""
+    text = re.sub(r">\s+<", "><", text)
+    prefix = "p" + hashlib.sha256(text.encode()).hexdigest()[:6]
+    named = set(_references(text))
+    return TAG.sub(lambda tag: _tidied_tag(tag[0], prefix, named), text)
+
+
+def _tidied_tag(tag: str, prefix: str, named: Set[str]) -> str:
+    tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
+    tag = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in named else "", tag)
+    tag = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", tag)
+    tag = FAMILY.sub("", FONT.sub(r"font-size: \1px", tag))
+    tag = SIZE.sub(r"font-size: calc(\1px * var(--words, 1))", tag)
+    return DIGITS.sub(r"\1", tag)

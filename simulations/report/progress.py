@@ -1,9 +1,10 @@
-"""Progress of a command: a live bar on a terminal or in a notebook, plain lines with the time left elsewhere."""
+"""Progress of a command: live bars and spinners on a terminal or in a notebook, elsewhere lines with the time left."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
 from time import monotonic
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,8 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from simulations.report.notebook import CellBar
-from simulations.report.terminal import print_whole
+from simulations.report.terminal import CellBar, print_line, print_whole
 from simulations.report.words import duration, epsilon_words, human_bytes, percent
 from simulations.rundir.tables import Row
 
@@ -210,3 +210,53 @@ def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]
     display = RoundDisplay(console, rounds, first)
     with display.progress:
         yield display
+
+
+Say = Callable[[str], None]
+"""Called with what begins now."""
+PATIENCE_SECONDS = 10.0
+"""A phase that is over sooner is not mentioned in a log or a pipe."""
+
+
+class Phases:
+    """Called with what begins now; it is printed once, if the phase still lasts after ``PATIENCE_SECONDS``."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._timer: Timer | None = None
+
+    def __call__(self, what: str) -> None:
+        self.end()
+        self._timer = Timer(PATIENCE_SECONDS, print_line, [f"{what} ...", self._console, "dim"])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        """Nothing is waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+@contextmanager
+def lasting(console: Console) -> Iterator[Say]:
+    """The yielded function says what begins now, in a log or a pipe. On a terminal something else shows it."""
+    if is_live(console):
+        yield lambda line: None
+        return
+    phases = Phases(console)
+    try:
+        yield phases
+    finally:
+        phases.end()
+
+
+@contextmanager
+def working(console: Console, what: str) -> Iterator[Say]:
+    """Show ``what`` is done, and later what the yielded function is called with."""
+    if is_live(console):
+        with console.status(what) as status:
+            yield status.update
+        return
+    with lasting(console) as say:
+        say(what)
+        yield say

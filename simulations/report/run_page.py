@@ -1,8 +1,11 @@
-"""report.html of one run, written at its end: what it reached, what it cost, and every setting."""
+"""report.html of one run, written at its end: what it reached and cost, its rounds as charts, and every setting."""
 
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import ceil
 from typing import Any
 
 import strategies
@@ -10,7 +13,8 @@ from fedlsg.user_code import is_reference, shown
 from simulations import workloads
 from simulations.callbacks.named import shown_names
 from simulations.plan.advice import RHO_MEANING
-from simulations.report.course import course
+from simulations.report.chart import Axis, Chart, Series, guessing
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
 from simulations.report.facts import epsilon_section, made_section, row_warnings, settings_section, values_line
 from simulations.report.figure import interactive
 from simulations.report.page import (
@@ -26,14 +30,15 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.render import render
+from simulations.report.template import render
 from simulations.report.tiles import privacy_badge, run_tiles
 from simulations.report.words import duration, outcome, percent, privacy_line, run_headline
 from simulations.rundir.files import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
 from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
-from simulations.workloads.chance import beats_chance
+from simulations.workloads.base.split import beats_chance
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +48,9 @@ NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availabil
 """Settings of which a page shows the name of a file, without its folder."""
 NOISE = frozenset({"noise", "readers", "features", "carriers"})
 """Facts about the noise and what it is added to."""
-GUESSING = "; the dotted line is the accuracy of guessing"
+SAID_GUESSING = "; the dotted line is the accuracy of guessing"
 CAPTION = (
-    f"One point a round. Test accuracy: the share of test examples that the model classifies correctly{GUESSING}. "
+    f"One point a round. Test accuracy: the share of test examples that the model classifies correctly{SAID_GUESSING}. "
     "Epsilon: the privacy that is spent; it grows with every round, and smaller is more "
     "private. Payload bytes: what all clients sent (uplink) and received (downlink) up to then."
 )
@@ -53,10 +58,10 @@ TIMED_CAPTION = (
     " Dropped out: clients that left before they trained. Late: clients that trained and were charged, and whose "
     "values came too late. The simulated clock shows {} at the last round."
 )
-CLIENTS = " Clients: how many were selected, how many replied, and how many replies the server rejected."
+SAID_CLIENTS = " Clients: how many were selected, how many replied, and how many replies the server rejected."
 COUNTS = CAPTION[CAPTION.index(" Payload bytes:") :]
 LOSS_CAPTION = CAPTION.replace(
-    f"Test accuracy: the share of test examples that the model classifies correctly{GUESSING}",
+    f"Test accuracy: the share of test examples that the model classifies correctly{SAID_GUESSING}",
     "Test loss: smaller is better",
 )
 
@@ -112,9 +117,9 @@ def _rounds(result: Result) -> list[Part]:
     drawn = course(result.rows, chance)
     caption, last = LOSS_CAPTION if result.accuracy is None else CAPTION, result.rows[-1].simulated
     caption = caption if result.rows[-1].counted else caption.removesuffix(COUNTS)
-    caption += CLIENTS if any(chart.title.startswith("clients") for chart in drawn) else ""
+    caption += SAID_CLIENTS if any(chart.title.startswith("clients") for chart in drawn) else ""
     caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
-    return [interactive(drawn, caption if chance is not None else caption.replace(GUESSING, ""))]
+    return [interactive(drawn, caption if chance is not None else caption.replace(SAID_GUESSING, ""))]
 
 
 def _noise(result: Result, facts: Mapping[str, str]) -> list[Part]:
@@ -189,3 +194,80 @@ def _warnings(result: Result) -> list[str]:
     if result.done and result.reason:
         found.append(f"stopped early: {result.reason}")
     return found
+
+
+ROUND = Axis(label="round", whole=True)
+CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
+SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
+"""Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
+MOST = 600
+"""Points of a line, about: more cannot be told apart, and a page of very many rounds would be large."""
+
+
+def course(rows: Sequence[Row], chance: float | None) -> tuple[Chart, ...]:
+    """``chance``: the accuracy of guessing. Without bytes and clients where counts may not be seen."""
+    found = [_tested(rows, chance), _epsilon(rows)]
+    if all(row.counted for row in rows):
+        found += [_bytes(rows), *_clients(rows)]
+    if len(rows) == 1:
+        alone = replace(ROUND, low=rows[0].round - 1.0, high=rows[0].round + 1.0)
+        found = [replace(chart, x=alone) for chart in found]
+    return tuple(found)
+
+
+def _tested(rows: Sequence[Row], chance: float | None) -> Chart:
+    """Accuracy; the loss where targets are no classes."""
+    measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
+    losses = [] if measured else [(row.round, row.loss) for row in rows if row.loss is not None]
+    line = thinned(Series(x=[at for at, _ in measured or losses], y=[value for _, value in measured or losses]))
+    levels = () if chance is None else (guessing(100 * chance),)
+    if losses:
+        return Chart(title="test loss", x=ROUND, series=(line, *levels), height=300)
+    return Chart(title="test accuracy, %", x=ROUND, y=Axis(unit="%"), series=(line, *levels), height=300)
+
+
+def _epsilon(rows: Sequence[Row]) -> Chart:
+    """What the largest client spent, and the median one where it spent less."""
+    lines = [("largest client", RED, "-", [row.epsilon_max for row in rows])]
+    median = [row.epsilon_median for row in rows]
+    lines += [] if median == lines[0][3] else [("median client", BLACK, "--", median)]
+    return Chart(
+        title="epsilon so far", x=ROUND, note="no finite epsilon", height=300,
+        series=tuple(_line(rows, *one) for one in lines),
+    )  # fmt: skip
+
+
+def _bytes(rows: Sequence[Row]) -> Chart:
+    lines = []
+    for name, colour, dashes in (("uplink", BLUE, "-"), ("downlink", ORANGE, "--")):
+        sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
+        lines.append(_line(rows, name, colour, dashes, sums))
+    return Chart(
+        title="payload bytes so far, all clients", x=ROUND, y=Axis(unit="bytes", low=0), series=tuple(lines), height=300
+    )
+
+
+def _clients(rows: Sequence[Row]) -> list[Chart]:
+    """Nothing where all selected clients replied in every round."""
+    timed = SIMULATED if any(row.simulated for row in rows) else ()
+    counts = {name: [len(str(row.columns.get(name, "")).split()) for row in rows] for name, *_ in (*CLIENTS, *timed)}
+    if len(set(counts["asked"])) < 2 and counts["asked"] == counts["answered"] and not any(counts["rejected"]):
+        return []
+    lines = [_line(rows, label, colour, dashes, counts[name]) for name, label, colour, dashes in (*CLIENTS, *timed)]
+    return [Chart(title="clients in each round", x=ROUND, y=Axis(low=0, whole=True), series=tuple(lines), height=300)]
+
+
+def _line(rows: Sequence[Row], name: str, colour: str, dashes: str, values: Iterable[float]) -> Series:
+    return thinned(Series(name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes))
+
+
+def thinned(line: Series) -> Series:
+    """A line of many points with the lowest and the highest of each stretch, so that no peak is lost, and both ends."""
+    x, y = line.x, [0.0 if value is None else value for value in line.y]
+    if len(x) <= MOST:
+        return line
+    size, kept = ceil(2 * len(x) / MOST), {0, len(x) - 1}
+    for start in range(0, len(x), size):
+        stretch = range(start, min(start + size, len(x)))
+        kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
+    return replace(line, x=[x[place] for place in sorted(kept)], y=[y[place] for place in sorted(kept)])

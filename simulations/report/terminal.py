@@ -1,19 +1,32 @@
-"""What a user sees on a terminal: the tables and notes of a page, the layers of a model, and the result of a run."""
+"""What a user sees on a terminal: tables and notes of a page, layers of a model, the result of a run; in a notebook.
 
-from collections.abc import Mapping, Sequence
+A notebook's cell shows a bar while a run goes on, and figures. That needs no widgets, only IPython itself.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table as View
 from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
+from fedlsg.owner_only import make_parents
 from simulations.report.page import Table
 from simulations.report.words import outcome
 from simulations.rundir.examined import open_run
+from simulations.rundir.files import write_atomically, writing_to
 from simulations.rundir.rundir import RunDir
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 STYLES = {"": "", "reference": "", "own": "bold", "no-epsilon": "yellow", "dim": "dim", "alert": "bold red"}
 WIDE, NARROW = 2, 1
@@ -53,6 +66,19 @@ def print_line(words: str, console: Console, style: str = "") -> None:
 def print_whole(words: str, console: Console, style: str | None = None) -> None:
     """Text as it is, not broken: paths and commands to copy, and lines for programs."""
     console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def write_private(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Files made of clients' examples, each replaced whole, for their owner alone."""
+    with writing_to(folder):
+        make_parents(folder, private=True)
+        for name, content in files.items():
+            write_atomically(folder / name, content, private=True)
+
+
+def print_written(folder: Path, names: Iterable[str], console: Console) -> None:
+    """Where files are now."""
+    console.print(f"[bold]written[/bold]  {escape(f'{folder}/')}{', '.join(names)}", highlight=False, soft_wrap=True)
 
 
 def checked(path: str, reads: Sequence[str], console: Console) -> RunDir:
@@ -149,3 +175,51 @@ def summary_table(summary: Mapping[str, Any]) -> View:
         **outcome(summary),
     }
     return facts_shown(rows)
+
+
+def shell() -> Any:
+    """IPython's shell, where the output goes into cells of a notebook; else None."""
+    ipython = sys.modules.get("IPython")
+    found = None if ipython is None else ipython.get_ipython()
+    return found if getattr(found, "kernel", None) is not None else None
+
+
+class CellBar:
+    """One line in a cell, written again each time: a bar, and words behind it."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, share: float, words: Sequence[str]) -> None:
+        """This share is done now."""
+        from IPython.display import HTML, display
+        from markupsafe import Markup
+
+        bar = Markup('<progress value="{:.4f}" max="1"></progress> {}').format(share, "  ".join(words))
+        line = {"text/html": HTML(str(bar)).data, "text/plain": "  ".join(words)}
+        if self._handle is None:
+            self._handle = display(line, raw=True, display_id=True)
+        else:
+            self._handle.update(line, raw=True)
+
+
+def shown(figure: "Figure") -> "Figure":
+    """The figure, which a notebook's cell shows once, whether it is the cell's last value or not."""
+    if shell() is not None:
+        _display(figure)
+        figure.__dict__["_ipython_display_"] = partial(_display_elsewhere, figure, shell().execution_count)
+    return figure
+
+
+def _display_elsewhere(figure: "Figure", cell: int) -> None:
+    """Show it in other cells than the one that showed it."""
+    if shell() is None or shell().execution_count != cell:
+        _display(figure)
+
+
+def _display(figure: "Figure") -> None:
+    from IPython.display import Image, display
+
+    from simulations.report.figure import png
+
+    display(Image(png(figure), width=round(figure.get_figwidth() * 100)))

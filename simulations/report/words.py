@@ -10,7 +10,7 @@ from typing import Any
 
 from simulations.rundir.journal import LINKS
 from simulations.rundir.results import PROMISED, Result
-from simulations.workloads.chance import beats_chance
+from simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"

@@ -21,7 +21,7 @@ from simulations.rundir.journal import Link, read_lines, transfer_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.privacy import WITHOUT_NOISE
-from simulations.workloads.chance import Chance
+from simulations.workloads.base.split import Chance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import keep_freed_memory
 from fedlsg.user_code.failure import without_exit
-from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
+from simulations.callbacks import Callback, CallbackList, StopRun, Watched
 from simulations.callbacks.named import named
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan

@@ -28,7 +28,7 @@ from simulations.plan.prepare import parts_of_test
 from simulations.rundir.last_payload import FeedbackBox
 from simulations.rundir.rundir import RunDir
 from simulations.workloads import LoadedWorkload, Split, to_device
-from simulations.workloads.base.workload import Metric, cross_entropy
+from simulations.workloads.base import Metric, cross_entropy
 from strategies.strategy import DivergedError
 
 FEW_ROWS = 8

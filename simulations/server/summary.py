@@ -28,7 +28,7 @@ from simulations.server.evaluate import ByClient, Score
 from simulations.settings.resolve import codec_summary, downlink_codec
 from simulations.settings.settings import Settings, values_of
 from simulations.workloads import Options
-from simulations.workloads.chance import chance_of
+from simulations.workloads.base.split import chance_of
 from strategies.federation.downlink import NOTHING
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")

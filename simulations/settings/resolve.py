@@ -28,7 +28,7 @@ from simulations.settings.settings import (
     values_of,
 )
 from simulations.workloads import LoadedWorkload
-from simulations.workloads.base.workload import GIVEN
+from simulations.workloads.base import GIVEN
 from simulations.workloads.partition import SCHEMES, natural_parts
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")

@@ -20,15 +20,14 @@ from fedlsg import user_code
 from fedlsg.choices import did_you_mean
 from fedlsg.randomness import public_generator
 from simulations.models.pretrained import with_pretrained
+from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model
 from simulations.workloads.base.split import Fetch, Split, fetcher, to_device
-from simulations.workloads.base.workload import LoadedWorkload, Options, Progress, Request, silent
-from simulations.workloads.features.workload import check_options, with_features
-from simulations.workloads.images import digits, hf_image, imagenet
-from simulations.workloads.images.image_sets import IMAGE_SETS
+from simulations.workloads.features import check_options, with_features
+from simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
 from simulations.workloads.own import Workload, make
 from simulations.workloads.partition import check_disjoint
-from simulations.workloads.rows.files import read_client as read_rows
+from simulations.workloads.rows.decode import read_client as read_rows
 from simulations.workloads.text_sets import TASKS, HubTexts
 
 __all__ = [
@@ -39,7 +38,7 @@ __all__ = [
 DEFAULT = Options()
 
 _REGISTRY: Mapping[str, Any] = MappingProxyType(
-    {"digits": digits, **IMAGE_SETS, "imagenet": imagenet, "hf-image": hf_image, **TASKS, "hf-text": HubTexts()}
+    {"digits": digits, **IMAGE_SETS, "imagenet": imagenet, "hf-image": HubImages(), **TASKS, "hf-text": HubTexts()}
 )
 """A module, or an ``ImageSet`` or ``Task``: each loads a workload and has its preset."""
 

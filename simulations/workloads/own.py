@@ -20,13 +20,12 @@ from fedlsg.carriers.probe.source import Draw
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
 from fedlsg.user_code.digest import digest_of_all
+from simulations.workloads.base import GIVEN, LoadedWorkload, Metric, Request, refuse_unused, silent
 from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.base.synthetic import CheckedDraw, find_pixels, image_draws
-from simulations.workloads.base.workload import GIVEN, LoadedWorkload, Metric, Request, refuse_unused, silent
-from simulations.workloads.rows.checks import check_alike, check_targets, check_transform
-from simulations.workloads.rows.form import Columns, Rows, describe_data
+from simulations.workloads.rows import Columns, Rows, check_alike, check_targets, describe_data
 from simulations.workloads.rows.read import read_rows, read_splits
-from simulations.workloads.rows.transform import AT_ONCE
+from simulations.workloads.rows.transform import AT_ONCE, check_transform
 
 MODEL = "own"
 """The name of the only model of a workload, and of a workload without a name."""
@@ -163,7 +162,7 @@ class Workload:
         later = replace(later, progress=silent)  # a progress display cannot be sent to another process
         loss, classes = per_example_loss(self.loss), self._classes(test)
         check_targets(test, loss, "test")
-        check_transform(test, "test")
+        check_transform(test.inputs, test.prepare, len(test.targets), "test")
         if train is not None:
             check_targets(train, loss, "train")
             check_alike(train, test)

@@ -1,19 +1,19 @@
-"""Partition a data set over clients: IID, label-Dirichlet, shards.
+"""Partition a data set over clients: IID, label-Dirichlet, shards; two arrays, of which a client's rows are a slice.
 
 A partition represents data that the clients have always held. It is drawn once from a public seed and then fixed:
 adding or removing one example adds or removes it in one client's part, and nothing is dealt again. It belongs to the
 privacy contract: epsilon composes in parallel over clients only if no two of them hold the same example.
 ``Parts`` cannot hold one twice; of lists of rows ``check_disjoint`` is that guard.
 
-Our own few lines rather than flwr-datasets: a partition must not depend on what happens to be installed, and that
-library takes seconds to import. On the shuffled data and for equal seeds, the schemes equal its IidPartitioner,
-DirichletPartitioner(self_balancing=False) and, where N divides evenly, ShardPartitioner; a test compares them where
-it is installed.
+On the shuffled data and for equal seeds, the schemes equal IidPartitioner, DirichletPartitioner(self_balancing=False)
+and, where N divides evenly, ShardPartitioner of flwr-datasets, which takes seconds to import.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import overload
 
 import numpy as np
 import torch
@@ -21,10 +21,55 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from fedlsg.choices import choose
-from simulations.workloads.base.workload import GIVEN, LoadedWorkload
-from simulations.workloads.parts import Parts
+from simulations.workloads.base import GIVEN, LoadedWorkload
 
-# Enough to find a feasible setting, few enough to refuse an infeasible one at once.
+
+class Parts(Sequence[Tensor]):
+    """Rows of every client, ascending; a tensor of them is made when it is asked for.
+
+    Guarantee: the parts are disjoint, because each row has one ``owner``: its client, -1 for nobody.
+    Raises ValueError for an owner outside -1 to ``clients`` - 1.
+    """
+
+    def __init__(self, owner: Int64[np.ndarray, " n"], clients: int) -> None:
+        counts = np.bincount(owner + 1, minlength=clients + 1)
+        if len(counts) > clients + 1:
+            raise ValueError(f"expected owners -1..{clients - 1} of rows, got {len(counts) - 2}")
+        rows = np.argsort(owner, kind="stable")[counts[0] :]
+        self._rows = rows.astype(np.int32) if len(owner) < 2**31 else rows
+        self._ends = np.cumsum(counts[1:])
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many rows each client has."""
+        return list(np.diff(self._ends, prepend=0).tolist())
+
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Tensor]: ...
+    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(client, slice):
+            return [self[one] for one in range(*client.indices(len(self)))]
+        place = range(len(self))[client]
+        return torch.from_numpy(self._rows[self._ends[place] - self.sizes[place] : self._ends[place]].astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+
+def digest(parts: Sequence[Tensor], before: bytes = b"") -> str:
+    """SHA-256, hexadecimal, over ``before``, and the number of rows of each client and its rows."""
+    sha = hashlib.sha256(before)
+    if isinstance(parts, Parts):
+        starts = parts._ends - parts.sizes
+        sha.update(np.insert(parts._rows, starts, parts.sizes).astype("<i8").tobytes())
+    else:
+        for part in parts:
+            sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
+    return sha.hexdigest()
+
+
 _MAX_DRAWS = 1000
 
 
@@ -47,22 +92,23 @@ def partition(
         ``shards``: sorted by label, cut into ``num_clients * shards_per_client`` equal shards, dealt at random
             (McMahan et al. 2017, sec. 3).
 
-    Guarantees: every example belongs to exactly one client and every client has one. Where N does not divide
-    evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example more. The
-    result depends on the arguments only, and no global random state is read or moved.
+    Guarantees: every example belongs to exactly one client and every client has one. Where N does not divide evenly,
+    ``iid`` gives the first clients, and ``shards`` the first shards, one example more. The result depends on the
+    arguments only, and no global random state is read or moved.
 
     Raises ValueError: labels that are no classes (int64 of shape (n,); iid reads none), num_clients outside 1..N, an
     unknown scheme, a setting out of range, or settings that leave a client without examples.
     """
-    _check(labels, num_clients, seed)
+    if not 1 <= num_clients <= len(labels):
+        raise ValueError(f"expected clients in 1..{len(labels)}, the number of examples, got clients={num_clients}")
+    if seed < 0:
+        raise ValueError(f"expected {seed=} >= 0")
     deal = choose("partition scheme", scheme, _SCHEMES)
     if scheme == "iid":  # reads no label
         labels = torch.zeros(len(labels), dtype=torch.int64)
     elif labels.dtype != torch.int64 or labels.ndim != 1:
         raise ValueError(f"{scheme} reads classes, int64 of shape (n,), got {labels.dtype} {tuple(labels.shape)}")
-    # Shuffled first, from a stream of its own: the order in which a data set is stored (digits come writer by
-    # writer) must not decide who gets which example of a class.
-    order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
+    order = _shuffled(len(labels), seed)
     shuffled, rng = labels.cpu().numpy()[order], np.random.Generator(np.random.PCG64(seed))
     dealt = deal(shuffled, num_clients, rng, alpha=alpha, shards_per_client=shards_per_client)
     if dealt.shape != order.shape:
@@ -95,19 +141,11 @@ def matching_parts(
     iid and shards: the same scheme and seed. dirichlet: the very shares of each class; a client with small shares may
     have no test row. Raises ValueError as ``partition``.
     """
-    given: dict[str, Any] = {
-        "num_clients": num_clients,
-        "scheme": scheme,
-        "seed": seed,
-        "shards_per_client": shards_per_client,
-    }
     if scheme != "dirichlet":
-        return partition(labels, **given)
-    shuffled = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(train))
-    shares = _shares(
-        train.cpu().numpy()[shuffled], num_clients, np.random.Generator(np.random.PCG64(seed)), alpha=alpha
-    )
-    order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
+        return partition(labels, num_clients=num_clients, scheme=scheme, seed=seed, shards_per_client=shards_per_client)
+    shuffled = train.cpu().numpy()[_shuffled(len(train), seed)]
+    shares = _shares(shuffled, num_clients, np.random.Generator(np.random.PCG64(seed)), alpha=alpha)
+    order = _shuffled(len(labels), seed)
     return _owned(order, _spread(labels.cpu().numpy()[order], shares), num_clients)
 
 
@@ -145,9 +183,7 @@ def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
 
 def _check_complete(values: np.ndarray, name: str) -> None:
     """Raise ValueError, naming the row, unless each row names its client."""
-    if values.dtype.kind in "biu":
-        return
-    for row, value in enumerate(values.tolist()):
+    for row, value in enumerate(() if values.dtype.kind in "biu" else values.tolist()):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise ValueError(
                 f"partition={name}: row {row} has a missing value ({value!r}): give each row its client, or leave the "
@@ -189,11 +225,9 @@ def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) ->
         owner[values] = client
 
 
-def _check(labels: Tensor, num_clients: int, seed: int) -> None:
-    if not 1 <= num_clients <= len(labels):
-        raise ValueError(f"expected clients in 1..{len(labels)}, the number of examples, got clients={num_clients}")
-    if seed < 0:
-        raise ValueError(f"expected {seed=} >= 0")
+def _shuffled(count: int, seed: int) -> np.ndarray:
+    """An order from a stream of its own: that in which a data set is stored must not decide who gets which example."""
+    return np.random.Generator(np.random.PCG64([seed, 1])).permutation(count)
 
 
 def _even(count: int, parts: int) -> np.ndarray:
@@ -202,7 +236,6 @@ def _even(count: int, parts: int) -> np.ndarray:
 
 
 def _iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator, **_: float) -> np.ndarray:
-    # The labels come shuffled.
     return _even(len(labels), num_clients)
 
 

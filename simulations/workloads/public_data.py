@@ -30,8 +30,8 @@ from simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Sp
 from simulations.workloads.base.cache import cache_folder
 from simulations.workloads.base.split import NoRows
 from simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
-from simulations.workloads.rows.files import read_client
-from simulations.workloads.rows.form import Columns
+from simulations.workloads.rows import Columns
+from simulations.workloads.rows.decode import read_client
 from simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
@@ -74,8 +74,8 @@ class PublicRows:
 
 
 def public_data(
-    name: str, workload: LoadedWorkload, *, data_dir: Path | None, cache_dir: Path | None, options: Options,
-    progress: Progress = silent, setting: str = "source",
+    name: str, workload: LoadedWorkload, *, data_dir: Path | None, options: Options, progress: Progress = silent,
+    setting: str = "source",
 ) -> PublicRows:  # fmt: skip
     """The rows of a built-in data set (its training split), or of a path, as inputs of ``workload``.
 
@@ -92,8 +92,8 @@ def public_data(
 
     def rows_for(one: LoadedWorkload) -> PublicRows:
         if named:
-            return _by_name(name, one, data_dir, cache_dir, options, progress, given)
-        return _by_path(Path(name).expanduser().resolve(), one, cache_folder(cache_dir), progress, given)
+            return _by_name(name, one, data_dir, options, progress, given)
+        return _by_path(Path(name).expanduser().resolve(), one, cache_folder(None), progress, given)
 
     rows, raw = rows_for(workload), workload.raw
     rows = replace(rows, targets=workload.num_classes is None and rows.labelled)
@@ -106,14 +106,13 @@ def public_data(
 
 
 def _by_name(
-    name: str, workload: LoadedWorkload, data_dir: Path | None, cache_dir: Path | None, options: Options, say: Progress,
-    given: str,
+    name: str, workload: LoadedWorkload, data_dir: Path | None, options: Options, say: Progress, given: str,
 ) -> PublicRows:  # fmt: skip
     if name == workload.name:
         raise _own_data(given, workload, "it is the run's own workload")
     texts = Options(model=options.model, pretrained=options.pretrained, max_length=options.max_length)
     known = texts if "tokens" in workload.synthetic else Options()
-    named = workloads.load(name, data_dir=data_dir, cache_dir=cache_dir, options=known, progress=say)
+    named = workloads.load(name, data_dir=data_dir, options=known, progress=say)
     both = None if named.pixels is None or workload.pixels is None else (named.pixels, workload.pixels)
     return PublicRows(named.train, both, False)
 
@@ -247,27 +246,23 @@ def probe_source(
     spec: str = "auto",
     *,
     data_dir: Path | None = None,
-    cache_dir: Path | None = None,
     options: Options = DEFAULT,
-    progress: Progress = silent,
 ) -> ProbeSource:
     """The source that ``spec`` names, with the workload's loss and classes; see the top of this file.
 
-    ``data_dir``, ``cache_dir``, ``options``: as the workload was loaded with; they matter for ``data:`` alone.
+    ``data_dir``, ``options``: as the workload was loaded with; they matter for ``data:`` alone.
     Guarantee: what it draws does not depend on a training row.
     Raises ValueError for an unknown word, a source that the workload has not, and the workload's own data.
     """
-    name, draw = _find_source(workload, spec, data_dir, cache_dir, options, progress)
+    name, draw = _find_source(workload, spec, data_dir, options)
     return ProbeSource(name=name, draw=draw, loss=workload.loss, num_classes=workload.num_classes)
 
 
-def _find_source(
-    workload: LoadedWorkload, spec: str, data_dir: Path | None, cache_dir: Path | None, options: Options, say: Progress
-) -> tuple[str, Draw]:
+def _find_source(workload: LoadedWorkload, spec: str, data_dir: Path | None, options: Options) -> tuple[str, Draw]:
     known = workload.synthetic
     if spec.startswith(user_code.DATA):
         name = spec.removeprefix(user_code.DATA)
-        rows = public_data(name, workload, data_dir=data_dir, cache_dir=cache_dir, options=options, progress=say)
+        rows = public_data(name, workload, data_dir=data_dir, options=options)
         return user_code.shown(spec), rows
     if spec in known:
         return spec, known[spec]

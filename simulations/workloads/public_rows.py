@@ -21,10 +21,10 @@ from torch import Tensor
 from fedlsg.randomness import public_generator
 from fedlsg.user_code import DATA
 from simulations import workloads
+from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model
 from simulations.workloads.base.split import Split, Stored
 from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.base.workload import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.public_data import MASK, fitted, probe_source, public_data
 from simulations.workloads.texts import Tokens
 
@@ -73,8 +73,7 @@ def load(
         rows = make(name, data_dir, raw, count)
     else:
         place = setting.removeprefix(DATA)
-        how: dict[str, Any] = {"data_dir": data_dir, "cache_dir": None, "options": raw, "progress": progress}
-        found = public_data(place, bare, setting="public_rows", **how)
+        found = public_data(place, bare, data_dir=data_dir, options=raw, progress=progress, setting="public_rows")
         if not found.labelled:
             raise ValueError(f"public_rows={setting} holds inputs alone: save a pair of inputs and targets")
         rows = found.split

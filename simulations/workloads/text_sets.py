@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from simulations.workloads.base.mirror import find_shards
-from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused
+from simulations.workloads.base import LoadedWorkload, Options, Request, refuse_unused
+from simulations.workloads.rows import describe_data
 from simulations.workloads.rows.decode import TextColumns, check_text_columns
 from simulations.workloads.rows.files import published_of
-from simulations.workloads.rows.form import describe_data
-from simulations.workloads.rows.hub import find_set, of_shards
+from simulations.workloads.rows.hub import find_set
 from simulations.workloads.texts import USED, text_workload
 
 HUB_NAME = "nyu-mll/glue"
@@ -86,17 +85,18 @@ class Task:
 
         ``options.test_split`` replaces the test splits by one.
         Raises:
-            FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``find_shards``) or no model.
+            FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``find_set``) or no model.
             ValueError: damaged data, other columns, a label out of range (-1: hidden), an option out of range.
         """
         refuse_unused(request.options, workload=self.name, used=USED)
         tests = self.tests if request.options.test_split is None else (request.options.test_split,)
         splits = tests if request.public_only else ("train", *tests)
         columns = TextColumns(inputs=self.inputs, label="label")
-        shards = find_shards("glue", self.subset, splits, hub_name=HUB_NAME, data_dir=request.data_dir)
+        place = Options(dataset=HUB_NAME, subset=self.subset)
+        source = find_set(place, request.data_dir, {split: split for split in splits}, published=True)
         return text_workload(
             self.name,
-            of_shards(shards),
+            source,
             request,
             tests=tests,
             columns=columns,
@@ -171,8 +171,7 @@ class HubTexts:
             "targets": [columns.label],
             "classes": list(published_of(schema).get(columns.label, ())),
         }
-        sizes = {split: sum(part.size for part in parts) for split, parts in source.splits.items()}
-        return replace(loaded, data=data, said=describe_data(sizes, data))
+        return replace(loaded, data=data, said=describe_data(source.sizes, data))
 
 
 def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options, *, place: str) -> TextColumns:

@@ -26,14 +26,13 @@ from torch import Tensor
 
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import EncoderSource, find_encoder, load_config, load_tokenizer, longest_text
+from simulations.workloads.base import LoadedWorkload, Progress, Request, silent
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.base.mirror import data_root
 from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.base.synthetic import WordDraw
-from simulations.workloads.base.workload import LoadedWorkload, Progress, Request, silent
 from simulations.workloads.features.encoders import text_source
 from simulations.workloads.rows.decode import TextColumns, Texts, check_text_labels, count_classes, read_texts
-from simulations.workloads.rows.hub import HubSet, of_shards
+from simulations.workloads.rows.hub import HubSet, data_root, of_shards
 
 ROWS_AT_ONCE = 10_000
 PADDED_LENGTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -129,20 +128,6 @@ def tokenise(split: str, texts: Texts, tokenizer: Any, *, max_length: int, progr
     }
 
 
-def as_split(split: str, arrays: Mapping[str, np.ndarray], tokenizer: Any, *, max_length: int) -> Split:
-    """The split of cached arrays; its batches hold the inputs of the tokenizer's model."""
-    tokens = Tokens(
-        ids=arrays[f"{split}_ids"],
-        types=arrays[f"{split}_types"] if "token_type_ids" in tokenizer.model_input_names else None,
-        offsets=arrays[f"{split}_offsets"],
-        pad_id=int(tokenizer.pad_token_id),
-        max_length=max_length,
-    )
-    # Copies: PyTorch has no read-only tensors.
-    labels = torch.from_numpy(arrays[f"{split}_labels"].copy())
-    return Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths, groups=tokens.groups)
-
-
 def tokenizer_digest(tokenizer: Any) -> str:
     """16 hex digits that depend on how the tokenizer changes a text, and on nothing else.
 
@@ -189,20 +174,14 @@ def text_workload(
         encoder = text_source(options.features)
     form = _form(encoder, columns, options.max_length, data_root(request.data_dir))
     names = tests if request.public_only else ("train", *tests)
-    parts = (
-        FORMAT,
-        source.digest(columns.names),
-        form.digest,
-        form.max_length,
-        columns.names,
-        tests,
-        num_classes,
-    )
+    parts = (FORMAT, source.digest(columns.names), form.digest, form.max_length, columns.names, tests, num_classes)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def build() -> dict[str, np.ndarray]:
         texts = {split: read_texts(source.splits[split], columns) for split in names}
-        classes = _count_classes(name, texts, tests, progress) if num_classes is None else num_classes
+        classes, origin = (num_classes, "") if num_classes is not None else count_classes(texts, tests)
+        if origin:
+            progress(f"{name}: {classes} classes, from {origin}")
         return {"classes": np.array([classes])} | form.tokenise(texts, classes, name, progress)
 
     arrays = load_or_build(cache_folder(request.cache_dir), f"{name}-{key}", build, progress=progress)
@@ -243,13 +222,16 @@ class _Form:
         return arrays
 
     def split(self, split: str, arrays: Mapping[str, np.ndarray]) -> Split:
-        return as_split(split, arrays, self.tokenizer, max_length=self.max_length)
-
-
-def _count_classes(name: str, texts: Mapping[str, Texts], tests: tuple[str, ...], progress: Progress) -> int:
-    classes, origin = count_classes(texts, tests)
-    progress(f"{name}: {classes} classes, from {origin}")
-    return classes
+        """The split of cached arrays; its batches hold the inputs of the tokenizer's model."""
+        tokens = Tokens(
+            ids=arrays[f"{split}_ids"],
+            types=arrays[f"{split}_types"] if "token_type_ids" in self.tokenizer.model_input_names else None,
+            offsets=arrays[f"{split}_offsets"],
+            pad_id=int(self.tokenizer.pad_token_id),
+            max_length=self.max_length,
+        )
+        labels = torch.from_numpy(arrays[f"{split}_labels"].copy())  # a copy: PyTorch has no read-only tensors
+        return Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths, groups=tokens.groups)
 
 
 def _form(encoder: EncoderSource, columns: TextColumns, max_length: int | None, root: Path | None) -> _Form:

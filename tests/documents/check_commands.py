@@ -18,17 +18,17 @@ from flwr.common.config import parse_config_args
 from torch import nn
 
 import simulations.compare.command
-import simulations.compare.search.command
+import simulations.compare.search
 import simulations.engines
 import simulations.run
 from fedlsg.choices import choose
 from fedlsg.payload import find_codec
 from simulations import workloads
-from simulations.attack.images.attack import IMAGE_ATTACKS
-from simulations.attack.texts.attack import TEXT_ATTACKS
+from simulations.attack.images import IMAGE_ATTACKS
+from simulations.attack.texts import TEXT_ATTACKS
 from simulations.cli.app import app
 from simulations.cli.with_settings import WithSettings, option_of
-from simulations.inspection.subject import refuse_settings
+from simulations.inspection import refuse_settings
 from simulations.settings.published import find, from_run_config, matching, resolve
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import RUN, Settings, all_settings, from_mapping, merge
@@ -69,7 +69,7 @@ def without_work() -> Iterator[None]:
         patch.setattr(simulations.run, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
         patch.setattr(simulations.compare.command, "compare_command", begin)
-        patch.setattr(simulations.compare.search.command, "search_and_runs", begin)
+        patch.setattr(simulations.compare.search, "search_and_runs", begin)
         patch.setattr(simulations.engines, "ahead", lambda *_, **__: nullcontext())
         patch.setattr(simulations.engines, "use_cluster", lambda *_: None)
         yield

@@ -13,12 +13,12 @@ from fedlsg.attacks.inversion.matching import ATTACKS, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
 from fedlsg.attacks.replay import unexplained
-from simulations.attack.images.attack import image_prior
-from simulations.attack.membership.shadows import accuracy_of, confidences, is_cross_entropy
-from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.target import truth_of
-from simulations.inspection.clips import own_clip
-from simulations.inspection.subject import batch_gradient, subject_of_settings
+from simulations.attack.images import image_prior
+from simulations.attack.observations import open_record
+from simulations.attack.shadows import accuracy_of, confidences, is_cross_entropy
+from simulations.attack.target import truth_of
+from simulations.inspection import batch_gradient, subject_of_settings
+from simulations.inspection.measure import own_clip
 from tests.simulations.support import own_tasks
 from tests.simulations.support.own import fresh, load, quick
 

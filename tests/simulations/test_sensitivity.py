@@ -33,7 +33,7 @@ from fedlsg.training import local as microbatches
 from fedlsg.training.local import ROWS_ON_CPU, LocalTraining, shape_of
 from simulations.server.summary import hardware
 from simulations.workloads import LoadedWorkload
-from simulations.workloads.base.workload import cross_entropy
+from simulations.workloads.base import cross_entropy
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 

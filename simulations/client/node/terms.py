@@ -23,8 +23,8 @@ from simulations.grids.virtual import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Options, Split
-from simulations.workloads.base.mirror import split_names
-from simulations.workloads.rows.files import read_client
+from simulations.workloads.rows.decode import read_client
+from simulations.workloads.rows.hub import split_names
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",

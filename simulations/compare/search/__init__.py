@@ -1,7 +1,266 @@
 """``fedlsg compare --search``: settings of each method are chosen by trials, then the comparison runs with the best.
 
 space    ranges and lists of values                privacy  rows of the trials, and what choosing costs
-pickers  what is tried next: TPE, random, grid     output   files and page
-trials   methods and their trials, in turn         plots    figures
-command  the search and the runs after
+pickers  what is tried next: TPE, random, grid     output   files, figures and page
+trials   methods and their trials, in turn
 """
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+from fedlsg import user_code
+from fedlsg.choices import choose
+from simulations.compare.bytes_axis import View
+from simulations.compare.command import accepted, compare_command, published
+from simulations.compare.grid import Entry, Grid, dropped_lines
+from simulations.compare.grid_file import as_toml, check_cells
+from simulations.compare.progress import GridDisplay, ask_above_an_hour
+from simulations.compare.runner import Folder
+from simulations.compare.search import output
+from simulations.compare.search.pickers import (
+    SAMPLERS,
+    GridPicker,
+    MethodStudy,
+    Picker,
+    check_installed,
+    combinations,
+    open_storage,
+)
+from simulations.compare.search.privacy import as_many_rows, epsilon_of, read_trials, rows_of, statement
+from simulations.compare.search.space import make_spaces, read_spec
+from simulations.compare.search.trials import Arm, Job, Place, Runner, bases, searching
+from simulations.compare.table import unfinished
+from simulations.plan.prepare import prepare
+from simulations.report.terminal import print_line, print_note, print_table, print_whole
+from simulations.report.words import epsilon_words
+from simulations.rundir.files import write_atomically
+from simulations.settings.checks import left_out, refuse_client_level
+from simulations.settings.settings import from_mapping, values_of
+
+TRIALS = 20
+"""Trials of a method, unless ``--trials`` or a grid says otherwise."""
+BEST, FINAL = "best.toml", "final"
+"""The grid of the runs with the best settings, and their folder in that of the search."""
+
+
+def make_job(
+    grid: Grid, search: Sequence[str], *, sampler: str | None = None, trials: int | None = None, on: str | None,
+    out: str | None,
+) -> Job:  # fmt: skip
+    """The search that the options describe; reads the data, and writes nothing.
+
+    Raises ValueError, naming the option and the fix, for what no trial accepts.
+    """
+    rows, sampler = rows_of(on), choose("sampler", sampler or "tpe", dict(zip(SAMPLERS, SAMPLERS, strict=True)))
+    if trials is not None and trials < 1:
+        raise ValueError(f"expected --trials {trials} >= 1")
+    if trials is not None and sampler == "grid":
+        raise ValueError("--sampler grid tries every combination: leave --trials out")
+    if sampler != "grid":
+        check_installed()
+    given = [grid.settings, *(entry.settings for entry in grid.entries)]
+    if any("public_rows" in settings for settings in given):
+        raise ValueError("public_rows is given to the trials by the search: say it as --on")
+    grid, refused = accepted(grid)
+    shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
+    spaces, dropped = make_spaces(read_spec(search), grid.entries, shared)
+    arms: list[Arm] = []
+    deltas, cells = [], []
+    for entry in grid.entries:
+        own, space = shared[entry.label], spaces[entry.label]
+        refuse_client_level(from_mapping(own), "a search, which states what choosing costs,")
+        own = own if rows.private else {**as_many_rows(from_mapping(own)), **own}
+        settings = prepare(from_mapping(own)).settings
+        points = combinations(space) if sampler == "grid" else []
+        count = len(points) or trials or TRIALS
+        arm = Arm(
+            label=entry.label, given=own, epsilon=settings.epsilon, space=space, start=values_of(settings),
+            trials=count if space else 0,
+        )  # fmt: skip
+        arms.append(arm)
+        cells += arm.checked(points)
+        deltas.append(settings.delta)
+    check_cells(cells)
+    return Job(
+        grid=grid, arms=tuple(arms), rows=rows, sampler=sampler, delta=min(deltas),
+        folder=Folder(Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()),
+        notices=(*left_out(refused), *dropped_lines(dropped)),
+    )  # fmt: skip
+
+
+def search_and_runs(
+    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, runs: bool, view: View,
+    yes: bool = False,
+) -> int:  # fmt: skip
+    """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
+
+    The time that the search took counts. Returns the exit status.
+    """
+    began = time.monotonic()
+    status, best = search_command(job, console, jobs=jobs, budget_minutes=budget_minutes, yes=yes)
+    if best is None or not runs:
+        return status
+    if budget_minutes is not None:
+        budget_minutes = max(budget_minutes - (time.monotonic() - began) / 60, 1e-6)
+    out = str(job.folder.path / FINAL)
+    return status or compare_command(
+        best, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes
+    )  # fmt: skip
+
+
+def search_command(
+    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, yes: bool = False
+) -> tuple[int, Grid | None]:
+    """Run or continue a search: (exit status, the grid with the best settings); 1 where a method has no finished trial.
+
+    There is no grid before the search is finished. Raises ValueError before anything runs if the folder holds a
+    search of other ranges or trials with other settings.
+    """
+    start = [arm.cell(0, {}) for arm in job.arms]
+    with searching(job.folder.path, start, jobs=jobs, budget_minutes=budget_minutes) as place:
+        return _run(job, console, jobs, place, yes=yes)
+
+
+def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: bool) -> tuple[int, Grid | None]:
+    announce(job, console)
+    varied = [arm for arm in job.arms if arm.space]
+    asked = pickers_of(job, varied)
+    done = sum(one.outcome is not None for picker in asked.values() for one in picker.asked())
+    ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=place.budget_seconds)
+    planned = sum(arm.trials for arm in varied)
+    display = GridDisplay(console, job.folder, planned, done, what="all trials", on_estimate=ask)
+    runner = Runner(
+        folder=job.folder, arms=varied, pickers=asked, jobs=jobs, place=place, display=display,
+        after=lambda: _after(job, runner, console),
+    )  # fmt: skip
+    finished = False
+    try:
+        with display.progress:
+            finished = runner.run()
+        if not finished:
+            console.print("the search is not finished; the same command continues it", style="yellow")
+    except (KeyboardInterrupt, SystemExit):
+        console.print("the same command continues this search", markup=False)
+        raise
+    finally:
+        found = describe(job, runner, finished=finished, ended=True)
+        if found.trials:
+            output.write(job.folder.path, found)
+            conclude(found, job.folder.path, console)
+    best = best_grid(job, found) if finished else None
+    if best is not None:
+        write_atomically(job.folder.path / BEST, tomli_w.dumps(as_toml(published(best))).encode())
+    failed = any(found.outcome(arm).best is None for arm in varied)
+    return int(failed), best
+
+
+def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
+    """What chooses the next settings of each method, with the trials that the folder has.
+
+    Of a grid, trials that are not done are tried again.
+    """
+    if job.sampler != "grid":
+        storage = open_storage(job.folder.path)
+        return {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start, job.sampler) for arm in varied}
+    record = job.folder.record()
+    found: dict[str, Picker] = {}
+    for arm in varied:
+        cells = [arm.cell(number, {}) for number in range(arm.trials)]
+        begun = [cell for cell in cells if cell.name in record]
+        states = [job.folder.status(cell, record).status for cell in begun]
+        found[arm.label] = GridPicker(arm.space, ["done" if state == "done" else None for state in states])
+    return found
+
+
+def announce(job: Job, console: Console) -> None:
+    """What is about to be tried, on which rows, and whether that costs privacy."""
+    print_whole(f"{job.title}, folder {job.folder.path}", console)
+    for arm in job.arms:
+        space = "; ".join(f"{one.name} {one.words}" for one in arm.space) or "nothing to choose, no trials"
+        print_line(f"  {arm.label}: {space}", console)
+    for line in job.notices:
+        print_line(line, console, "yellow")
+    print_line(f"{sum(arm.trials for arm in job.arms)} trials, compared on {job.rows.words}", console)
+    if job.rows.private:
+        print_line(job.rows.cost, console, "bold red")
+    else:
+        print_note(job.rows.cost, console)
+
+
+def _after(job: Job, runner: Runner, console: Console) -> None:
+    """Write the tables; after the first trials, say what choosing will cost in privacy at least."""
+    found = describe(job, runner)
+    output.write_tables(job.folder.path, found)
+    if job.rows.private and len(found.trials) == 1:
+        planned = sum(arm.trials for arm in runner.arms)
+        least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * planned, delta=job.delta)
+        print_note(
+            f"the epsilon of choosing by {planned} trials like this one: {epsilon_words(least)} at delta {job.delta:g}",
+            console,
+        )
+
+
+def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = False) -> output.Found:
+    """The search so far. ``ended``: it ends or stops here, so say what choosing has cost."""
+    privacy = [job.rows.cost]
+    if job.rows.private and ended:
+        charged = read_trials(job.folder.path / "cells")
+        targets = [arm.epsilon for arm in job.arms if arm.epsilon is not None]
+        privacy = statement(charged, delta=job.delta, final_epsilon=max(targets, default=None))
+        privacy.append("Each further run with chosen settings, of any method, adds its own epsilon once more.")
+    follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", "3"]
+    return output.Found(
+        job=job,
+        trials=runner.trials(),
+        finished=finished,
+        privacy=privacy,
+        given_up=runner.given_up,
+        command=shlex.join([*follow, "--out", str(job.folder.path / FINAL)]) if finished else "",
+        made_by=shlex.join(["fedlsg", *sys.argv[1:]]),
+    )
+
+
+def conclude(found: output.Found, folder: Path, console: Console) -> None:
+    """The table, edges, what did not finish, what choosing cost, the page, and the command that follows."""
+    print_table(output.table(found), console)
+    for note in found.notes:
+        print_note(note, console, style="yellow" if "at the edge" in note else "dim")
+    for name, text in unfinished([trial.line for trial in found.trials]).items():
+        print_whole(f"{name}: {text}", console, "red")
+    for words in found.privacy:
+        print_note(words, console, style="bold red" if found.job.rows.private else "dim")
+    print_whole(f"report  {folder / 'report.html'}", console)
+    if found.command:
+        print_whole(f"run it: {found.command}", console)
+
+
+def best_grid(job: Job, found: output.Found) -> Grid | None:
+    """The comparison with the best settings of each method, on all training rows; None if no method has any.
+
+    Its note says how its settings were chosen, and what that cost: a comparison shows it.
+    """
+    entries = []
+    for arm, entry in zip(job.arms, job.grid.entries, strict=True):
+        best: Mapping[str, Any] | None = {} if not arm.space else None
+        if (trial := found.outcome(arm).best) is not None:
+            best = trial.params
+        if best is not None:
+            entries.append(Entry(label=entry.label, method=entry.method, settings={**entry.settings, **best}))
+    if not entries:
+        return None
+    settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}
+    chosen = f"Settings were chosen by {len(found.trials)} trials on {job.rows.words}."
+    note = (
+        f"{chosen} {found.privacy[0]} {found.privacy[1]} No epsilon of a run includes that."
+        if job.rows.private
+        else chosen
+    )
+    return replace(job.grid, entries=tuple(entries), settings=settings, notes=(*job.grid.notes, note))

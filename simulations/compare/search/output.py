@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulations.compare.lines import measured, shown
-from simulations.compare.search.plots import figures
+from simulations.compare.lines import is_number, measured, shown
+from simulations.compare.output import write_report
+from simulations.compare.search.space import Choices, Dimension, value_words
 from simulations.compare.search.space import shown as value_shown
-from simulations.compare.search.space import tunable
-from simulations.compare.search.trials import Arm, Job, Trial, best_of
+from simulations.compare.search.trials import Arm, Job, Trial, best_of, score_of
 from simulations.compare.table import unfinished
-from simulations.report.chart import Chart
+from simulations.report.chart import Axis, Chart, Series, spaced
+from simulations.report.colours import looks
 from simulations.report.facts import made_section
-from simulations.report.figure import interactive, plot, png
-from simulations.report.looks import looks
+from simulations.report.figure import interactive
 from simulations.report.page import Code, Page, Table, Text, data_section, download, facts_of, json_text, sections
-from simulations.report.render import render
 from simulations.report.table import Column, make_table, records
+from simulations.report.template import render
 from simulations.report.words import human_bytes
 from simulations.rundir.files import write_atomically
 from simulations.rundir.results import as_csv
@@ -54,17 +54,14 @@ class Found:
     @property
     def outcomes(self) -> "list[Outcome]":
         """What became of each method, in the given order."""
-        return [self._outcome(arm) for arm in self.job.arms]
+        return [self.outcome(arm) for arm in self.job.arms]
 
-    def _outcome(self, arm: Arm) -> "Outcome":
+    def outcome(self, arm: Arm) -> "Outcome":
+        """What became of a method."""
         own = [trial for trial in self.trials if trial.arm.label == arm.label]
         best = best_of(own)
         edges = {} if best is None else arm.edges(best.params)
         return Outcome(arm, own, sum(trial.result.done for trial in own), best, edges)
-
-    def best(self, arm: Arm) -> Trial | None:
-        """The best trial of a method; None before one is done."""
-        return self._outcome(arm).best
 
     @property
     def varied(self) -> list[str]:
@@ -74,29 +71,10 @@ class Found:
     @property
     def notes(self) -> list[str]:
         """Edges, methods without trials, and how much luck is in the best."""
-        edges = [words for one in self.outcomes for words in edge_notes(one.arm, one.best)]
+        edges = [words for one in self.outcomes if one.best for words in one.arm.edge_notes(one.best.params)]
         untouched = [arm.label for arm in self.job.arms if not arm.space]
         none = [f"{', '.join(untouched)}: no setting to choose, so no trials."] if untouched else []
         return [*edges, *none, *(f"{label}: {why}" for label, why in self.given_up.items()), CHANCE]
-
-
-def edge_notes(arm: Arm, best: Trial | None) -> list[str]:
-    """A sentence for each best value at an edge of its range, unless the setting takes no value beyond it."""
-    found = []
-    known = tunable(str(arm.given["method"]))
-    for name, side in ({} if best is None else arm.edges(best.params)).items():
-        assert best is not None
-        end, beyond = ("lower", "lower") if side == "lowest" else ("upper", "higher")
-        words = f"The best {name} of {arm.label}, {_value(best.params[name])}, is at the edge: it is "
-        limits = known[name].setting
-        if best.params[name] == (limits.at_least if side == "lowest" else limits.at_most):
-            found.append(f"{words}the {side} that the setting takes.")
-        else:
-            found.append(
-                f"{words}at the {end} end of its range. A {beyond} one may be better: give a wider range, and another "
-                "--out."
-            )
-    return found
 
 
 class Outcome(NamedTuple):
@@ -111,7 +89,7 @@ class Outcome(NamedTuple):
 
 def columns_of(found: Found) -> list[Column]:
     """Every fact of an outcome: in the table under its heading, in search.json under its key."""
-    score = measured([trial.line for trial in found.trials]).replace("test ", "")
+    score = _measured(found.trials)
 
     def chosen(name: str, one: Outcome) -> Any:
         return one.best and one.best.params.get(name)
@@ -126,23 +104,21 @@ def columns_of(found: Found) -> list[Column]:
         Column("", lambda one: one.best and one.best.number, key="best_trial"),
         Column("", lambda one: one.best and dict(one.best.params), key="best"),
         Column("", lambda one: one.edges, key="edges"),
-        *(Column(name, partial(chosen, name), _value) for name in found.varied),
+        *(Column(name, partial(chosen, name), value_words) for name in found.varied),
         Column(score, lambda one: one.best and shown(one.best.line, one.best.line.mean)),
         Column("", lambda one: one.best and (None if one.best.line.by_loss else one.best.line.mean), key="accuracy"),
         Column("", lambda one: one.best and one.best.line.mean_of("loss"), key="loss"),
         Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
         Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, SENT, optional=1),
-        Column("at the edge", lambda one: one.best and _sides(one), left=True),
+        Column(
+            "at the edge", lambda one: one.best and (", ".join(map(" ".join, one.edges.items())) or "none"), left=True
+        ),
     ]
-
-
-def _sides(one: Outcome) -> str:
-    return ", ".join(f"{name} {side}" for name, side in one.edges.items()) or "none"
 
 
 def table(found: Found) -> Table:
     """The best trial of each method, in the given order."""
-    colours = looks([(str(arm.given["method"]), arm.label) for arm in found.job.arms])
+    colours = _shapes(found.job.arms)
     return make_table(
         columns_of(found), found.outcomes, title="The best trial of each method",
         colour=lambda one: colours[one.arm.label][0],
@@ -188,10 +164,7 @@ def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
     made = figures(found.job.arms, found.trials)
-    images = {name: png(plot(charts)) for name, charts in made.items()}
-    write_atomically(folder / "report.html", page(found, made).encode())
-    for name, image in images.items():
-        write_atomically(folder / "plots" / f"{name}.png", image)
+    write_report(folder, page(found, made), made)
 
 
 def headline(found: Found) -> str:
@@ -200,7 +173,7 @@ def headline(found: Found) -> str:
     for one in found.outcomes:
         arm, best = one.arm, one.best
         if best is not None and best.line.mean is not None:
-            values = ", ".join(f"{name} {_value(value)}" for name, value in best.params.items())
+            values = ", ".join(f"{name} {value_words(value)}" for name, value in best.params.items())
             score = shown(best.line, best.line.mean)
             score = f"loss {score}" if best.line.by_loss else f"{score} %"
             words.append(f"{arm.label} with {values} ({score})")
@@ -241,5 +214,83 @@ def page(found: Found, made: Mapping[str, Sequence[Chart]]) -> str:
     )
 
 
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else value_shown(value)
+def figures(arms: Sequence[Arm], trials: Sequence[Trial]) -> dict[str, tuple[Chart, ...]]:
+    """By file name; none before a trial is done."""
+    done = [trial for trial in trials if trial.line.mean is not None]
+    return {"history": history(arms, done), "settings": by_setting(arms, done)} if done else {}
+
+
+def history(arms: Sequence[Arm], done: Sequence[Trial]) -> tuple[Chart, ...]:
+    """A mark for each trial, and a line through the best one so far."""
+    shapes, series = _shapes(arms), []
+    for arm in arms:
+        own = [trial for trial in done if trial.arm.label == arm.label]
+        if not own:
+            continue
+        colour, marker = shapes[arm.label]
+        numbers = [trial.number + 1 for trial in own]
+        best = [_height(max(own[: k + 1], key=score_of)) for k in range(len(own))]
+        series.append(Series(name=arm.label, x=numbers, y=best, colour=colour, steps=True))
+        series.append(_marks(arm.label, numbers, own, (colour, marker), filled=False))
+    x = Axis(label="trial", whole=True)
+    return (Chart(title="The best so far", x=x, y=Axis(label=_measured(done)), series=tuple(series), height=360),)
+
+
+def by_setting(arms: Sequence[Arm], done: Sequence[Trial]) -> tuple[Chart, ...]:
+    """A chart for each setting; filled: the best trial of a method."""
+    dimensions = {one.name: one for arm in arms for one in arm.space}
+    return tuple(_over(dimension, arms, done) for dimension in dimensions.values())
+
+
+def _over(dimension: Dimension, arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
+    name, shapes, series = dimension.name, _shapes(arms), []
+    listed = dimension.values if isinstance(dimension, Choices) else ()
+    words = not all(map(is_number, listed))
+    for arm in arms:
+        own = [t for t in done if t.arm.label == arm.label and name in t.params]
+        best = best_of(own)
+        for some, filled in ((own, False), ([] if best is None else [best], True)):
+            values = [trial.params[name] for trial in some]
+            places = [float(listed.index(v)) for v in values] if words else [*map(float, values)]
+            series.append(_marks(arm.label, places, some, shapes[arm.label], filled=filled))
+    return Chart(
+        title=name, x=_scale(dimension, words), y=Axis(label=_measured(done)), series=tuple(series), height=320
+    )
+
+
+def _marks(name: str, places: Sequence[float], own: Sequence[Trial], look: tuple[str, str], *, filled: bool) -> Series:
+    """Trials as marks; their words are their settings."""
+    words = tuple(
+        f"trial {t.number + 1}: " + ", ".join(f"{key} {value_shown(value)}" for key, value in t.params.items())
+        for t in own
+    )
+    return Series(
+        name=name, x=places, y=[_height(trial) for trial in own], colour=look[0], marker=look[1], filled=filled,
+        line=False, words=words,
+    )  # fmt: skip
+
+
+def _scale(dimension: Dimension, words: bool) -> Axis:
+    if not isinstance(dimension, Choices):
+        if not dimension.log:
+            return Axis(label=dimension.name, whole=dimension.whole)
+        return Axis(label=dimension.name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1)
+    if words:
+        ticks = [(float(at), str(value)) for at, value in enumerate(dimension.values)]
+        return Axis(label=dimension.name, ticks=tuple(ticks))
+    log = all(value > 0 for value in dimension.values)
+    ticks = [(float(value), f"{value:g}") for value in sorted(dimension.values)]
+    return Axis(label=dimension.name, log=log, ticks=spaced(ticks, log=log))
+
+
+def _shapes(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:
+    return looks([(str(arm.given["method"]), arm.label) for arm in arms])
+
+
+def _height(trial: Trial) -> float:
+    assert trial.line.mean is not None
+    return trial.line.scale * trial.line.mean
+
+
+def _measured(done: Sequence[Trial]) -> str:
+    return measured([trial.line for trial in done]).replace("test ", "")

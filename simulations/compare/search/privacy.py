@@ -84,7 +84,7 @@ def as_many_rows(settings: Settings) -> dict[str, int]:
         return {}
     if name is not None and name != public_rows.SYNTHETIC:
         public_data(
-            name.removeprefix(user_code.DATA), private, data_dir=data_dir, cache_dir=None, options=options,
+            name.removeprefix(user_code.DATA), private, data_dir=data_dir, options=options,
             setting="public_rows",
         )  # fmt: skip
     return {"train_rows": len(private.train)}

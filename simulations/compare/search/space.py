@@ -19,7 +19,7 @@ from typing import Any, Literal
 import strategies
 from fedlsg.choices import choose
 from fedlsg.setting import Declared, unknown
-from simulations.compare.cells.grid import AXES, Entry, lacks
+from simulations.compare.grid import AXES, Entry, lacks
 from simulations.compare.lines import is_number
 from simulations.plan.continuity import HARMLESS
 from simulations.settings.settings import (
@@ -246,3 +246,8 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def value_words(value: Any) -> str:
+    """A value for people."""
+    return f"{value:.4g}" if isinstance(value, float) else shown(value)

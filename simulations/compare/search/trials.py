@@ -12,23 +12,15 @@ from typing import Any, NamedTuple
 
 from fedlsg import user_code
 from fedlsg.owner_only import make_parents
-from simulations.compare.cells.grid import Cell, Grid, word
-from simulations.compare.cells.progress import GridDisplay
-from simulations.compare.cells.runner import (
-    Folder,
-    Ray,
-    check_limits,
-    check_same_settings,
-    one_ray,
-    run_cells,
-    share_out,
-)
-from simulations.compare.cells.worker import Worker
 from simulations.compare.collect import cell_result
+from simulations.compare.grid import Cell, Grid, word
 from simulations.compare.lines import Line
+from simulations.compare.progress import GridDisplay
+from simulations.compare.runner import Folder, Ray, check_limits, check_same_settings, one_ray, run_cells, share_out
 from simulations.compare.search.pickers import Asked, Picker
 from simulations.compare.search.privacy import Rows
-from simulations.compare.search.space import Dimension, Side
+from simulations.compare.search.space import Dimension, Side, tunable, value_words
+from simulations.compare.worker import Worker
 from simulations.engines.cluster import processors
 from simulations.engines.process import sigterm_raises
 from simulations.rundir.files import writing_to
@@ -66,10 +58,7 @@ class Arm:
         """Trial ``number`` as a run."""
         name = f"{self.label}-trial{number:03d}"
         given = {**self.given, **params, "seed": FIRST_SEED}
-        return Cell(
-            name=name, label=name, method=given["method"], seed=FIRST_SEED, epsilon=None, rank=None, sparsity=None,
-            given=given,
-        )  # fmt: skip
+        return Cell(name=name, label=name, given=given)
 
     def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
         """What to check before the first trial: the start, and ``points``, or the ends of each setting's range."""
@@ -83,6 +72,21 @@ class Arm:
         """The settings whose value is at an edge of its range."""
         sides = {one.name: one.side(params[one.name]) for one in self.space if one.name in params}
         return {name: side for name, side in sides.items() if side is not None}
+
+    def edge_notes(self, params: Mapping[str, Any]) -> list[str]:
+        """A sentence for each value at an edge of its range, unless the setting takes no value beyond it."""
+        found, known = [], tunable(str(self.given["method"]))
+        for name, side in self.edges(params).items():
+            limits, (end, beyond) = known[name].setting, {"lowest": ("lower", "lower")}.get(side, ("upper", "higher"))
+            at = f"The best {name} of {self.label}, {value_words(params[name])}, is at the edge: it is "
+            if params[name] == (limits.at_least if side == "lowest" else limits.at_most):
+                found.append(f"{at}the {side} that the setting takes.")
+            else:
+                found.append(
+                    f"{at}at the {end} end of its range. A {beyond} one may be better: give a wider range, and another "
+                    "--out."
+                )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,253 @@
-"""What every workload builds on: its types, the cache, and where data sets are found."""
+"""What a workload is: the splits of one data set, the models that fit it, and a preset; ``normalise=public``.
+
+Next to it: ``split``, ``model``, ``synthetic``: public inputs; ``cache``: arrays built once.
+
+normalise=public: inputs less their mean, over their deviation, both of the public test rows. The constants come from no
+training row, so each input is still a function of its own row, and nothing is charged.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedlsg.carriers.probe.source import Draw
+from fedlsg.gradients import LossFunction
+from simulations.workloads.base.split import Augment, Inputs, NoRows, Split
+from simulations.workloads.base.synthetic import Pixels
+
+Progress = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """A progress callback that says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Settings of data and model next to the workload's name; None is the workload's default.
+
+    A loader refuses, naming the setting, what it does not use; every workload uses what is in EVERYWHERE.
+    """
+
+    model: str | None = None
+    pretrained: str | None = None
+    pretrained_sha256: str | None = None
+    train_layers: int | None = None
+    features: str | None = None
+    feature_norm: str | None = None
+    head_width: int | None = None
+    dataset: str | None = None
+    subset: str | None = None
+    input_columns: str | None = None
+    label_column: str | None = None
+    test_split: str | None = None
+    max_length: int | None = None
+    train_rows: int | None = None
+    holdout: float | None = None
+    data_root: str | None = None
+
+
+EVERYWHERE = (
+    "model", "pretrained", "pretrained_sha256", "train_rows", "holdout", "features", "feature_norm", "head_width",
+)  # fmt: skip
+"""Options that every workload reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``workloads.load`` passes on to the loader of a workload; its docstring says what each field means."""
+
+    data_dir: Path | None
+    cache_dir: Path | None
+    options: Options
+    progress: Progress
+    public_only: bool
+
+
+def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
+    """Raise ValueError, naming the setting, for a given option that the workload does not use, or a private test split.
+
+    ``used`` names those it reads, next to EVERYWHERE.
+    """
+    for f in fields(Options):
+        value = getattr(options, f.name)
+        if value is not None and f.name not in (*used, *EVERYWHERE):
+            raise ValueError(f"workload {workload} has no use for {f.name}={value!r}: leave it out")
+    if options.test_split == "train":
+        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
+
+
+Parquet = Callable[[Sequence[Path], Path], Split]
+"""Reads parquet files; the decoded or tokenised rows go to a cache folder."""
+
+
+def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """The loss of workloads with classes, in nats: one value an example, shape (B,)."""
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+GIVEN = "given"
+"""The partition that a workload brings as lists of rows."""
+
+Metric = Callable[[Tensor, Tensor], Any]
+"""``metric(outputs, targets)`` of all examples of a test split, on the CPU: a number."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedWorkload:
+    """A data set with the models and settings that suit it.
+
+    test: the public split that accuracy is reported on, under ``test_name``.
+    other_tests: more test splits by name, whose accuracies are averaged with it, each with the same weight.
+    num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured; None for other targets.
+    loss: one value an example, shape (B,). metrics: more numbers that are measured on the test splits, by name.
+    models: builders by name, the first is the default; build through ``build_model``.
+    classifier: the path of the head in every model, whose last Linear stays dense; None: the model's last Linear.
+    augment: changes training inputs at random, or None; never applied to a test split.
+    columns: values of the training rows by which clients may be formed, by name (N,).
+    parts: rows of each client, for partition=given.
+    defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
+    method_defaults: what differs from it for a method, by method and setting.
+    parquet: reads parquet files of a client's own rows; None if the workload has no such form.
+    read: reads a client's own rows from any path, given a cache folder of the client; None if the workload reads
+        parquet or .npz files.
+    synthetic: public inputs from no data at all, by name, the default first; empty if nothing is known that fits.
+    pixels: how images are stored, so that other images can take their form; None for other inputs.
+    places: files and folders that the splits were read from, as far as they are known.
+    features: what reports say of the public features that the inputs are; None for inputs as they are.
+    raw: the workload whose inputs became these features; None for inputs as they are.
+    left_out: training rows that train_rows or holdout took away. They are as private as the others.
+    normalised: mean and deviation of each column or channel that inputs were normalised by, with normalise=public.
+    data: how rows of a user's own were read, for users of the model: columns, classes, scale. All of it public.
+    said: the same in one line for the owner of the data, with the number of rows.
+    Raises ValueError for a label outside [0, num_classes).
+    """
+
+    name: str
+    train: Split
+    test: Split
+    test_name: str = "test"
+    other_tests: Mapping[str, Split] = field(default_factory=dict)
+    num_classes: int | None
+    loss: LossFunction = cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    models: Mapping[str, Callable[[], nn.Module]]
+    classifier: str | None = "classifier"
+    augment: Augment | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parts: Sequence[Tensor] | None = None
+    defaults: Mapping[str, object]
+    method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    parquet: Parquet | None = None
+    read: Callable[[Path, Path], Split] | None = None
+    synthetic: Mapping[str, Draw] = field(default_factory=dict)
+    pixels: Pixels | None = None
+    places: tuple[Path, ...] = ()
+    features: Mapping[str, Any] | None = None
+    raw: "LoadedWorkload | None" = None
+    left_out: "tuple[Split, ...]" = ()
+    normalised: Mapping[str, list[float]] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    said: str = ""
+
+    def __post_init__(self) -> None:
+        if self.test_name in self.other_tests:
+            raise ValueError(f"{self.name}: two test splits are named {self.test_name}")
+        for name, split in {"train": self.train, **self.tests}.items():
+            if isinstance(split, NoRows) or self.num_classes is None:
+                continue
+            if split.labels.dtype != torch.int64 or split.labels.ndim != 1:
+                found = f"{split.labels.dtype} {tuple(split.labels.shape)}"
+                raise ValueError(f"{self.name}: expected classes, int64 of shape (n,), as {name} labels, got {found}")
+            low, high = int(split.labels.min()), int(split.labels.max())
+            if not 0 <= low <= high < self.num_classes:
+                raise ValueError(f"{self.name}: {name} labels are in {low}..{high}, expected 0..{self.num_classes - 1}")
+
+    def classes(self, purpose: str) -> int:
+        """The number of classes. Raises ValueError, naming what needs them, for other targets."""
+        if self.num_classes is None:
+            raise ValueError(
+                f"{purpose} needs targets that are classes (int64, one an example), which {self.name} has not"
+            )
+        return self.num_classes
+
+    @property
+    def tests(self) -> dict[str, Split]:
+        """All test splits by name, ``test`` first."""
+        return {self.test_name: self.test, **self.other_tests}
+
+    def with_splits(self, change: Callable[[str, Split], Split]) -> "LoadedWorkload":
+        """The workload with each split, which is there, as ``change(name, split)`` makes it."""
+        tests = {name: change(name, split) for name, split in self.tests.items()}
+        train = self.train if isinstance(self.train, NoRows) else change("train", self.train)
+        return replace(self, train=train, test=tests.pop(self.test_name), other_tests=tests)
+
+    @property
+    def default_model(self) -> str:
+        return next(iter(self.models))
+
+
+NORMALISED_ROWS = 10_000
+"""Rows of the test split that the constants are computed from, at most."""
+LEAST_DEVIATION = 1e-12
+"""A deviation below it is that of a constant, which stays 0."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Normalised:
+    """``prepare`` of a split, then (x - mean) / deviation of each column, or of each channel of images (B, c, h, w)."""
+
+    prepare: Callable[[Any], Inputs]
+    mean: Float[Tensor, " columns"]
+    deviation: Float[Tensor, " columns"]
+
+    def __call__(self, rows: Any) -> Inputs:
+        inputs = self.prepare(rows)
+        assert isinstance(inputs, Tensor), "the constants are those of one tensor"
+        shape = (1, -1) + (1,) * (inputs.ndim - 2)
+        return (inputs - self.mean.reshape(shape)) / self.deviation.reshape(shape)
+
+
+@torch.no_grad()
+def normalised(workload: LoadedWorkload) -> LoadedWorkload:
+    """The workload with inputs of mean 0 and deviation 1 over its public test rows.
+
+    Raises ValueError for inputs that are no floating-point tensor of shape (B, columns) or (B, channels, ...).
+    """
+    test = workload.test
+    inputs, _ = test.batch(torch.linspace(0, len(test) - 1, min(NORMALISED_ROWS, len(test))).long())
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2:
+        found = "several inputs" if isinstance(inputs, dict) else f"{inputs.dtype} {tuple(inputs.shape)}"
+        raise ValueError(
+            f"normalise=public: expected numbers of shape (B, columns) or images, got {found}: leave it out"
+        )
+    columns = inputs.double().transpose(0, 1).flatten(1)
+    mean, deviation = columns.mean(1), columns.std(1, correction=0)
+    deviation = torch.where(deviation > LEAST_DEVIATION, deviation, 1.0)
+    constants = {"mean": mean.to(inputs.dtype), "deviation": deviation.to(inputs.dtype)}
+
+    read = workload.read
+    return replace(
+        workload.with_splits(lambda _, split: replace(split, prepare=Normalised(prepare=split.prepare, **constants))),
+        read=None if read is None else NormalisedRead(read=read, constants=constants),
+        normalised={name: value.tolist() for name, value in constants.items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NormalisedRead:
+    """Reads a deployed client's own rows, and normalises them by the same public constants."""
+
+    read: Callable[[Path, Path], Split]
+    constants: dict[str, Tensor]
+
+    def __call__(self, path: Path, cache: Path) -> Split:
+        split = self.read(path, cache)
+        return replace(split, prepare=Normalised(prepare=split.prepare, **self.constants))

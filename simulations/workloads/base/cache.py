@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlsg.owner_only import FOLDER, is_closed, make_parents, open_file
-from simulations.workloads.base.workload import Progress
+from simulations.workloads.base import Progress
 
 _MANIFEST = "manifest.json"
 CACHE_VARIABLE = "FEDLSG_CACHE"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedlsg.choices import choose
 from fedlsg.randomness import alone
 from fedlsg.user_code.failure import without_exit
-from simulations.workloads.base.workload import LoadedWorkload
+from simulations.workloads.base import LoadedWorkload
 
 Build = Callable[[], Any]
 

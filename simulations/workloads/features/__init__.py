@@ -1,1 +1,155 @@
-"""Public features: what frozen filters or networks make of each example, computed once and kept in the cache."""
+"""A workload on public features: the same examples, encoded once, and small heads in the place of its models."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlsg.carriers.probe.source import Draw
+from fedlsg.choices import choose
+from simulations.models import vision
+from simulations.models.small import WIDTH, heads
+from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
+from simulations.workloads.base.cache import cache_folder
+from simulations.workloads.base.split import NoRows, Split
+from simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
+from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_rows, encode_split
+from simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
+
+LAST = "commit 569be536 of November 2026 still has it"
+ReadRows = Callable[[Path, LoadedWorkload, Path], Split]
+"""Reads rows at a path in the form of a workload; decoded rows go to the folder that comes last."""
+
+
+def check_options(options: Options) -> None:
+    """Raise ValueError, naming setting and fix, for settings of features that do not fit together."""
+    if options.features is None:
+        for name in ("feature_norm", "head_width"):
+            if (value := getattr(options, name)) is not None:
+                raise ValueError(f"{name}={value} is for public features: give features, too, or leave it out")
+        return
+    if options.head_width is not None and options.model in (None, "linear"):
+        raise ValueError(f"head_width={options.head_width} is for model=mlp and model=cnn: give one, or leave it out")
+    for name, why in (("pretrained", "name its weights by features"), ("train_layers", "its layers are all frozen")):
+        if (value := getattr(options, name)) is not None:
+            raise ValueError(f"features={options.features} is frozen, and {why}: leave {name}={value} out")
+
+
+def with_features(raw: LoadedWorkload, request: Request, read_rows: ReadRows) -> LoadedWorkload:
+    """The workload whose inputs are features of ``raw``'s, by ``request.options``; loss and partitions stay.
+
+    Features are in the cache folder of the request; those of a deployed client's own rows in the client's folder.
+    Raises ValueError for a workload whose inputs are neither images nor tokens, or without classes, for an unknown
+    setting, and what finding the encoder raises.
+    """
+    options, say = request.options, request.progress
+    assert options.features is not None, "called for features alone"
+    classes, cache = raw.classes(f"features={options.features}"), cache_folder(request.cache_dir)
+    say(f"features={options.features}: finding the encoder")
+    bare = _encoder(raw, options.features, classes)
+    given, raw = raw, _as_pixels(raw, bare) if bare.pixels else raw
+    encoder = _normalized(bare, raw.synthetic, norm_of(options), cache, say)
+    encoded = raw.with_splits(lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name))
+    shape = tuple(encoded.test.batch(torch.tensor([0]))[0].shape[1:])
+    pixels, synthetic = _synthetic(raw, encoder)
+    own = _OwnRows(raw=replace(raw, train=NoRows()), encoder=encoder, read_rows=read_rows)
+    return replace(
+        encoded,
+        models=heads(shape, classes, width=options.head_width or WIDTH),
+        classifier="classifier",
+        augment=None,
+        features={"name": encoder.name, "values": prod(shape), "norm": norm_of(options)},
+        parquet=None if raw.parquet is None else own.parquet,
+        read=own.read,
+        pixels=pixels,
+        synthetic=synthetic,
+        raw=given,
+        left_out=(),
+    )
+
+
+def _synthetic(raw: LoadedWorkload, encoder: Encoder) -> tuple[Pixels | None, Mapping[str, Draw]]:
+    """Public images as stored images that become features, and the draws of ``raw`` as features of what they draw."""
+    draws = {name: partial(_encoded_draw, draw, encoder) for name, draw in raw.synthetic.items()}
+    if raw.pixels is None:
+        return None, draws
+    return replace(raw.pixels, prepare=partial(_encode_stored, raw.pixels.prepare, encoder)), draws
+
+
+def _encode_stored(prepare: Callable[[Any], Any], encoder: Encoder, stored: np.ndarray) -> Tensor:
+    return encode_rows(prepare(stored), encoder)
+
+
+def _encoded_draw(draw: Draw, encoder: Encoder, count: int, generator: torch.Generator) -> Any:
+    """Features of what is drawn, with its targets where there are some."""
+    found = draw(count, generator)
+    return (encode_rows(found[0], encoder), *found[1:]) if isinstance(found, tuple) else encode_rows(found, encoder)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _OwnRows:
+    """Reads a deployed client's own rows and encodes them. ``cache``: that client's own folder."""
+
+    raw: LoadedWorkload
+    encoder: Encoder
+    read_rows: ReadRows
+
+    def read(self, path: Path, cache: Path) -> Split:
+        read = self.raw.read
+        return self._encoded(self.read_rows(path, self.raw, cache) if read is None else read(path, cache), cache)
+
+    def parquet(self, paths: Sequence[Path], cache: Path) -> Split:
+        assert self.raw.parquet is not None
+        return self._encoded(self.raw.parquet(paths, cache), cache)
+
+    def _encoded(self, rows: Split, cache: Path) -> Split:
+        rows = replace(rows, prepare=self.raw.test.prepare) if self.encoder.pixels else rows
+        return encode_split(rows, self.encoder, cache=cache, progress=silent, what="data")
+
+
+def norm_of(options: Options) -> str:
+    """``feature_norm``, or its default: group for scattering, none for others."""
+    return options.feature_norm or ("group" if options.features == SCATTERING else "none")
+
+
+def _encoder(raw: LoadedWorkload, features: str, classes: int) -> Encoder:
+    inputs: Any = raw.test.batch(torch.tensor([0]))[0]
+    if isinstance(inputs, dict) and "input_ids" in inputs:
+        return text_encoder(features)
+    if isinstance(inputs, Tensor) and inputs.ndim == 4:
+        channels, height, width = inputs.shape[1:]
+        square = height == width and height >= LEAST_SIDE
+        models = {**(vision(channels, height, classes) if square else {}), **raw.models}
+        return image_encoder(features, (channels, height, width), models)
+    found = f"a dict of {', '.join(inputs)}" if isinstance(inputs, dict) else f"tensors {tuple(inputs.shape)}"
+    raise ValueError(
+        f"features={features} needs images (B, channels, height, width) or tokens (input_ids), and the inputs of "
+        f"{raw.name} are {found}: leave features out"
+    )
+
+
+def _as_pixels(raw: LoadedWorkload, encoder: Encoder) -> LoadedWorkload:
+    """The workload whose inputs are images in 0..1, whatever normalisation its models want."""
+    if raw.pixels is None:
+        raise ValueError(
+            f"features={encoder.name} reads images of 0..255 or 0..1, and {raw.name} stores none: give them"
+        )
+    pixels = replace(raw.pixels, prepare=raw.pixels.images)
+    stored = raw.with_splits(lambda _, split: replace(split, prepare=pixels.prepare))
+    return replace(stored, synthetic=image_draws(pixels), pixels=pixels)
+
+
+def _normalized(encoder: Encoder, synthetic: Mapping[str, Draw], norm: str, cache: Path, say: Progress) -> Encoder:
+    for part in () if norm == "none" else norm.split("+"):
+        if part == "mirror":
+            raise ValueError(f"feature_norm={norm}: mirror gained nothing and was removed: leave it out; {LAST}")
+        choose("part of feature_norm", part, {**ALONE, **synthetic})
+        alone = ALONE.get(part)
+        encoder = alone(encoder) if alone else decorrelated(encoder, synthetic[part], cache=cache, progress=say)
+    return encoder

@@ -8,7 +8,6 @@ They are normalised each example by itself, or by statistics of synthetic inputs
 none           as they are
 group          mean 0 and variance 1 in groups of channels of one example
 pool           maps averaged over squares of 2x2: a quarter of the values
-mirror         the mean of the features of an image and of its mirror image
 leaves, pink   centred and decorrelated by the features of synthetic images; tokens: by those of bags of words
 group+leaves   several, from left to right
 
@@ -32,9 +31,9 @@ from torch import Tensor
 from fedlsg.carriers.probe.source import Draw
 from fedlsg.randomness import public_generator
 from simulations.models.small import GROUPS
+from simulations.workloads.base import Progress
 from simulations.workloads.base.cache import load_or_build
 from simulations.workloads.base.split import Inputs, Split
-from simulations.workloads.base.workload import Progress
 
 FORMAT = "float16, one example at a time, version 1"
 SAID_EVERY = 1000
@@ -146,12 +145,7 @@ def pooled(encoder: Encoder) -> Encoder:
     return replace(encoder, digest=f"{encoder.digest} pool", encode=partial(_pooled, encoder.encode))
 
 
-def mirrored(encoder: Encoder) -> Encoder:
-    """The mean over an image and its mirror image, for data whose mirror images have the same class."""
-    return replace(encoder, digest=f"{encoder.digest} mirror", encode=partial(_mirrored, encoder.encode))
-
-
-ALONE = {"group": grouped, "pool": pooled, "mirror": mirrored}
+ALONE = {"group": grouped, "pool": pooled}
 """Parts that see one example alone."""
 
 
@@ -201,12 +195,6 @@ def _pooled(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
             f"feature_norm=pool halves maps with an even side, and these features are {tuple(x.shape)[1:]}"
         )
     return F.avg_pool2d(x, 2)
-
-
-def _mirrored(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-    if isinstance(inputs, dict):
-        raise ValueError("feature_norm=mirror is for images, and these are texts: leave mirror out")
-    return (encode(inputs) + encode(inputs.flip(-1))) / 2
 
 
 def _decorrelated(encode: Callable[[Inputs], Tensor], mean: Tensor, Q: Tensor, inputs: Inputs) -> Tensor:

@@ -9,7 +9,6 @@ an account, so download it and unpack it first. Channel statistics are published
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,11 +17,11 @@ import torch
 from jaxtyping import Int64, UInt8
 
 from simulations import models
-from simulations.workloads.base.mirror import data_root
-from simulations.workloads.base.split import NoRows, Split, rescale
+from simulations.workloads.base import LoadedWorkload, Request, refuse_unused
+from simulations.workloads.base.split import NoRows, Split, by_channel
 from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.base.workload import LoadedWorkload, Request, refuse_unused
 from simulations.workloads.images.augment import flip_crop
+from simulations.workloads.rows.hub import data_root
 from simulations.workloads.rows.images import list_images, open_image
 
 NAME, SIDE, SHORTER = "imagenet", 224, 256
@@ -71,8 +70,7 @@ def load(request: Request) -> LoadedWorkload:
     root = _root(data_root(request.data_dir))
     splits: dict[str, Split] = {}
     classes: list[str] = []
-    offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
-    prepare = partial(rescale, offset=offset, scale=1 / scale)
+    prepare = by_channel(MEAN, STD)
     for name in ("val",) if request.public_only else ("train", "val"):
         request.progress(f"{NAME}: listing the images of {name}")
         files = _list(root / name)

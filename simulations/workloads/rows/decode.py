@@ -1,16 +1,25 @@
-"""Parts of a set of the hub, decoded and checked: images of one size as uint8 arrays, texts and their labels."""
+"""Parts of a set of the hub, decoded and checked: images of one size as uint8 arrays, texts and their labels.
+
+A client's own training rows come from parquet files with the columns of the workload itself (image or texts, and
+label), or from a .npz file: ``inputs`` (N, ...) in the workload's stored form (digits: uint8 (N, 1, 8, 8); images:
+uint8 (N, channels, side, side)), ``labels`` (N,) integers. Decoded or tokenised rows are kept in a cache of the
+client's own: they are as private as the rows.
+"""
 
 import io
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import torch
 
-from simulations.workloads.base.workload import Progress
-from simulations.workloads.rows.files import published_of
-from simulations.workloads.rows.hub import Part, content_of, is_image
+from simulations.workloads.base import LoadedWorkload, Progress
+from simulations.workloads.base.split import Split
+from simulations.workloads.rows.files import published_of, read_npz
+from simulations.workloads.rows.hub import Part, content_of, find_splits, is_image
 from simulations.workloads.rows.images import open_image
 
 CHANNELS = {"L": 1, "RGB": 3}
@@ -225,3 +234,38 @@ def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int
     return 1 + max(
         int(texts[split].labels.max()) for split in tests
     ), "the largest label of the public test split, plus one"
+
+
+def read_client(path: Path, workload: LoadedWorkload, cache: Path) -> Split:
+    """Rows of a file, or of a folder with the shards ``train-0000i-of-0000N.parquet``.
+
+    Raises ValueError or OSError for any other file, or for rows that are not in the workload's form.
+    """
+    if path.is_dir():
+        return _parquet_rows(find_splits(path, ("train",))["train"], workload, cache)
+    if path.suffix.lower() == ".parquet":
+        return _parquet_rows([path], workload, cache)
+    if path.suffix.lower() != ".npz":
+        raise ValueError(f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards")
+    return _arrays(path, workload)
+
+
+def _parquet_rows(paths: Sequence[Path], workload: LoadedWorkload, cache: Path) -> Split:
+    if workload.parquet is None:
+        raise ValueError(f"workload {workload.name} reads .npz files, not {paths[0]}")
+    return workload.parquet(paths, cache)
+
+
+def _arrays(path: Path, workload: LoadedWorkload) -> Split:
+    one = workload.test.inputs[np.array([0])]
+    if not isinstance(one, np.ndarray):
+        raise ValueError(f"workload {workload.name} reads .parquet files, not {path}")
+    inputs, labels = read_npz(path)
+    if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
+        raise ValueError(
+            f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in {path}, got {inputs.dtype} "
+            f"{inputs.shape}"
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
+        raise ValueError(f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} {labels.shape}")
+    return Split(inputs=inputs, labels=torch.from_numpy(labels.astype(np.int64)), prepare=workload.test.prepare)

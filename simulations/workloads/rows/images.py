@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from simulations.workloads.rows import Columns, Rows, as_targets, of_stored, white_of
 from simulations.workloads.rows.files import read_file
-from simulations.workloads.rows.form import Columns, Rows, as_targets, of_stored, white_of
 from simulations.workloads.rows.table import Table, text_of
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedlsg.randomness import own_draws, seed_draws
+from simulations.workloads.rows import Columns, Fields, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.rows.files import is_table_file, read_npz
-from simulations.workloads.rows.form import Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.rows.images import read_image_folder, stack
 from simulations.workloads.rows.table import LABEL, Table, agreed, check_finite, find_inputs, is_table, text_of
-from simulations.workloads.rows.transform import AT_ONCE, PROBES, check_same_item, prefers_texts
+from simulations.workloads.rows.transform import AT_ONCE, PROBES, Prepare, check_same_item, prefers_texts
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a .csv or .parquet file "

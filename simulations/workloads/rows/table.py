@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedlsg.choices import did_you_mean
+from simulations.workloads.rows import Columns
 from simulations.workloads.rows.files import DELIMITERS, metadata_of, published_of, read_file
-from simulations.workloads.rows.form import Columns
 
 LABEL = "label"
 """The column of the targets, if none is named."""

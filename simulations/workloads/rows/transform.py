@@ -1,6 +1,10 @@
 """A transform of a user's own: what it makes of rows, and the check that it makes each row from itself alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,14 +12,39 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.independence.rows import differing
+from fedlsg.own_loop.alone import LARGEST
+from fedlsg.own_loop.fills import ROWS
+from fedlsg.own_loop.made_up import Maker, of_fields
+from fedlsg.own_loop.made_up import fields_of as made_fields
 from fedlsg.randomness import own_draws
-from simulations.workloads.base.workload import Progress
+from fedlsg.user_code.objects import written
+from simulations.workloads.base import Progress
+from simulations.workloads.base.split import Inputs, Stored
 
 AT_ONCE = 1024
 """Rows that a transform is given at a time while data are read."""
 ONE_SHAPE = 'give one row an example, all of one shape (texts: padding="max_length")'
 PROBES = 6
 """Rows that are transformed alone and together."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if there is one."""
+
+    transform: Callable[[Any], Inputs] | None = None
+
+    def __call__(self, stored: Any) -> Inputs:
+        """The inputs of some rows. A transform is not called for none: its failure would tell that a batch is empty."""
+        tensors: Inputs = (
+            {name: torch.as_tensor(value) for name, value in stored.items()}
+            if isinstance(stored, Mapping)
+            else torch.as_tensor(stored)
+        )
+        if self.transform is None:
+            return tensors
+        first = next(iter(tensors.values())) if isinstance(tensors, dict) else tensors
+        return self.transform(tensors) if len(first) else torch.zeros(0, 1)
 
 
 def transformed(
@@ -133,3 +162,79 @@ def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
                 f"transform gave {name} as {type(value).__name__}: expected a tensor, or a dict of tensors by name"
             )
         yield str(name), value
+
+
+def check_transform(inputs: Stored, prepare: Callable[[Any], Inputs], count: int, what: str) -> None:
+    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance; for complex rows.
+
+    The clip bounds what one example adds only if its inputs depend on no other example. A few rows are prepared alone
+    and together; so are made-up rows of the same form, in all families that the transform takes. The ``count`` rows are
+    public. All random generators are left as they were.
+    """
+    stored = inputs[np.zeros(1, dtype=np.int64)]
+    for value in stored.values() if isinstance(stored, Mapping) else [stored]:
+        if np.iscomplexobj(value):
+            raise ValueError(f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as columns")
+    with own_draws("cpu"):
+        places = np.linspace(0, count - 1, min(PROBES, count)).astype(np.int64)
+        _check_rows(lambda chosen: prepared(inputs, prepare, places[chosen]), len(places), what)
+        for made in _made_up(stored, prepare):
+            with suppress(_CannotTakeError):
+                _check_rows(partial(_of_made_up, prepare, made), ROWS, f"made-up {what}")
+
+
+class _CannotTakeError(Exception):
+    """A transform that fails on made-up rows."""
+
+
+def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
+    """``make``: from places of 0 to count - 1 to inputs. Alone, all, all the other way round, pairs, a large batch."""
+    alone = [dict(fields_of(make([row]))) for row in range(count)]
+    order = list(range(count))
+    large = order * -(-LARGEST // count)
+    for together in (order, order[::-1], order[::2], order[1::2], large, *([a, b] for a, b in pairwise(order))):
+        if together:
+            made = dict(fields_of(make(together)))
+            if wrong := [name for name, value in made.items() if value.ndim == 0 or len(value) != len(together)]:
+                raise ValueError(
+                    f"transform gave {what} {wrong[0]} of shape {tuple(made[wrong[0]].shape)} for {len(together)} "
+                    f"rows: {ONE_SHAPE}"
+                )
+            check_same_rows([alone[row] for row in together], made, range(len(together)), what)
+
+
+def _made_up(stored: Any, prepare: Any) -> list[Any]:
+    """Stored rows in families, for a transform of numbers."""
+    if not isinstance(prepare, Prepare) or prepare.transform is None:
+        return []
+    like = (
+        {name: torch.as_tensor(value) for name, value in stored.items()}
+        if isinstance(stored, Mapping)
+        else torch.as_tensor(stored)
+    )
+
+    def takes(inputs: Any, targets: Any) -> bool:
+        try:
+            return bool(dict(fields_of(prepare(inputs))))
+        except Exception:  # whatever a user's transform raises on such values
+            return False
+
+    maker = Maker(inputs=like, targets={}, takes=takes, sizes=frozenset(), written=written(prepare.transform))
+    return [inputs for inputs, _ in maker.families()]
+
+
+def _of_made_up(prepare: Callable[[Any], Inputs], made: Any, chosen: Sequence[int]) -> Inputs:
+    part = {name: value[list(chosen)] for name, value in made_fields(made).items()}
+    try:
+        found: Inputs = run_transform(prepare, of_fields(part))
+        return found
+    except ValueError as error:
+        if len(chosen) == 1:
+            raise _CannotTakeError from error
+        raise
+
+
+def prepared(inputs: Stored, prepare: Callable[[Any], Inputs], places: Any) -> Inputs:
+    """The model's inputs of some rows. Raises ValueError, with its error, for a transform that fails."""
+    found: Inputs = run_transform(prepare, inputs[np.asarray(places, dtype=np.int64)])
+    return found

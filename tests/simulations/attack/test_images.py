@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,16 +15,16 @@ from fedlsg.attacks.inversion.linear import input_of_linear
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
-from simulations.attack.images.attack import IMAGE_ATTACKS, attack_images, attacks_named, image_prior, strongest
-from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
-from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import summaries
-from simulations.attack.recorded.rows import Best
-from simulations.attack.recorded.target import Options
+from simulations.attack.findings import Best, judge, summaries
+from simulations.attack.images import IMAGE_ATTACKS, IMAGES, attack_images, attacks_named, image_prior, strongest
+from simulations.attack.images_score import EXACT_DB, scored, summarise
+from simulations.attack.observations import open_record
+from simulations.attack.target import Options
 from simulations.rundir import files
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
 
+judge_images = partial(judge, kind=IMAGES)
 CLIENT, SUM = ThreatModel(), ThreatModel(view="aggregate")
 RECORDING = {"clients": 3, "rounds": 2, "sample_rate": None, "batch_size": 2, "record_updates": True}
 CASES = {
@@ -110,7 +111,7 @@ def test_noise_leaves_the_blind_guess(recorded):
     assert abs(rows["map"].mean_gain) < 3
     assert 0.01 < found.membership < 0.1
     assert "first-layer" not in rows
-    words = verdict([row for row in summaries(found, summarise) if row.attack == "map"])
+    words = judge_images([row for row in summaries(found, summarise) if row.attack == "map"])
     assert "updates leak" not in words
 
 
@@ -143,11 +144,11 @@ def test_a_search_that_did_not_converge_is_no_evidence():
     nothing = replace(row, gain=Interval(mean=0, low=-0.2, high=0.2, confidence=0.95, count=2))
     stuck, done = replace(nothing, unexplained=0.4), replace(nothing, unexplained=0.001)
     for rows in ([stuck], [stuck, replace(stuck, gain=None)]):
-        assert verdict(rows).startswith("undecided, no search converged (the best guess leaves 40 % of an update")
+        assert judge_images(rows).startswith("undecided, no search converged (the best guess leaves 40 % of an update")
     for rows in ([nothing], [done], [stuck, done]):
-        assert verdict(rows).startswith("no image recovered")
+        assert judge_images(rows).startswith("no image recovered")
     leak = replace(stuck, gain=Interval(mean=9, low=5, high=12, confidence=0.95, count=2))
-    assert "updates leak" in verdict([leak])  # what was recovered needs no converged search
+    assert "updates leak" in judge_images([leak])  # what was recovered needs no converged search
 
 
 @pytest.mark.parametrize(

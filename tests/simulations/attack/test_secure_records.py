@@ -3,8 +3,8 @@
 import pytest
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.target import batch_sizes
+from simulations.attack.observations import open_record
+from simulations.attack.target import batch_sizes
 from tests.simulations.support.secure_clients import Seen, recorded_sum, run_five
 
 SUM = ThreatModel(view="aggregate")

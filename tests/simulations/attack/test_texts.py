@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from fedlsg.attacks.observation import Guess, ThreatModel
-from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import summaries
-from simulations.attack.recorded.target import Options
-from simulations.attack.texts.attack import attack_texts
-from simulations.attack.texts.page import text_findings
-from simulations.attack.texts.score import scored, summarise, verdict
+from simulations.attack.findings import judge, summaries
+from simulations.attack.observations import open_record
+from simulations.attack.target import Options
+from simulations.attack.texts import TEXTS, attack_texts, text_findings
+from simulations.attack.texts_score import scored, summarise
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
@@ -81,7 +80,7 @@ def test_noise_leaves_nothing_to_be_read(recorded):
     assert found.results == ((),) * len(found.targets)
     assert "noise hides every direction" in found.refused["span"]
     assert 0.01 < found.membership < 0.1
-    assert verdict(summaries(found, summarise)).startswith("no attack applies")
+    assert judge(summaries(found, summarise), TEXTS).startswith("no attack applies")
     matched = attacked(recorded("noisy"), "matching", batches=(1,))
     assert summaries(matched, summarise)[0].mean_gain <= 0.35
     assert "bits" in text_findings(matched).facts["at most"]

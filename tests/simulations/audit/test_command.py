@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from simulations.audit import training
+from simulations.audit import audited_run, audited_settings, training
 from simulations.audit.command import audit_command
-from simulations.audit.subject import audited_run, audited_settings
 from simulations.cli.app import app
 from tests.simulations.support.runs import SMALL, Run, reconfigure, run_local
 

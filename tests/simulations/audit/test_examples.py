@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from simulations.audit.subject import audited_settings
+from simulations.audit import audited_settings
 from simulations.audit.training import (
     DRAWN,
     KINDS,

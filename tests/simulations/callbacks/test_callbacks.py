@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedlsg
-from simulations.callbacks.callback import Watched
+from simulations.callbacks import Watched
 from simulations.rundir.updates import read_model
 from tests.simulations.support.own import quick
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 import fedlsg
-from simulations.callbacks import loggers
+from simulations.callbacks import named as loggers
 from tests.simulations.support.own import quick
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from simulations.attack.recorded.observations import made_on
+from simulations.attack.observations import made_on
 from simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.simulations.support.runs import Run, run_local

@@ -12,7 +12,7 @@ import simulations.client.drawing
 from fedlsg.accounting import compose
 from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
-from simulations.audit.subject import audited_settings
+from simulations.audit import audited_settings
 from simulations.cli.app import app
 from simulations.plan.plan import Base, count_blocks, events_of, make_plan
 from simulations.report.facts import SHUFFLED, epsilon_section

@@ -20,8 +20,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 import simulations.plan.base
 import strategies.federation.sums as server_noise
 from fedlsg.client_level import release_round
-from simulations.callbacks.callback import Callback
-from simulations.callbacks.loggers import metrics_of, names_of, results_of
+from simulations.callbacks import Callback
+from simulations.callbacks.named import metrics_of, names_of, results_of
 from simulations.report.run_page import run_page
 from simulations.run import execute
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released

@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulations.compare.cells.check import check_cells
 from simulations.compare.command import accepted
+from simulations.compare.grid_file import check_cells
 from tests.simulations.support.compare_cases import grid
 
 SMALL = {"rounds": 2, "noise_multiplier": 2.0}

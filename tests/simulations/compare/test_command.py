@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from simulations.compare.cells.grid import Cell
-from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
-from simulations.compare.cells.worker import Job, Outcome, Worker
 from simulations.compare.collect import cell_result
+from simulations.compare.grid import Cell
+from simulations.compare.runner import Folder, check_same_settings, run_cells
+from simulations.compare.worker import Job, Outcome, Worker
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
 from tests.simulations.support.runs import SMALL

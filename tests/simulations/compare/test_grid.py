@@ -7,8 +7,8 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.compare.cells.grid_file import as_toml, from_toml
 from simulations.compare.command import make_grid
+from simulations.compare.grid_file import as_toml, from_toml
 from tests.simulations.support.compare_cases import grid
 
 SAID = {"methods": None, "epsilons": None, "seeds": None, "ranks": None, "sparsities": None}
@@ -34,7 +34,7 @@ def test_settings_go_where_they_belong():
         {"learning_rate": "0.5", "lsg.rank": "8", "sgd.momentum": "0", "clip_norm": "2"},
         None,
     )
-    given = {cell.method: cell.given for cell in made.cells()}
+    given = {cell.given["method"]: cell.given for cell in made.cells()}
     assert {name: own["learning_rate"] for name, own in given.items()} == dict.fromkeys(given, 0.5)
     assert (given["lsg"]["rank"], given["lsg"]["sparsity"]) == (8, 0.1)  # fixed for it alone: no axis
     assert "rank" not in given["rs"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulations.compare.headline import paired, sentences
 from simulations.compare.lines import lines
+from simulations.compare.table import paired, sentences
 from simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import result
 

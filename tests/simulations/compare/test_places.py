@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from simulations.compare.cells.runner import one_ray, share_out
+from simulations.compare.runner import one_ray, share_out
 from simulations.engines.cluster import Cluster
 from simulations.engines.workers import Workers
 from simulations.rundir.rundir import RunDir
@@ -52,9 +52,9 @@ class FakeRay:
 def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
     """Six cells, eight processors and two GPUs in the cluster, four processors in this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("simulations.compare.cells.runner.processors", lambda: 4)
+    monkeypatch.setattr("simulations.compare.runner.processors", lambda: 4)
     monkeypatch.setattr(
-        "simulations.compare.cells.runner.fitting", lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99))
+        "simulations.compare.runner.fitting", lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99))
     )
     cells = grid(seeds=3, settings={"engine": "ray", "device": "cpu"} | settings).cells()
     with share_out(cells, jobs, cast("Cluster", FakeRay())) as (shared, number):

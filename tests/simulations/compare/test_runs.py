@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.compare.runs import in_order, listed, printable, read_all
+from simulations.exports.runs import in_order, listed, printable, read_all
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir
 

@@ -9,12 +9,12 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from simulations.compare.cells.grid_file import as_toml, parse_varied, read_varied
-from simulations.compare.cells.progress import ask_above_an_hour
-from simulations.compare.cells.worker import Job
 from simulations.compare.collect import read_runs
+from simulations.compare.grid_file import as_toml, parse_varied, read_varied
 from simulations.compare.lines import lines
+from simulations.compare.progress import ask_above_an_hour
 from simulations.compare.vary_plots import varied_figures
+from simulations.compare.worker import Job
 from simulations.report.progress import live_bar
 from simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import grid, result

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulations.estimate.facts import facts_of
+from simulations.estimate import facts_of
 from simulations.plan.plan import make_plan
 from simulations.rundir.journal import read_lines
 from simulations.settings.settings import from_mapping

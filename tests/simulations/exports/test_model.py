@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from simulations.exports.model import export_command
+from simulations.exports import export_command
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local

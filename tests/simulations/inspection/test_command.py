@@ -23,11 +23,10 @@ from fedlsg.lowrank import project
 from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine
-from simulations.inspection.clips import own_clip, unmasked
+from simulations.inspection import Subject, batch_gradient, subject_of_run, subject_of_settings
 from simulations.inspection.command import inspect_command
-from simulations.inspection.measure import Inspection, inspect, residual_rows
+from simulations.inspection.measure import Inspection, inspect, own_clip, residual_rows, unmasked
 from simulations.inspection.output import folder
-from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
 

@@ -8,10 +8,9 @@ from rich.console import Console
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
 from simulations.cli import app as cli
+from simulations.inspection import Subject, batch_gradient, subject_of_run
 from simulations.inspection.command import inspect_command
-from simulations.inspection.energy import KeptRow, kept_rows
-from simulations.inspection.kinds import PRIVATE, weights_at
-from simulations.inspection.subject import Subject, batch_gradient, subject_of_run
+from simulations.inspection.energy import PRIVATE, KeptRow, kept_rows, weights_at
 from tests.simulations.support.runs import run_local
 
 HIDDEN = "hidden.weight"

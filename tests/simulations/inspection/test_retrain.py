@@ -6,9 +6,8 @@ import pytest
 from rich.console import Console
 
 from simulations.cli import app as cli
-from simulations.inspection.command import inspect_command
-from simulations.inspection.retrain import Costs, diagnosis, finished, measure_costs
-from simulations.inspection.subject import subject_of_run, subject_of_settings
+from simulations.inspection import subject_of_run, subject_of_settings
+from simulations.inspection.command import Costs, diagnosis, finished, inspect_command, measure_costs
 from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.inspection.clips import passes, unmasked
+from simulations.inspection import subject_of_run, subject_of_settings
+from simulations.inspection.measure import passes, unmasked
 from simulations.inspection.sparsified import (
     DRAWS,
     asymmetry,
@@ -16,7 +17,6 @@ from simulations.inspection.sparsified import (
     mask_counts,
     sparsified,
 )
-from simulations.inspection.subject import subject_of_run, subject_of_settings
 from tests.simulations.support.runs import run_local
 
 RS = {"method": "rs", "sparsity": 0.9, "sample_rate": 0.25, "rounds": 24, "clip_norm": 0.05}

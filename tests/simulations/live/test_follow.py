@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from simulations.live import browser, follow
+import simulations.live as browser
+from simulations.live import LivePage, LiveServer, follow
 from simulations.live.follow import following
-from simulations.live.page import LivePage
-from simulations.live.server import LiveServer
 from tests.places import REPOSITORY
 
 

@@ -10,10 +10,9 @@ from time import monotonic, sleep
 
 import pytest
 
-from simulations.live import server as live_server
+from simulations import live as live_server
+from simulations.live import LivePage, LiveServer
 from simulations.live.__main__ import write_entry
-from simulations.live.page import LivePage
-from simulations.live.server import LiveServer
 
 
 @pytest.fixture

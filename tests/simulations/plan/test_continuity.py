@@ -19,8 +19,8 @@ from simulations.plan.continuity import check_unchanged, data_digest
 from simulations.plan.plan import make_plan
 from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
+from simulations.workloads.base import LoadedWorkload
 from simulations.workloads.base.split import Split
-from simulations.workloads.base.workload import LoadedWorkload
 from tests.simulations.support.runs import ignore, plan_at, reconfigure, resume_local, run_local
 
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image
 
+from simulations.inspection.partition import BARS, charts
 from simulations.plan.plan import prepare
 from simulations.plan.prepare import Balance, measure
 from simulations.report.figure import plot, png
-from simulations.report.partition import BARS, charts
 from simulations.settings.settings import from_mapping
 
 counts = st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3).filter(any), min_size=1, max_size=40)

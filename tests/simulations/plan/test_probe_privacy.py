@@ -18,8 +18,8 @@ from simulations.plan.base import Base
 from simulations.plan.prepare import prepare
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
+from simulations.workloads.base import LoadedWorkload
 from simulations.workloads.base.split import Split
-from simulations.workloads.base.workload import LoadedWorkload
 from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.runs import SMALL, Run, run_local
 

@@ -10,8 +10,8 @@ from fedlsg.gradients.independence.check import check_independent, compare
 from fedlsg.gradients.independence.probe import prepare as prepare_probes
 from fedlsg.gradients.supported import UnsupportedLayerError
 from simulations import workloads
-from simulations.audit.subject import audited_settings
-from simulations.inspection.subject import subject_of_settings
+from simulations.audit import audited_settings
+from simulations.inspection import subject_of_settings
 from simulations.models import vision
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder

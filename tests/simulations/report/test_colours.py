@@ -5,8 +5,7 @@ import re
 import pytest
 
 from simulations.report import colours
-from simulations.report.colours import EDGES, GROUND, TEXT, WHITE, contrast
-from simulations.report.looks import LOOKS
+from simulations.report.colours import EDGES, GROUND, LOOKS, TEXT, WHITE, contrast
 from simulations.report.style import CSS
 
 FOR_WORDS, FOR_MARKS = 4.5, 3.0

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import strategies
+from simulations.exports import save_paper
 from simulations.inspection.figures import PANELS, intensity
 from simulations.report.chart import Axis, Chart, Series, describe, spaced
-from simulations.report.course import MOST, thinned
-from simulations.report.figure import interactive, photo, save_paper
-from simulations.report.looks import LOOKS
+from simulations.report.colours import LOOKS
+from simulations.report.figure import interactive, photo
+from simulations.report.run_page import MOST, thinned
 from tests.places import REPOSITORY
 
 OWNER = "simulations/report/figure.py"

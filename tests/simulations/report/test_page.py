@@ -23,7 +23,7 @@ from simulations.report.page import (
     TokenLine,
     TokenLines,
 )
-from simulations.report.render import render, scripts
+from simulations.report.template import render, scripts
 from tests.places import REPOSITORY
 
 TAGS = "html|head|body|style|title|h[1-6]|p|div|span|table|caption|tr|th|td|img|figure|figcaption|pre|code|ul|ol|li|a"

@@ -5,8 +5,8 @@ import time
 
 from rich.console import Console
 
-from simulations.report import waiting
-from simulations.report.waiting import lasting, working
+from simulations.report import progress as waiting
+from simulations.report.progress import lasting, working
 
 LONG = 0.3
 

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 
 import simulations.client.app
 from fedlsg import owner_only
-from simulations.compare.cells.worker import Job, run_cell
+from simulations.compare.worker import Job, run_cell
 from simulations.rundir import files
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 

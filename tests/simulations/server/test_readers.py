@@ -12,7 +12,7 @@ from rich.console import Console
 from fedlsg import load_run
 from fedlsg.accounting import epsilon
 from fedlsg.privacy import Ledger
-from simulations.audit.subject import audited_run
+from simulations.audit import audited_run
 from simulations.report.run_page import run_page
 from simulations.report.words import outcome
 from simulations.run import continued

@@ -5,9 +5,9 @@ import re
 import pytest
 
 import strategies
-from simulations.compare.cells.check import check_cells
-from simulations.compare.cells.grid import Entry, Grid
 from simulations.compare.command import accepted
+from simulations.compare.grid import Entry, Grid
+from simulations.compare.grid_file import check_cells
 from simulations.plan.plan import make_plan
 from simulations.plan.prepare import prepare
 from simulations.settings.checks import WORDS, all_rules

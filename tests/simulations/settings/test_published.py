@@ -25,7 +25,7 @@ from simulations.settings.published.show import as_markdown
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import Settings, from_mapping, values_of
 from simulations.workloads import text_sets
-from simulations.workloads.images.image_sets import CIFAR10
+from simulations.workloads.images import CIFAR10
 from tests.places import REPOSITORY
 
 ALL = presets()

@@ -5,9 +5,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.cells.grid import Grid
-from simulations.compare.cells.grid_file import from_toml
-from simulations.compare.cells.worker import Job, Outcome
+from simulations.compare.grid import Grid
+from simulations.compare.grid_file import from_toml
+from simulations.compare.worker import Job, Outcome
 from simulations.rundir.results import Result
 from simulations.rundir.tables import Row
 

@@ -6,29 +6,28 @@ from pathlib import Path
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.images.attack import attack_images
-from simulations.attack.images.page import image_findings
-from simulations.attack.membership.findings import Report
-from simulations.attack.membership.measure import Limit, attack, by_epsilon
-from simulations.attack.membership.page import page as membership_page
-from simulations.attack.membership.shadows import Trained
-from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import write as write_attack
-from simulations.attack.recorded.target import Options
+from simulations.attack.images import attack_images, image_findings
+from simulations.attack.membership import page as membership_page
+from simulations.attack.membership_findings import Report
+from simulations.attack.membership_measure import Limit, attack, by_epsilon
+from simulations.attack.observations import open_record
+from simulations.attack.report import write as write_attack
+from simulations.attack.shadows import Trained
+from simulations.attack.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
-from simulations.compare.cells.grid_file import from_toml
-from simulations.compare.cells.runner import Folder
+from simulations.compare.grid_file import from_toml
 from simulations.compare.lines import lines
 from simulations.compare.output import page as compare_page
+from simulations.compare.runner import Folder
 from simulations.compare.search.output import Found
+from simulations.compare.search.output import figures as search_figures
 from simulations.compare.search.output import page as search_page
-from simulations.compare.search.plots import figures as search_figures
 from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Choices, Span
 from simulations.compare.search.trials import Arm, Job, Trial
 from simulations.inspection.command import inspect_command
-from simulations.report.partition import partition_command
+from simulations.inspection.partition import partition_command
 from simulations.report.run_page import run_page
 from simulations.rundir.results import Result
 from simulations.settings.settings import from_mapping

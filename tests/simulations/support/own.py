@@ -15,7 +15,7 @@ import fedlsg
 import strategies
 from fedlsg import user_code
 from simulations import workloads
-from simulations.workloads.base.workload import LoadedWorkload, Options, Request, silent
+from simulations.workloads.base import LoadedWorkload, Options, Request, silent
 from tests.places import REPOSITORY
 
 WIDTH, CLASSES = 8, 3

@@ -2,7 +2,7 @@
 
 import re
 
-from simulations.report.render import scripts
+from simulations.report.template import scripts
 
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;; [^"]*">')
 

@@ -7,7 +7,7 @@ from typing import Any
 import tomli_w
 
 from fedlsg.privacy import Entry, Ledger
-from simulations.compare.cells.worker import Job, Outcome
+from simulations.compare.worker import Job, Outcome
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import CHANCE
 

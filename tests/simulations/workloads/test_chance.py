@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.workloads import Split
-from simulations.workloads.chance import Chance, beats_chance, chance_of, standard_error
+from simulations.workloads.base.split import Chance, beats_chance, chance_of, standard_error
 
 TEN = Chance(num_classes=10, majority_share=0.1, test_examples=400)
 

@@ -14,9 +14,9 @@ from simulations.client.drawing import batches
 from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options
-from simulations.workloads.base.mirror import find_folder
+from simulations.workloads.images import IMAGE_SETS
 from simulations.workloads.images.augment import flip_crop
-from simulations.workloads.images.image_sets import IMAGE_SETS
+from simulations.workloads.rows.hub import find_folder
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 CLASSES = {"_type": "ClassLabel", "names": ["cat", "dog", "emu"]}
@@ -35,7 +35,7 @@ def no_settings_from_outside(monkeypatch, tmp_path):
 def make_set(root: Path, name: str) -> dict[str, np.ndarray]:
     """5 training and 3 test images in the set's own layout; labels count down from the highest class."""
     image_set = IMAGE_SETS[name]
-    folder = root / image_set.folder / image_set.subset
+    folder = root / image_set.hub_name.rpartition("/")[2] / image_set.subset
     folder.mkdir(parents=True)
     written = {}
     for split, count in (("train", 5), ("test", 3)):

@@ -8,7 +8,7 @@ import torch
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import give, load
-from simulations.workloads.base.workload import GIVEN, Options
+from simulations.workloads.base import GIVEN, Options
 from simulations.workloads.partition import natural_parts
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from simulations.workloads.base.workload import normalised
+from simulations.workloads.base import normalised
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 
 ALL = torch.arange(24)

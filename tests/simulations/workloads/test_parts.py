@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.workloads.parts import Parts, digest
+from simulations.workloads.partition import Parts, digest
 
 
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=50))

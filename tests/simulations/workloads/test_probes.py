@@ -8,8 +8,8 @@ import torch
 
 from fedlsg.synthetic import dead_leaves, pink
 from simulations import workloads
+from simulations.workloads.base import LoadedWorkload
 from simulations.workloads.base.split import NoRows, Split
-from simulations.workloads.base.workload import LoadedWorkload
 from simulations.workloads.public_data import probe_source
 from tests.simulations.support.own import load, workload
 

@@ -101,22 +101,21 @@ def test_equal_images_are_found_where_inputs_are_features(tmp_path):
     assert probe_source(own, f"data:{place}").draw(3, generator()).shape[0] == 3  # control
 
 
-def test_equal_texts_are_found_where_inputs_are_features(tmp_path):
+def test_equal_texts_are_found_where_inputs_are_features(tmp_path, monkeypatch):
     """Features of equal texts are equal, so this holds with either comparison; images tell the two apart, above."""
     pytest.importorskip("transformers", reason="text models need the text extra")
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     bert = make_bert(tmp_path / "bert", layers=1)
     write_sst2(tmp_path, train=9, validation=6)
-    own = workloads.load(
-        "glue-sst2", data_dir=tmp_path, cache_dir=tmp_path / "cache", options=Options(features=str(bert), max_length=16)
-    )
+    own = workloads.load("glue-sst2", data_dir=tmp_path, options=Options(features=str(bert), max_length=16))
     texts, there = sentences(9, seed=0), tmp_path / "copy"
     columns = {"sentence": ["very " * 12, *texts[:3]], "label": [0, 1, 0, 1]}
     write_split(there, "public", columns)
     named = f"data:{there / 'public-00000-of-00001.parquet'}"
     with pytest.raises(ValueError, match="3 of its 4 rows are rows of that workload"):
-        probe_source(own, named, cache_dir=tmp_path / "cache")
+        probe_source(own, named)
     write_split(there, "public", {"sentence": ["very " * 12] * 4, "label": [0, 1, 0, 1]})
-    assert len(probe_source(own, named, cache_dir=tmp_path / "cache").draw(3, generator())) == 3  # control
+    assert len(probe_source(own, named).draw(3, generator())) == 3  # control
 
 
 def test_draws_do_not_change_with_any_private_row(tmp_path):

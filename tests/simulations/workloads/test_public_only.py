@@ -59,7 +59,7 @@ def test_images_without_training_rows(cifar, tmp_path):
     rows = torch.arange(3)
     assert public.test.batch(rows)[0].equal(whole.test.batch(rows)[0])
     assert set(public.models) == set(whole.models)
-    with pytest.raises(FileNotFoundError, match="no train"):
+    with pytest.raises(FileNotFoundError, match="no split 'train'"):
         workloads.load("cifar10", data_dir=tmp_path / "mirror", cache_dir=tmp_path / "other")
 
 

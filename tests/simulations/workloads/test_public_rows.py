@@ -7,7 +7,7 @@ import torch
 
 from simulations import workloads
 from simulations.workloads import public_rows
-from simulations.workloads.base.workload import LoadedWorkload, Options
+from simulations.workloads.base import LoadedWorkload, Options
 from tests.simulations.support.made_texts import make_bert, write_sst2
 
 COUNT = 40

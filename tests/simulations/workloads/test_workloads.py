@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from simulations import workloads
 from simulations.workloads import LoadedWorkload, Split
-from simulations.workloads.base import cache
+from simulations.workloads import images as image_sets
+from simulations.workloads.base import cache, silent
 from simulations.workloads.base.cache import digest_files, load_or_build
-from simulations.workloads.base.workload import silent
+from simulations.workloads.images import IMAGE_SETS
 from simulations.workloads.images import digits as digits_module
-from simulations.workloads.images import hf_image, image_sets
-from simulations.workloads.images.image_sets import IMAGE_SETS
 from tests.places import MIRROR
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
@@ -92,7 +91,7 @@ def test_digits_are_what_scikit_learn_loads_and_splits(digits):
 
 PRESETS = {
     "digits": digits_module.DEFAULTS,
-    "hf-image": hf_image.DEFAULTS,
+    "hf-image": image_sets.DEFAULTS,
     **{name: image_set.defaults for name, image_set in IMAGE_SETS.items()},
 }
 
@@ -218,7 +217,7 @@ GOOD = encode(pixels_of(1, 1)[0])
         (spoil(encode(np.zeros((16, 32, 3), np.uint8))), ValueError, r"32x32 RGB, got 32x16 RGB"),
         (spoil(encode(np.zeros((32, 32), np.uint8))), ValueError, r"32x32 RGB, got 32x32 L"),
         (remove("train-00001-of-00002"), FileNotFoundError, r"incomplete .*train-00001-of-00002.parquet missing"),
-        (remove("test-00000-of-00001"), FileNotFoundError, r"no test-0000i-of-0000N.parquet in"),
+        (remove("test-00000-of-00001"), FileNotFoundError, r"no split 'test' in .*there are: train"),
         (lambda root: shard(root).rename(shard(root, "train-00001-of-00003")), FileNotFoundError, r"mixes train"),
         (lambda root: shard(root).rename(shard(root, "train-00002-of-00002")), FileNotFoundError, r"incomplete"),
     ],

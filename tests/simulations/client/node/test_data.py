@@ -15,17 +15,9 @@ from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.virtual import TermsError
 from simulations.plan.continuity import data_digest
-from simulations.workloads.rows.files import read_client
+from simulations.workloads.rows.decode import read_client
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
-from tests.simulations.support.deployed import (
-    Server,
-    digits_file,
-    entries,
-    examples,
-    new_process,
-    refusal,
-    terms,
-)
+from tests.simulations.support.deployed import Server, digits_file, entries, examples, new_process, refusal, terms
 from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

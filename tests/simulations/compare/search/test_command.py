@@ -13,13 +13,12 @@ import pytest
 from rich.console import Console
 
 from fedlsg.accounting import Event, compose
-from simulations.compare.cells.grid_file import from_toml
-from simulations.compare.cells.worker import Job as CellJob
-from simulations.compare.cells.worker import Outcome
-from simulations.compare.search import output, trials
-from simulations.compare.search.command import make_job, search_command
+from simulations.compare.grid_file import from_toml
+from simulations.compare.search import make_job, output, search_command, trials
 from simulations.compare.search.pickers import FILE
 from simulations.compare.search.trials import FIRST_SEED
+from simulations.compare.worker import Job as CellJob
+from simulations.compare.worker import Outcome
 from simulations.report.words import epsilon_words
 from tests.simulations.support.compare_cases import fake
 from tests.simulations.support.search_cases import SPENT, accuracy_of, finish

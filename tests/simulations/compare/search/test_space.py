@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.compare.cells.grid import Entry, dropped_lines
+from simulations.compare.grid import Entry, dropped_lines
 from simulations.compare.search.space import Choices, Span, make_spaces, read_spec
 
 TEXT = "learning_rate=log:0.1..10; rank=int:2..16; clip-norm=0.5, 1,2; lsg.learning_rate=0.5..2"

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simulations.workloads.features.encode import DAMPING, POWER, Encoder, grouped, mirrored, pooled, statistics
+from simulations.workloads.features.encode import DAMPING, POWER, Encoder, grouped, pooled, statistics
 from tests.simulations.support.own import refused
 
 
@@ -36,9 +36,7 @@ def test_groups_are_those_of_group_norm():
     torch.testing.assert_close(honest.encode(vector), F.layer_norm(vector, (6,)))
 
 
-def test_what_cannot_be_pooled_or_mirrored_is_refused():
+def test_what_cannot_be_pooled_is_refused():
     vector = Encoder(name="x", digest="x", encode=lambda x: torch.zeros(1, 4))
     with refused("feature_norm=pool", "even side", "(4,)"):
         pooled(vector).one(torch.zeros(1, 1, 8, 8))
-    with refused("feature_norm=mirror is for images"):
-        mirrored(vector).one({"input_ids": torch.zeros(1, 2)})

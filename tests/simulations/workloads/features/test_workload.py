@@ -192,7 +192,7 @@ def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
     [
         (
             {"features": "scattering", "feature_norm": "batch"},
-            ["unknown part of feature_norm 'batch'", "group, pool, mirror, leaves, pink"],
+            ["unknown part of feature_norm 'batch'", "group, pool, leaves, pink"],
         ),
         ({"feature_norm": "group"}, ["feature_norm=group", "give features, too"]),
         ({"head_width": 8}, ["head_width=8", "give features, too"]),

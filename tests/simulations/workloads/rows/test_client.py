@@ -12,7 +12,7 @@ from simulations.plan.continuity import data_digest
 from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options
-from simulations.workloads.rows.files import read_client
+from simulations.workloads.rows.decode import read_client
 from tests.simulations.support.made_images import write_cifar10
 
 

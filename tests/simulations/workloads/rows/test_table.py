@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from simulations.workloads.base.workload import LoadedWorkload
-from simulations.workloads.rows import form
+from simulations.workloads import rows as form
+from simulations.workloads.base import LoadedWorkload
 from tests.simulations.support.own import QUICK, load, quick, refused, workload
 
 N = 12

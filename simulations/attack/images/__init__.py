@@ -1,1 +1,0 @@
-"""Attacks on the recorded updates of an image workload."""

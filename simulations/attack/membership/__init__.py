@@ -1,1 +1,0 @@
-"""Membership of single examples: shadow models, payloads, and what the claimed epsilon allows."""

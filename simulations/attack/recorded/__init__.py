@@ -1,1 +1,0 @@
-"""What a recorded run gives an adversary: observations, the updates to attack, the truth, the claim, the report."""

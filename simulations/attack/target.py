@@ -1,0 +1,268 @@
+"""Which recorded updates are attacked, the batches behind them, and the attempts of all attacks on one update.
+
+The batches (``Truth``) are for scoring attacks and for what a threat model grants, never for attacking.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Shaped
+from torch import Tensor
+
+from fedlsg.attacks.membership import closed_form_tpr
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.randomness import public_generator
+from simulations.attack.observations import FPR, Record
+from simulations.report.progress import Tick
+from simulations.rundir.files import load_array
+from simulations.workloads.base.split import Inputs
+
+SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
+"""Default seconds of one attack on one update; of all attacks on small inputs together; of one of them at least."""
+LARGE_BATCH = 8
+"""More examples than this in one update hide each other, also where it has no noise."""
+P = TypeVar("P")
+S = TypeVar("S")
+B = TypeVar("B")
+"""What is public, the score of one attack on one update, and the blind guess, of images or of texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is attacked.
+
+    batches: sizes of the updates that are attacked, None: the smallest that are recorded; examples: about how many of
+    each size, or in all. attacks: names with commas; None: the strongest that fit, with their naive forms if ``naive``.
+    seconds: of one attack on one update, None: see ``budget``. seed: of the starting points. device: of the matching
+    attacks; closed forms are computed on the CPU.
+    """
+
+    batches: tuple[int, ...] | None
+    examples: int
+    attacks: str | None
+    naive: bool
+    seconds: float | None
+    seed: int
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        batches, seconds = (1,) if self.batches is None else self.batches, 1.0 if self.seconds is None else self.seconds
+        if not batches or min(batches) < 1 or self.examples < 1 or not seconds > 0:
+            raise ValueError(
+                f"expected --batch {','.join(map(str, batches))} of 1 or more, --images {self.examples} >= 1 and "
+                f"--seconds {seconds} > 0"
+            )
+
+    def budget(self, attempts: int, *, small: bool) -> "Options":
+        """With seconds: what is given, else ``SECONDS``; of ``small`` inputs all attempts share ``IN_ALL``."""
+        if self.seconds is not None:
+            return self
+        return replace(self, seconds=min(SECONDS, max(LEAST, IN_ALL / max(attempts, 1))) if small else SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Generic[P]):
+    """An attack of ``fedlsg attack``.
+
+    ``run(observation, knowledge, prior, generator, seconds, progress, device)`` gives a guess, on the CPU. Raises
+    DoesNotApply where there is nothing for it to work on.
+    """
+
+    name: str
+    run: Callable[..., Guess]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Truth:
+    """The examples of one observation: rows of the training split, their inputs and labels."""
+
+    rows: Int64[Tensor, " batch"]
+    inputs: Inputs
+    labels: Shaped[Tensor, "batch *target"]
+
+    def grant(self, threat: ThreatModel) -> Knowledge:
+        """What the threat model lets the adversary know; targets are sorted, so that no order leaks."""
+        if threat.labels == "known":
+            columns = self.labels.flatten(1) if self.labels.ndim > 1 else self.labels.unsqueeze(1)
+            order = np.lexsort(columns.numpy().T[::-1])
+            return Knowledge(labels=self.labels[torch.from_numpy(order)], examples=len(self.labels))
+        return Knowledge(examples=len(self.labels) if threat.examples == "known" else None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """One update that is attacked, with its truth for scoring."""
+
+    seen: Observation
+    truth: Truth
+
+
+def membership_of(observation: Observation) -> float | None:
+    """The matched filter's TPR at 1 % FPR on this payload, from sigma alone; None without noise."""
+    if not observation.mechanism.private or observation.local.steps > 1:
+        return None
+    return closed_form_tpr(
+        FPR, observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks))
+    )
+
+
+def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
+    """The first recorded updates of the wanted batch sizes, about as many examples of each size as wanted.
+
+    Without wanted sizes: the smallest updates that hold an example, about as many examples in all.
+    Raises ValueError if no update has such a size.
+    """
+    whole = threat.view == "aggregate"
+    sizes = {(number, client): n for number, of in batch_sizes(record).items() for client, n in of.items()}
+    if whole:
+        rounds = sorted({number for number, _ in sizes})
+        sizes = {(number, -1): sum(n for (of, _), n in sizes.items() if of == number) for number in rounds}
+    found: list[Target] = []
+    for number, client in chosen_places(sizes, options):
+        observation = record.pick(number, threat)[0] if whole else record.observation(number, client)
+        found.append(Target(seen=observation, truth=truth_of(record, observation)))
+    if not found and options.batches is None:
+        raise ValueError("every recorded update is of an empty batch: record a run with more rounds, or with --record")
+    if not found:
+        assert options.batches is not None
+        wanted, there = " or ".join(map(str, options.batches)), ", ".join(map(str, sorted(set(sizes.values()))))
+        raise ValueError(
+            f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
+            f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
+            + ("" if whole else f", or record a run with -c batch_size={options.batches[0]}")
+        )
+    return found
+
+
+def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:
+    """Which of the updates, given as sizes by (round, client), are attacked, in the order of their sizes."""
+    by_size = sorted((size, place) for place, size in sizes.items() if size)
+    if options.batches is None:
+        before = list(accumulate((size for size, _ in by_size), initial=0))
+        return [place for (_, place), held in zip(by_size, before, strict=False) if held < options.examples]
+    return [
+        place
+        for batch in options.batches
+        for _, place in [one for one in by_size if one[0] == batch][: max(1, round(options.examples / batch))]
+    ]
+
+
+def truth_of(record: Record, observation: Observation) -> Truth:
+    """The batches of an observation's clients, one after the other.
+
+    Raises ValueError if the run kept none: then nothing can be scored.
+    """
+    rows = torch.cat([_rows(record, observation.round, client) for client in observation.clients])
+    inputs, labels = record.base.workload.train.batch(rows)
+    return Truth(rows=rows, inputs=inputs, labels=labels)
+
+
+def batch_sizes(record: Record) -> dict[int, dict[int, int]]:
+    """Examples in each recorded payload, by round and client."""
+    return {
+        round: {client: len(_rows(record, round, client)) for client in clients}
+        for round, clients in record.payloads.items()
+    }
+
+
+def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
+    path = record.run.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
+    try:
+        rows = torch.from_numpy(load_array(path))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: without the batches an attack cannot be scored") from None
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if rows.is_floating_point() or rows.ndim != 1 or not bool(torch.isin(rows, record.base.parts[client]).all()):
+        raise ValueError(f"{path} names rows that client {client} does not hold: it belongs to other data or settings")
+    return rows.long()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Results(Generic[S, B]):
+    """Results of one run: by target the blind guess, and the score of each attack.
+
+    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for an example that is
+    clipped, by the closed form; None without noise and for several local steps.
+    """
+
+    record: Record
+    targets: tuple[Target, ...]
+    blind: tuple[B, ...]
+    results: tuple[tuple[S, ...], ...]
+    refused: dict[str, str]
+    membership: float | None
+
+
+def attack_each(
+    record: Record,
+    targets: Sequence[Target],
+    known: Sequence[Knowledge],
+    chosen: Sequence[Sequence[Attack[P]]],
+    options: Options,
+    prepared: Callable[[Target, Knowledge], tuple[P, B, Callable[[str, Guess, float], S]]],
+    tick: Tick,
+) -> Results[S, B]:
+    """Run the chosen attacks on each target.
+
+    ``known``: what the adversary knows of each target. ``prepared``: the prior, the blind guess and the scoring of one.
+    """
+    results, blinds = list[tuple[S, ...]](), list[B]()
+    refused: dict[str, str] = {}
+    for number, (target, knowledge, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
+        prior, blind, score = prepared(target, knowledge)
+        tried = attempts(
+            attacks, target, knowledge, prior, options, number=number, of=len(targets), refused=refused, tick=tick
+        )
+        results.append(tuple(score(name, guess, took) for name, guess, took in tried))
+        blinds.append(blind)
+    tick(1.0, "done")
+    return Results(
+        record=record, targets=tuple(targets), blind=tuple(blinds), results=tuple(results), refused=refused,
+        membership=membership_of(targets[0].seen),
+    )  # fmt: skip
+
+
+def attempts(
+    attacks: Sequence[Attack[P]],
+    target: Target,
+    known: Knowledge,
+    prior: P,
+    options: Options,
+    *,
+    number: int,
+    of: int,
+    refused: dict[str, str],
+    tick: Tick,
+) -> Iterator[tuple[str, Guess, float]]:
+    """Run every attack that applies on update ``number`` of ``of``: (its name, guess, seconds).
+
+    ``refused`` gets the reasons of the others by name.
+    """
+    for position, attack in enumerate(attacks):
+        done, part = (number + position / len(attacks)) / of, 1 / len(attacks) / of
+        name = f"update {number + 1} of {of}, {attack.name}"
+
+        started = time.monotonic()
+
+        def progress(
+            step: int, total: int, text: str, done: float = done, part: float = part, name: str = name,
+            started: float = started,
+        ) -> None:  # fmt: skip
+            spent = (time.monotonic() - started) / (options.seconds or math.inf)  # whichever ends the search first
+            tick(done + part * min(max(step / max(total, 1), spent), 1.0), f"{name}: {text}")
+
+        tick(done, name)
+        generator = public_generator(options.seed, "attack", number, attack.name)
+        try:
+            guess = attack.run(target.seen, known, prior, generator, options.seconds, progress, options.device)
+        except DoesNotApply as error:
+            refused[attack.name] = str(error)
+            continue
+        yield attack.name, guess, time.monotonic() - started

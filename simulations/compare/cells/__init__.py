@@ -1,1 +1,0 @@
-"""The runs of a comparison: which ones, and running them in processes of their own."""

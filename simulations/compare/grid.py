@@ -1,0 +1,253 @@
+"""Which runs a comparison consists of: method x epsilon x rank x sparsity x varied settings x seed, balanced.
+
+A comparison drops settings that a method lacks, and says so.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import strategies
+from simulations.settings.settings import declarations
+
+NOISE = frozenset({"epsilon", "noise_multiplier", "delta"})
+"""Settings that say nothing where no noise is added."""
+CLIP = frozenset({"clip", "clip_norm", "norms_clip_weight", "classifier_clip_weight"})
+"""Settings that say nothing where neither a clip nor noise is."""
+
+
+def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any] = ()) -> bool:
+    """Whether no value of the setting ``name`` changes a run of this method with the other ``settings``.
+
+    values: what it is to be varied over; a setting of a recipe that gives the same method for all of them is lacking,
+    such as the rank of ``rs`` on dense gradients.
+    """
+    kind = settings.get("mechanism") or strategies.default_mechanism(method)
+    if name in NOISE:
+        return kind in ("none", "clip-only")
+    if name in CLIP:
+        return kind == "none"
+    if name in strategies.own_settings(method):
+        return len(values) > 1 and not _looks_at(method, name, settings, values)
+    return name in strategies.recipe_settings()
+
+
+def _looks_at(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any]) -> bool:
+    own = {key: value for key, value in settings.items() if key in strategies.own_settings(method)}
+    try:
+        first, *others = (strategies.recipe(method, **(own | {name: value})) for value in values)
+    except ValueError:  # settings that its cells will be refused for, each with its reason
+        return True
+    return any(other != first for other in others)
+
+
+def dropped_lines(dropped: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each method that lacks settings, from (label, setting) pairs."""
+    found: dict[str, list[str]] = {}
+    for label, name in dropped:
+        found.setdefault(label, []).append(name)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for label, names in found.items():
+        groups.setdefault(tuple(dict.fromkeys(names)), []).append(label)
+    return [
+        f"{', '.join(names)}: no setting of {', '.join(labels)}, left out there" for names, labels in groups.items()
+    ]
+
+
+AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
+"""Settings that the grid itself varies, and the options that give them."""
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A method of the grid under its label, with the settings that only it gets."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        strategies.check_name(self.method)
+        if not LABEL.fullmatch(self.label):
+            raise ValueError(f"expected a method label of letters, digits, '.', '_' and '-', got {self.label!r}")
+
+    def has(self, setting: str) -> bool:
+        """Whether the recipe itself takes this setting."""
+        return setting in strategies.own_settings(self.method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run: its directory's name, its label, and the settings to run with."""
+
+    name: str
+    label: str
+    given: Mapping[str, Any]
+    varied: tuple[tuple[str, Any], ...] = ()
+    """The settings that the grid varies for this method, with their values here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of ``Settings``.
+
+    vary: values of any other settings. A method is run with every combination of the ones that it has.
+
+    Raises ValueError for what no run accepts, naming the setting and the fix.
+    """
+
+    workload: str
+    entries: tuple[Entry, ...]
+    seeds: tuple[int, ...] = (0,)
+    epsilons: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    sparsities: tuple[float, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Sentences that its tables and pages show, such as what choosing these settings cost."""
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise ValueError("expected at least one method: give --methods a,b,c, --methods all, or --grid FILE")
+        if not self.seeds or min(self.seeds) < 0:
+            raise ValueError(f"expected one seed at least and none below 0, got seeds={list(self.seeds)}")
+        for name in ("seeds", "epsilons", "ranks", "sparsities"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"expected {name} without repetitions, got {', '.join(map(str, values))}")
+        self._check_axes()
+        given = [self.settings, self.vary, *(entry.settings for entry in self.entries)]
+        for name, option in AXES.items():
+            if any(name in settings for settings in given):
+                raise ValueError(f"{name} is an axis of the grid: give it as {option}, not as -c {name}=...")
+        if any("preset" in settings for settings in given):
+            raise ValueError(
+                "a preset is the setting of one run: use fedlsg run --preset, or give its settings with -c"
+            )
+        if self.epsilons and any("noise_multiplier" in settings for settings in given):
+            raise ValueError("give either --epsilons or -c noise_multiplier=..., which would replace every one of them")
+        for name in strategies.recipe_settings().keys() & self.settings.keys():
+            if not any(entry.has(name) for entry in self.entries):
+                raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
+        self._check_varied()
+
+    def _check_varied(self) -> None:
+        axes = {"rank": self.ranks, "sparsity": self.sparsities}
+        for name, declared in declarations(self.vary).items():
+            values = self.vary[name]
+            for value in values:
+                declared.check(value)
+            if len(values) < 2 or len(set(values)) < len(values):
+                raise ValueError(f"expected two values of {name} at least, each once: --vary {name}=A,B,C")
+            if name in self.settings or axes.get(name):
+                raise ValueError(f"{name} is varied, and given elsewhere: leave one of them out")
+            if all(lacks(entry.method, name, self._own(entry), values) for entry in self.entries):
+                labels = ", ".join(entry.label for entry in self.entries)
+                raise ValueError(f"none of the methods {labels} has a setting {name}: leave --vary {name} out")
+
+    def _check_axes(self) -> None:
+        """Refuse values that every cell on an axis would be refused for."""
+        if any(not 0 < epsilon < math.inf for epsilon in self.epsilons):
+            raise ValueError(f"expected epsilons > 0 and finite, got {', '.join(f'{e:g}' for e in self.epsilons)}")
+        if any(rank < 1 for rank in self.ranks):
+            raise ValueError(f"expected ranks >= 1, got {', '.join(map(str, self.ranks))}")
+        if any(not 0 <= share < 1 for share in self.sparsities):
+            raise ValueError(f"expected sparsities in [0, 1), got {', '.join(f'{p:g}' for p in self.sparsities)}")
+        for axis, setting in (("ranks", "rank"), ("sparsities", "sparsity")):
+            if getattr(self, axis) and not any(entry.has(setting) for entry in self.entries):
+                labels = ", ".join(entry.label for entry in self.entries)
+                raise ValueError(f"none of the methods {labels} has a {setting}: leave {axis} out")
+
+    def cells(self) -> list[Cell]:
+        """All cells, seeds outermost, then epsilons: whenever a run stops, all methods have got equally far.
+
+        A method without noise runs once a seed. A setting that only some recipes have goes to those recipes.
+        """
+        own = {entry.label: self._own(entry) for entry in self.entries}
+        has = {entry.label: self._has(entry, own[entry.label]) for entry in self.entries}
+        return [
+            self._cell(entry, seed, epsilon, rank, sparsity, varied)
+            for seed in self.seeds
+            for position, epsilon in enumerate(self.epsilons or (None,))
+            for combination in product(*(enumerate(values) for values in self.vary.values()))
+            for entry in self.entries
+            if position == 0 or self._adds_noise(entry)
+            for varied in self._varied(has[entry.label], combination)
+            for rank in _values("rank", self.ranks, entry, own[entry.label])
+            for sparsity in _values("sparsity", self.sparsities, entry, own[entry.label])
+        ]
+
+    def dropped(self) -> list[tuple[str, str]]:
+        """(label, setting) of each setting that is given or varied for all methods and that a method lacks."""
+        recipes = strategies.recipe_settings()
+        return [
+            (entry.label, name)
+            for entry in self.entries
+            for name in (*self.settings, *self.vary)
+            if (name in self.vary and lacks(entry.method, name, self._own(entry), self.vary[name]))
+            or (name in recipes and not entry.has(name))
+        ]
+
+    def _own(self, entry: Entry) -> dict[str, Any]:
+        """The settings of an entry, with those of all methods that it takes."""
+        recipes = strategies.recipe_settings()
+        common = {name: value for name, value in self.settings.items() if name not in recipes or entry.has(name)}
+        return common | dict(entry.settings)
+
+    def _has(self, entry: Entry, own: Mapping[str, Any]) -> set[str]:
+        """The varied settings that an entry has and does not fix itself."""
+        return {
+            name
+            for name, values in self.vary.items()
+            if name not in entry.settings and not lacks(entry.method, name, own, values)
+        }
+
+    def _varied(self, has: set[str], combination: Sequence[tuple[int, Any]]) -> Sequence[tuple[tuple[str, Any], ...]]:
+        """What an entry varies at a combination of (position, value); nothing at those that would repeat a run."""
+        at = list(zip(self.vary, combination, strict=True))
+        if any(position for name, (position, _) in at if name not in has):
+            return ()
+        return (tuple((name, value) for name, (_, value) in at if name in has),)
+
+    def _adds_noise(self, entry: Entry) -> bool:
+        kind = entry.settings.get("mechanism", self.settings.get("mechanism"))
+        if kind is None:
+            return strategies.recipe(entry.method).mechanism.adds_noise
+        return kind in ("dp", "noise-only")
+
+    def _cell(
+        self, entry: Entry, seed: int, epsilon: float | None, rank: int | None, sparsity: float | None,
+        varied: tuple[tuple[str, Any], ...],
+    ) -> Cell:  # fmt: skip
+        noisy = self._adds_noise(entry)
+        epsilon = epsilon if noisy else None
+        own = {
+            name: value
+            for name, value in self._own(entry).items()
+            if noisy or name != "noise_multiplier" or name in entry.settings
+        }
+        axes = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
+        coordinates = {name: value for name, value in axes.items() if value is not None} | dict(varied)
+        fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
+        words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
+        return Cell(
+            name="-".join(words), label=entry.label, given={**fixed, **own, **coordinates}, varied=varied
+        )  # fmt: skip
+
+
+def _values(name: str, values: Sequence[Any], entry: Entry, own: Mapping[str, Any]) -> Sequence[Any]:
+    """The values of rank or sparsity for an entry: none for one that fixes it, lacks it or does not look at it."""
+    tried = {"rank": (1, 2), "sparsity": (0.25, 0.5)}[name]
+    return values if values and name not in own and not lacks(entry.method, name, own, tried) else (None,)
+
+
+def word(name: str, value: Any) -> str:
+    """A setting in the name of a folder: "learning_rate0.5"."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return name + re.sub(r"[^A-Za-z0-9._+-]", "_", text)

@@ -1,0 +1,225 @@
+"""A grid as the file ``grid.toml`` and as options of the command line, and one check of its cells before the first.
+
+The file:
+
+    workload = "digits"
+    seeds = [0, 1, 2]           # or 3
+    epsilons = [1.0, 3.0]
+    ranks = [4, 8]              # methods that have a rank and fix none
+    sparsities = []
+    notes = []                  # sentences for its tables and pages
+    [vary]                      # any other setting: every combination is run
+    clip_norm = [0.1, 1, 10]
+    [settings]                  # of every method
+    rounds = 20
+    [methods.lsg]               # a method with its own settings
+    [methods.lsg-bottom]        # ... or a variant of one under a name of its own
+    method = "lsg"
+    direction = "bottom"
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from fedlsg.choices import choose
+from fedlsg.user_code.failure import without_exit
+from simulations.compare.grid import AXES, Cell, Entry, Grid
+from simulations.plan.base import Base
+from simulations.plan.plan import count_blocks
+from simulations.plan.prepare import prepare
+from simulations.settings.checks import idle
+from simulations.settings.settings import RUN, Settings, declarations, from_mapping, names_given, parse
+from simulations.workloads import LoadedWorkload, Options
+
+
+def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of all methods, and those of one by its label, from names such as ``lsg.rank``.
+
+    Raises ValueError for a label outside ``labels``, an unknown setting or a value of the wrong type.
+    """
+    spelt = {label.replace("-", "_"): label for label in labels} | {label: label for label in labels}
+    common: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {label: {} for label in labels}
+    for key, value in pairs.items():
+        label, dot, name = key.rpartition(".")
+        target = own[choose("method of this grid", label, spelt)] if dot else common
+        target[name] = value
+    return parse(common), {label: parse(settings) for label, settings in own.items()}
+
+
+def as_toml(grid: Grid) -> dict[str, Any]:
+    """The grid as grid.toml holds it; ``from_toml`` is its inverse."""
+    return {
+        "workload": grid.workload,
+        "seeds": list(grid.seeds),
+        "epsilons": list(grid.epsilons),
+        "ranks": list(grid.ranks),
+        "sparsities": list(grid.sparsities),
+        **({"vary": {name: list(values) for name, values in grid.vary.items()}} if grid.vary else {}),
+        **({"notes": list(grid.notes)} if grid.notes else {}),
+        "settings": dict(grid.settings),
+        "methods": {
+            entry.label: ({"method": entry.method} if entry.method != entry.label else {}) | dict(entry.settings)
+            for entry in grid.entries
+        },
+    }
+
+
+def from_toml(table: Mapping[str, Any]) -> Grid:
+    """A grid from the keys of grid.toml; ``seeds`` is a list, or how many from 0.
+
+    Raises ValueError for an unknown key or a value of the wrong type.
+    """
+    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "notes", "vary", "settings", "methods"}
+    for key in table:
+        choose("key of a grid file", key, dict.fromkeys(known))
+    methods = table.get("methods", {})
+    if not isinstance(methods, Mapping) or not all(isinstance(own, Mapping) for own in methods.values()):
+        raise ValueError("expected a grid file to name its methods as [methods.NAME] tables")
+    return Grid(
+        workload=str(table.get("workload", RUN["workload"].default)),
+        entries=tuple(_entry(label, own) for label, own in methods.items()),
+        seeds=_seeds(table.get("seeds", 1)),
+        epsilons=_numbers("epsilons", table.get("epsilons", []), float),
+        ranks=_numbers("ranks", table.get("ranks", []), int),
+        sparsities=_numbers("sparsities", table.get("sparsities", []), float),
+        settings=parse(table.get("settings", {})),
+        vary=parse_varied(table.get("vary", {})),
+        notes=tuple(map(str, table.get("notes", ()))),
+    )
+
+
+def read_varied(texts: Sequence[str]) -> dict[str, list[str]]:
+    """The values of ``--vary NAME=A,B,C`` by setting, as texts. Raises ValueError naming the option."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, sign, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not sign or not name:
+            raise ValueError(f"expected --vary NAME=A,B,C, got {text!r}")
+        if name in found:
+            raise ValueError(f"--vary {name} is given twice: give it once")
+        found[name] = list(words(values))
+    return found
+
+
+def parse_varied(table: object) -> dict[str, tuple[Any, ...]]:
+    """Typed values by setting; numbers ascending. Raises ValueError naming the setting."""
+    if not isinstance(table, Mapping) or not all(isinstance(values, list | tuple) for values in table.values()):
+        raise ValueError(f"expected [vary] of a grid file as lists, such as clip_norm = [0.1, 1, 10], got {table!r}")
+    for name, option in AXES.items():
+        if name in table:
+            raise ValueError(f"{name} is an axis of its own: give it as {option}, not with --vary")
+    known = declarations(table)
+    found = {name.replace("-", "_"): tuple(known[name].parse(value) for value in table[name]) for name in table}
+    return {name: tuple(sorted(values)) if _numeric(values) else values for name, values in found.items()}
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _entry(label: str, own: Mapping[str, Any]) -> Entry:
+    rest = {name: value for name, value in own.items() if name != "method"}
+    return Entry(label=label, method=str(own.get("method", label)), settings=parse(rest))
+
+
+def _seeds(value: object) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return tuple(range(value))
+    return _numbers("seeds", value, int)
+
+
+def _numbers(name: str, values: object, kind: type) -> tuple[Any, ...]:
+    """Numbers of an axis, each of ``kind``. Raises ValueError naming the axis."""
+    listed = values if isinstance(values, list | tuple) else [None]
+    if any(isinstance(v, bool) or not isinstance(v, int | float) or kind(v) != v for v in listed):
+        raise ValueError(f"expected {name} as a list of numbers ({kind.__name__}), got {values!r}")
+    return tuple(kind(value) for value in listed)
+
+
+def numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...]:
+    """The numbers of an option such as ``--epsilons 1,3,8``. Raises ValueError naming the option."""
+    try:
+        return tuple(kind(word) for word in words(text))
+    except ValueError:
+        raise ValueError(f"expected {option} as numbers ({kind.__name__}) with commas, got {text!r}") from None
+
+
+def words(text: str | None) -> Iterator[str]:
+    """The words of a list with commas."""
+    return (word.strip() for word in (text or "").split(",") if word.strip())
+
+
+NAMED = 3
+"""So many cells are named for each reason."""
+
+
+def check_cells(cells: Iterable[Cell]) -> None:
+    """Raise ValueError that names the cells that cannot run, and why, or a setting that does nothing in any cell.
+
+    Nothing is written or charged.
+
+    Each cell is prepared as its run prepares it: settings, data, partition, method, and the model on the CPU. Cells
+    that differ in their seed are checked once. Not found here: an epsilon that no noise reaches, too little memory, a
+    loss that diverges, and errors of a user's code, whose traceback is in the log of its cell.
+    """
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(repr({**cell.given, "seed": None}), []).append(cell)
+    check = _Check()
+    refused: dict[str, list[str]] = {}
+    for alike in groups.values():
+        if (reason := check.reason(alike[0].given)) is not None:
+            refused.setdefault(reason, []).extend(cell.name for cell in alike)
+    for name in set.intersection(*(set(found) for found in check.idle)) if check.idle and not refused else ():
+        raise ValueError(f"in every cell, {check.idle[0][name]}")
+    if refused:
+        count, every = (sum(map(len, group)) for group in (refused.values(), groups.values()))
+        reasons = "; ".join(f"{_some(names)}: {reason}" for reason, names in refused.items())
+        raise ValueError(f"{count} of {every} cells cannot run, so none was started: {reasons}")
+
+
+class _Check:
+    """Prepares cells one after the other. Data that the next cell needs are kept, and models are checked once.
+
+    ``idle``: for each cell, its settings without effect.
+    """
+
+    def __init__(self) -> None:
+        self.data: tuple[Any, LoadedWorkload] | None = None
+        self.models: set[Any] = set()
+        self.idle: list[dict[str, str]] = []
+
+    def reason(self, given: Any) -> str | None:
+        """Why these settings cannot run; None if they can."""
+        try:
+            with without_exit():
+                base = self._prepare(from_mapping(given))
+                self.idle.append(idle(base.settings, base.method, names_given(given)))
+        except (ValueError, OSError, ImportError) as error:
+            return " ".join(str(error).split())
+        except Exception:  # of a user's code: its cell reports it, with a traceback in its log
+            return None
+        return None
+
+    def _prepare(self, settings: Settings) -> Base:
+        names = [*(field.name for field in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
+        key = tuple(str(getattr(settings, name)) for name in names)
+        kept = self.data[1] if self.data is not None and self.data[0] == key else None
+        base = prepare(settings, loaded=kept)
+        self.data = (key, base.workload)
+        model = (key, base.settings.method, base.settings.model, repr(base.method.carrier), base.method.mechanism.clips)
+        if model not in self.models:
+            self._check_model(base)
+            self.models.add(model)
+        return base
+
+    def _check_model(self, base: Base) -> None:
+        count_blocks(replace(base, settings=replace(base.settings, device="cpu")))
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "")

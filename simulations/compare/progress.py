@@ -1,0 +1,171 @@
+"""What a user sees while a grid runs: a bar over all cells and a line for each running one, or plain lines.
+
+Only a terminal is asked before what takes long, because a log or a pipe cannot answer.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from simulations.compare.grid import Cell
+from simulations.compare.runner import Folder
+from simulations.compare.worker import Outcome
+from simulations.report.progress import PAUSE_SECONDS, announce_estimate, clock, is_live, live_bar
+from simulations.report.terminal import print_whole
+from simulations.report.words import duration, percent
+from simulations.rundir.results import Result, read_run
+
+HOUR = 3600.0
+"""Seconds above which a terminal is asked."""
+
+
+def ask_above_an_hour(
+    console: Console, progress: Callable[[], Progress], *, yes: bool, budget_seconds: float | None
+) -> Callable[[float], None]:
+    """What to call with an estimate of the seconds left: goes on, or raises KeyboardInterrupt if the answer is no.
+
+    Nothing is asked with ``yes``, with a budget of an hour at most, or where nobody can answer. The runs that have
+    begun go on during the question, and ``progress`` pauses.
+    """
+
+    def ask(seconds: float) -> None:
+        short = min(seconds, seconds if budget_seconds is None else budget_seconds) <= HOUR
+        if short or yes or not (console.is_terminal and sys.stdin.isatty()):
+            return
+        shown = progress()
+        shown.stop()
+        answer = console.input(f"This takes about {duration(seconds)}. Go on? \\[y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            raise KeyboardInterrupt
+        shown.start()
+
+    return ask
+
+
+WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
+ENOUGH, FEW = 0.1, 3
+"""Share of a cell, or rounds of it, that must be done before the time left is estimated."""
+START_SECONDS = 2.0
+"""Seconds that a cell takes in addition to its rounds, until that is measured: its plan, its noise, its files.
+
+The first cell of a process takes longer, because it imports torch. That says nothing about the next ones.
+"""
+
+
+@dataclass
+class Running:
+    """A running cell: its line, the rounds that an earlier process did, the share that is done."""
+
+    task: TaskID
+    before: int = 0
+    share: float = 0.0
+
+
+class GridDisplay:
+    """Counts cells; ``started``, ``running`` and ``ended`` are the callbacks of ``run_cells``.
+
+    known: seconds of cells that were done before, for the estimate. ``on_estimate`` is called once with the first
+    estimate, in seconds, while the first cells run.
+    """
+
+    def __init__(
+        self, console: Console, folder: Folder, cells: int, done: int, what: str = "all runs",
+        *, known: Sequence[float] = (), on_estimate: Callable[[float], None] = lambda seconds: None,
+    ) -> None:  # fmt: skip
+        self.console, self.folder, self.cells, self.on_estimate = console, folder, cells, on_estimate
+        self.finished, self.began = done, time.monotonic()
+        self.estimated = False
+        self.whole: dict[int | str, float] = dict(enumerate(known))  # seconds of all rounds of the cells seen so far
+        self.overheads: list[float] = []
+        self.at_a_time = 1
+        self.progress = live_bar(console, transient=True)
+        self.overall = self.progress.add_task(
+            what, total=cells, completed=done, of=f"{done}/{cells}", left="left --:--"
+        )
+        self.tasks: dict[str, Running] = {}
+
+    def started(self, cell: Cell) -> None:
+        """A cell begins; its rounds are known once it has planned."""
+        task = self.progress.add_task(cell.name, total=1, completed=0, of="", left="starting")
+        result = self._look(cell)
+        self.tasks[cell.name] = Running(task, before=0 if result is None else len(result.rows))
+        self.at_a_time = max(self.at_a_time, len(self.tasks))
+
+    def running(self, cells: Sequence[Cell]) -> None:
+        """Look at the running cells' rounds; in a log only until the time left is estimated."""
+        if not is_live(self.console) and self.estimated:
+            return
+        for cell in cells:
+            result = self._look(cell)
+            if result is not None and result.rows:
+                one, rounds, done = self.tasks[cell.name], int(result.settings["rounds"]), len(result.rows)
+                one.share = done / rounds
+                self._time(cell, result)
+                left = reached(result)
+                self.progress.update(one.task, total=rounds, completed=done, of=f"{done}/{rounds}", left=left)
+        self._overall()
+
+    def left(self) -> float | None:
+        """Seconds left, from the rounds that were seen so far; None while that is too little."""
+        if not self.whole:
+            return None
+        later = self.overheads[self.at_a_time :]  # those of the first cells include the start of their processes
+        first = min([START_SECONDS, *self.overheads])
+        each = fmean(self.whole.values()) + (fmean(later) if later else first)
+        return each * (self.cells - self.finished - sum(one.share for one in self.tasks.values())) / self.at_a_time
+
+    def _time(self, cell: Cell, result: Result) -> None:
+        """Note how long all rounds of a cell take, if enough of them are done."""
+        rounds, done = int(result.settings["rounds"]), len(result.rows)
+        if done >= min(FEW, rounds) or done >= ENOUGH * rounds:
+            later = result.rows[1:] or result.rows  # the first round of a process takes longer
+            if later[0].counted:
+                self.whole[cell.name] = rounds * fmean(row.seconds for row in later)
+
+    def _overall(self, *, estimate: bool = True) -> None:
+        seconds = self.left() if estimate else None  # a cell that failed says nothing about the others
+        done = self.finished + sum(one.share for one in self.tasks.values())
+        left = "left --:--" if seconds is None else f"left {clock(seconds)}"
+        self.progress.update(self.overall, completed=done, of=f"{self.finished}/{self.cells}", left=left)
+        if seconds is not None and not self.estimated and time.monotonic() - self.began >= PAUSE_SECONDS:
+            self.estimated = True
+            if seconds and not is_live(self.console):
+                announce_estimate(self.console, seconds)
+            self.on_estimate(seconds)
+
+    def _look(self, cell: Cell) -> Result | None:
+        """A cell as it is on disk; its worker reports a damaged one, which must not end the others."""
+        try:
+            return read_run(self.folder.run(cell).path)
+        except ValueError:
+            return None
+
+    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+        """A cell has ended: one line, and the bar."""
+        one = self.tasks.pop(cell.name)
+        self.progress.remove_task(one.task)
+        self.finished += 1
+        text = outcome.reason
+        if outcome.status == "done":
+            result = self._look(cell)
+            text = "" if result is None else reached(result)
+            if result is not None and result.rows and result.rows[0].counted:
+                self._time(cell, result)
+                self.overheads.append(max(0.0, seconds - sum(row.seconds for row in result.rows[one.before :])))
+        line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"
+        style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
+        print_whole(line, self.console, style)
+        self._overall(estimate=outcome.status == "done")
+
+
+def reached(result: Result) -> str:
+    """What a run has reached: its accuracy; its loss where there is none."""
+    losses = [row.loss for row in result.rows if row.loss is not None]
+    if result.accuracy is not None or not losses:
+        return f"accuracy {percent(result.accuracy)}"
+    return f"loss {losses[-1]:.4g}"

@@ -1,0 +1,281 @@
+"""``fedlsg runs``: the runs of a folder as a list, and chosen ones side by side, in the terminal and as a page.
+
+The folders may come from anybody. They are read as ``fedlsg report`` reads them: no code of a run is run, no link is
+followed out of one, and what cannot be read is named and left out.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedlsg.choices import choose
+from fedlsg.user_code import shown
+from simulations.compare.collect import CELLS
+from simulations.live import open_file
+from simulations.report.page import Page, Row, Section, Table, Text, json_text
+from simulations.report.run_page import PLACES
+from simulations.report.table import Column, make_table, records
+from simulations.report.template import render
+from simulations.report.terminal import print_line, print_note, print_table, print_whole
+from simulations.report.words import NOT_PRIVATE, duration, epsilon_words, human_bytes, percent, strongest
+from simulations.rundir.examined import RESULTS, Say, open_run
+from simulations.rundir.files import write_atomically, writing_to
+from simulations.rundir.lock import is_held
+from simulations.rundir.results import Result, read_run
+from simulations.rundir.rundir import RunDir
+
+DEPTH = 3
+"""Folders inside folders are searched so far: runs, comparisons in them, and their cells."""
+READERS = {"client": "everybody", "secure": "the sum's readers", "aggregate": "the sum's readers", "server": "outside"}
+"""Against whom epsilon holds, by ``trust``; of a finished secure sum the summary knows more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One run of a list. ``name``: its path below the folder. ``began``: seconds since 1970; None: it is a secret."""
+
+    name: str
+    path: Path
+    state: str
+    result: Result
+    began: float | None
+
+    @property
+    def epsilon(self) -> float | None:
+        """What is claimed: None for runs without privacy, and before the first round."""
+        run = self.result
+        claims = run.private if run.done else run.noisy and not run.settings.get("reproducible")
+        return run.epsilon_max if claims else None
+
+    @property
+    def reader(self) -> str:
+        """Against whom epsilon holds."""
+        trust = str(self.result.settings.get("trust", "client"))
+        strong = strongest(self.result.summary).removeprefix(" against ") if self.result.done else ""
+        unit = ", a client's data" if self.result.settings.get("unit") == "client" else ""
+        return (strong or READERS.get(trust, trust)) + unit
+
+    @property
+    def bytes(self) -> int | None:
+        """Payload bytes up and down; None where a trusted server keeps them to itself."""
+        rows = self.result.rows
+        return sum(row.uplink_bytes + row.downlink_bytes for row in rows) if all(row.counted for row in rows) else None
+
+    @property
+    def seconds(self) -> float | None:
+        found = self.result.summary.get("wall_seconds")
+        return None if found is None else float(found)
+
+
+def printable(text: object) -> str:
+    """Text of somebody else's for a terminal: control characters, and those that turn text round, as their codes."""
+    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in str(text))
+
+
+def _epsilon(run: Listed) -> str:
+    if run.epsilon is None:
+        return NOT_PRIVATE if run.result.done or not run.result.noisy else "--"
+    return epsilon_words(run.epsilon) + ("" if run.result.done else " so far")
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
+
+
+def _setting(name: str) -> Callable[[Listed], str]:
+    return lambda run: shown(str(run.result.settings.get(name, "")))
+
+
+def _words(name: str, value: Callable[[Listed], str], optional: int = 0) -> Column:
+    """A column of somebody else's words."""
+    return Column(name, value, key=name, words=lambda run: printable(value(run)), left=True, optional=optional)
+
+
+COLUMNS = (
+    _words("run", lambda run: run.name),
+    Column("state", lambda run: run.state, key="state", left=True),
+    _words("method", _setting("method"), optional=5),
+    _words("workload", _setting("workload"), optional=4),
+    Column("epsilon", lambda run: run.epsilon, key="epsilon", words=_epsilon),
+    Column("against", lambda run: run.reader if run.epsilon is not None else None, key="against", left=True,
+           optional=3),
+    Column("accuracy", lambda run: run.result.accuracy, percent, "accuracy"),
+    Column("bytes", lambda run: run.bytes, human_bytes, "bytes", optional=6),
+    Column("time", lambda run: run.seconds, duration, "seconds", optional=2),
+    Column("began", lambda run: run.began, _when, "began", left=True, optional=1),
+    Column("", lambda run: str(run.path), key="path"),
+    Column("", lambda run: len(run.result.rows), key="rounds"),
+)  # fmt: skip
+ORDERS: Mapping[str, tuple[Callable[[Listed], Any], bool]] = {
+    "run": (lambda run: run.name, False),
+    "state": (lambda run: run.state, False),
+    "method": (_setting("method"), False),
+    "workload": (_setting("workload"), False),
+    "epsilon": (lambda run: run.epsilon, False),
+    "accuracy": (lambda run: run.result.accuracy, True),
+    "bytes": (lambda run: run.bytes, False),
+    "time": (lambda run: run.seconds, False),
+    "began": (lambda run: run.began, True),
+}
+"""What a list is sorted by, and whether the largest comes first."""
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Run directories in a folder, which may be one itself. Raises ValueError for what is no folder."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: name one that has run directories in it")
+    found, waiting = [], [(folder, 0)]
+    while waiting:
+        place, depth = waiting.pop()
+        if (place / "config.toml").exists():
+            found.append(place)
+        elif depth < DEPTH:
+            with suppress(OSError):
+                waiting += [(one, depth + 1) for one in place.iterdir() if one.is_dir() and not one.is_symlink()]
+    return sorted(found)
+
+
+def read_all(folder: Path, say: Say) -> list[Listed]:
+    """Every run of a folder that can be read; ``say`` is told of the others."""
+    found = []
+    for path in find_runs(folder):
+        name = _name(folder, path)
+        try:
+            found.append(listed(path, name))
+        except Exception as error:  # files of another's: whatever is in them, the other runs are listed
+            say(printable(f"left out: {name}: {' '.join(str(error).split()) or type(error).__name__}"))
+    return found
+
+
+def _name(folder: Path, path: Path) -> str:
+    return path.name if path == folder else path.relative_to(folder).as_posix().replace(f"/{CELLS}/", "/")
+
+
+def listed(path: Path, name: str) -> Listed:
+    """One run. Raises whatever its files raise."""
+    result = read_run(path)
+    state = {"done": "finished"}.get(result.status, result.status)
+    if not result.summary and is_held(RunDir(path)):
+        state = "running"
+    secret = result.settings.get("trust") == "server"
+    began = None if secret else (path / "config.toml").stat().st_mtime
+    run = Listed(name=name, path=path.resolve(), state=state, result=result, began=began)
+    list_table([run])  # values of another kind than expected are found here
+    return run
+
+
+def in_order(runs: Iterable[Listed], by: str, *, reverse: bool = False) -> list[Listed]:
+    """Sorted; those without a value are last. Raises ValueError for an unknown key, with the known ones."""
+    value, largest = choose("sort", by, ORDERS)
+    known = [run for run in runs if (found := value(run)) is not None and found == found]
+    return sorted(known, key=value, reverse=largest != reverse) + [run for run in runs if run not in known]
+
+
+def list_table(runs: Sequence[Listed]) -> Table:
+    """The list."""
+    return make_table(COLUMNS, runs, style=lambda run: "" if run.epsilon is not None else "no-epsilon")
+
+
+def chosen(folder: Path, names: Sequence[str], say: Say) -> list[Listed]:
+    """Runs by their names in the list, or by paths. Raises ValueError for one that is neither, or that changed."""
+    found = []
+    for name in names:
+        inside = [path for path in (folder / name, Path(name).expanduser()) if (path / "config.toml").exists()]
+        if not inside and folder.is_dir():
+            inside = [path for path in find_runs(folder) if name in (path.name, _name(folder, path))]
+        if not inside:
+            raise ValueError(f"unknown run {name!r}: expected a name of fedlsg runs {folder}, or a run directory")
+        open_run(inside[0], RESULTS, lambda line: say(printable(line)))
+        found.append(listed(inside[0], name))
+    return found
+
+
+def compare_table(runs: Sequence[Listed]) -> Table:
+    """Runs side by side: a column each, with the facts of the list, and every setting in which they differ."""
+    facts = [column for column in COLUMNS if column.name and column.name != "run"]
+    rows = [Row(cells=(column.name, *(column.shown(run) for run in runs))) for column in facts]
+    rows += [Row(cells=(name, *values), group="settings that differ") for name, values in differing(runs).items()]
+    columns = ("", *(printable(run.name) for run in runs))
+    return Table(columns=columns, rows=tuple(rows), left=tuple(range(len(columns))))
+
+
+def differing(runs: Sequence[Listed]) -> dict[str, tuple[str, ...]]:
+    """Settings that are not the same in all runs, and are in the rows above already; folders are left out."""
+    said = PLACES | {"method", "workload"}
+    names = dict.fromkeys(name for run in runs for name in run.result.settings if name not in said)
+    values = {name: tuple(_value(run.result.settings.get(name)) for run in runs) for name in names}
+    return {name: found for name, found in values.items() if len(set(found)) > 1}
+
+
+def _value(value: object) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "--"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return printable(shown(value) if isinstance(value, str) else value)
+
+
+PAGE = "runs.html"
+NO_RUNS = "no runs in {}: start one with fedlsg run, or name another folder"
+TICKS = 100
+"""So many runs of a page, the first ones, can be ticked."""
+COMPARED = "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
+WHAT = (
+    "Epsilon is the largest over the clients of a run, against the readers named next to it. It covers that run "
+    "only: it costs more privacy to choose the best of several runs. Bytes are payloads, up and down."
+)
+
+
+def runs_command(
+    folder: str, console: Console, *, sort: str, reverse: bool, json: bool, compare: Sequence[str], html: str | None,
+    opens: bool,
+) -> None:  # fmt: skip
+    """List the runs of a folder, or compare chosen ones. Raises ValueError for a folder or run that is none."""
+    place, left_out = Path(folder).expanduser(), list[str]()
+    ticked = chosen(place, compare, left_out.append)
+    listed = [] if ticked and not (html or opens) else read_all(place, left_out.append)
+    runs = in_order(listed, sort, reverse=reverse)
+    if json:
+        console.out(json_text(records(COLUMNS, ticked or runs)).decode(), end="", highlight=False)
+    elif ticked:
+        print_table(compare_table(ticked), console)
+    elif runs:
+        print_table(list_table(runs), console)
+    else:
+        print_line(NO_RUNS.format(printable(place)), console)
+    for line in left_out:
+        print_line(line, Console(stderr=True) if json else console, "yellow")
+    if html or opens:
+        file = Path(html).expanduser() if html else place / PAGE
+        with writing_to(file.parent):
+            write_atomically(file, runs_page(printable(place), runs, ticked, left_out).encode())
+        print_whole(f"page  {printable(file)}", console)
+        if opens and not open_file(file):
+            print_note("no browser was found: open this file in one", console)
+
+
+def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left_out: Sequence[str]) -> str:
+    """The list as a page; its ticked runs are side by side."""
+    every = [*ticked, *(run for run in runs if run.path not in {one.path for one in ticked})]
+    table, some = list_table(every), every[:TICKS]
+    rows = [replace(row, ticked=at < len(ticked)) for at, row in enumerate(table.rows[:TICKS])]
+    table = replace(table, rows=(*rows, *table.rows[TICKS:]))
+    compared = replace(compare_table(some), chosen=True)
+    return render(
+        Page(
+            kind="fedlsg runs",
+            title=f"Runs in {place}",
+            lead=f"{len(every)} runs. Tick two or more to see them side by side.",
+            advice=tuple(left_out),
+            sections=(
+                Section(title="Runs", parts=(table, Text(words=WHAT, style="note"))),
+                Section(title="Side by side", parts=(compared, Text(words=COMPARED, style="note"))),
+            ),
+        )
+    )

@@ -1,0 +1,248 @@
+"""``fedlsg partition``: what a partition looks like before anything is trained on it, as table, CSV and figure.
+
+For simulations only: in a federation nobody sees these counts.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from simulations.plan.plan import prepare
+from simulations.plan.prepare import Balance, measure
+from simulations.report.chart import Axis, Chart, Series, level, spaced
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
+from simulations.report.figure import interactive, plot, png
+from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
+from simulations.report.template import render
+from simulations.report.terminal import fits, print_table, print_whole, print_written, write_private
+from simulations.settings.settings import from_mapping, names_given
+
+COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, "#aa4499", BLACK, "#8c8c2c", "#7a3f9d", GREY)
+"""Of classes; of more, the most frequent ones have a colour, and the others share the last one."""
+PLAIN = Axis()
+BARS = 100
+"""Bars at most: of more clients a bar is the mean over some that are alike."""
+WARNING = "For simulations only: in a federation nobody sees these counts, and they are as private as the examples are."
+CAPTION = (
+    "What each client holds: a bar for each client, or the mean of clients that are alike where they are many, and a "
+    "colour for each class. Equal bars mean that all clients hold the same mix."
+)
+ALL_SHOWN = 20
+"""Clients up to which the table has a row for each; of more it has the ends and the quantiles."""
+ENDS = 5
+QUANTILES = {"smallest": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "largest": 1.0}
+
+
+def partition_command(given: dict[str, Any], out: str | None, console: Console) -> None:
+    """``fedlsg partition``: the table and its conclusions; with ``out`` also partition.html, .csv and .png in it."""
+    settings = from_mapping(given)
+    with console.status("loading data") as status:
+        balance = measure(prepare(settings, progress=status.update, given=names_given(given)))
+    wide = table(balance, counted=True)
+    print_table(wide if fits(wide, console.width) else table(balance, counted=False), console)
+    for line, style in conclusions(balance):
+        print_whole(line, console, style)
+    if out is None:
+        console.print("add --out DIR for partition.html, .csv and .png", style="dim", highlight=False)
+        return
+    directory = Path(out).expanduser()
+    data = csv_of(balance)
+    drawn = charts(balance)
+    image = png(plot(drawn, columns=1))
+    made = {"csv": data, "png": image, "html": page(balance, data, drawn).encode()}
+    write_private(directory, {f"partition.{kind}": content for kind, content in made.items()})  # counts have no noise
+    print_written(directory, ("partition.html", ".csv", ".png"), console)
+
+
+STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"}
+"""How a page shows a line that the terminal shows so."""
+
+
+def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
+    """partition.html; ``data`` are the bytes of partition.csv, ``drawn`` are its charts."""
+    counted = balance.counts.shape[1] <= ALL_SHOWN
+    lines = tuple(Text(words=line, style=STYLES.get(style, "plain")) for line, style in conclusions(balance))
+    return render(
+        Page(
+            kind="fedlsg partition",
+            title="Who holds what",
+            lead=balance.title,
+            headline=headline(balance),
+            warnings=(WARNING,),
+            sections=sections(
+                ("What follows", lines),
+                ("Clients and classes", [interactive(drawn, CAPTION, columns=1)]),
+                ("Every client", [table(balance, counted=counted)]),
+                data_section(download("partition.csv", data, "a row for each client")),
+            ),
+        )
+    )
+
+
+def headline(balance: Balance) -> str:
+    """How many clients there are, and how unlike each other."""
+    sizes, apart = balance.sizes, balance.distances
+    held = f"{sizes.min():,} to {sizes.max():,}" if np.ptp(sizes) else f"{sizes.min():,}"
+    return (
+        f"{len(sizes):,} clients hold {held} examples each; the class mix of a client differs from that of all by "
+        f"{apart.mean():.2f} on average (0: equal, 1: nothing in common)."
+    )
+
+
+def table(balance: Balance, *, counted: bool) -> Table:
+    """A row for each client or, of many, the smallest, the largest and the quantiles of each column.
+
+    counted: with the examples of every class, which take room.
+    """
+    names = ("client", "examples", "q", "batch", "classes", "top class", "distance", "delta ok")
+    few = len(balance.sizes) <= ALL_SHOWN
+    by_size = np.argsort(balance.sizes, kind="stable").tolist()
+    first = range(len(by_size)) if few else by_size[:ENDS]
+    rows = [_row(balance, client, counted, "" if few else "smallest clients") for client in first]
+    if not few:
+        rows += [_quantile(balance, name, level, counted) for name, level in QUANTILES.items()]
+        rows += [_row(balance, client, counted, "largest clients") for client in by_size[-ENDS:]]
+    return Table(title=balance.title, columns=(*names, "examples by class") if counted else names, rows=tuple(rows))
+
+
+def _row(balance: Balance, client: int, counted: bool, group: str) -> Row:
+    counts, shares = balance.counts[client], balance.shares[client]
+    cells = [
+        str(client),
+        f"{balance.sizes[client]:,}",
+        f"{balance.rates[client]:.4g}",
+        f"{balance.batches[client]:.1f}",
+        str(np.count_nonzero(counts)),
+        f"{shares.argmax()}: {100 * shares.max():.0f} %",
+        f"{balance.distances[client]:.2f}",
+        "--" if balance.delta is None else "yes" if balance.delta_holds[client] else "NO",
+    ]
+    width = len(str(balance.counts.max()))
+    counted_cells = [" ".join(f"{count:>{width}}" for count in counts)] if counted else []
+    return Row(cells=(*cells, *counted_cells), style="" if balance.delta_holds[client] else "alert", group=group)
+
+
+def _quantile(balance: Balance, name: str, level: float, counted: bool) -> Row:
+    """One level of each column by itself: such a row is no client."""
+
+    def at(values: np.ndarray) -> float:
+        return float(np.quantile(values, level))
+
+    cells = (
+        name,
+        f"{at(balance.sizes):,.0f}",
+        f"{at(balance.rates):.4g}",
+        f"{at(balance.batches):.1f}",
+        f"{at(np.count_nonzero(balance.counts, axis=1)):.0f}",
+        f"{100 * at(balance.shares.max(1)):.0f} %",
+        f"{at(balance.distances):.2f}",
+        "",
+    )
+    return Row(cells=(*cells, "") if counted else cells, style="own" if name == "median" else "", group="quantiles")
+
+
+def conclusions(balance: Balance) -> list[tuple[str, str | None]]:
+    """Lines with their style: the rate, the extremes, whether delta holds, clients with nearly no examples."""
+    sizes, rates, apart = balance.sizes, balance.rates, balance.distances
+    smallest, largest = int(sizes.argmin()), int(sizes.argmax())
+    rate = f"{rates[0]:.4g}" if np.ptp(rates) == 0 else f"{rates.min():.4g} to {rates.max():.4g}"
+    lines: list[tuple[str, str | None]] = [
+        (
+            f"q = {rate}; the server divides every sum by the expected batch of a client, {balance.expected_batch:.1f}",
+            None,
+        ),
+        (f"smallest client {smallest}: {sizes[smallest]:,} examples; largest {largest}: {sizes[largest]:,}", None),
+        (
+            f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest {apart.max():.2f}",
+            None,
+        ),
+        _about_delta(balance),
+    ]
+    idle = int((balance.batches < 1).sum())
+    if idle:
+        lines.append(
+            (f"{idle} clients expect less than one example in a step: raise q, or take fewer clients", "yellow")
+        )
+    return lines
+
+
+def _about_delta(balance: Balance) -> tuple[str, str | None]:
+    if balance.delta is None:
+        return "the method claims no epsilon, so it needs no delta", None
+    bound = 1 / balance.sizes.max()
+    failing = int((~balance.delta_holds).sum())
+    if not failing:
+        return f"delta = {balance.delta:g} < 1/N_k for every client; the smallest 1/N_k is {bound:.3g}", None
+    return (
+        f"delta = {balance.delta:g} is not below 1/N_k for {failing} of {len(balance.sizes)} clients; a run refuses "
+        f"that: take delta < {bound:.3g}",
+        "bold red",
+    )
+
+
+def csv_of(balance: Balance) -> bytes:
+    """A line for each client: examples, rate, expected batch, distance, delta, and the examples of each class."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    names = ["client", "examples", "sample_rate", "expected_batch", "class_distance", "delta_below_1_over_n"]
+    writer.writerow([*names, *(f"class_{label}" for label in range(balance.counts.shape[1]))])
+    for client, counts in enumerate(balance.counts):
+        writer.writerow(
+            [
+                client,
+                balance.sizes[client],
+                f"{balance.rates[client]:.6g}",
+                f"{balance.batches[client]:.6g}",
+                f"{balance.distances[client]:.6g}",
+                "" if balance.delta is None else str(bool(balance.delta_holds[client])).lower(),
+                *counts,
+            ]
+        )
+    return text.getvalue().encode()
+
+
+def charts(balance: Balance) -> tuple[Chart, ...]:
+    """The classes of every client as stacked bars; of many clients their shares, in groups, and the sizes."""
+    clients, classes = balance.counts.shape
+    by_total = np.argsort(-balance.counts.sum(0), kind="stable")
+    own = np.sort(by_total[: len(COLOURS) - (classes > len(COLOURS))])
+    rest = [("other classes", np.setdiff1d(by_total, own))] if classes > len(COLOURS) else []
+    parts = [(f"class {label}", np.array([label])) for label in own] + rest
+    if clients <= BARS:
+        ticks = spaced([(float(client), str(client)) for client in range(clients)]) if clients > 1 else ()
+        values, x = balance.counts, Axis(label="client", ticks=ticks, low=-0.6, high=clients - 0.4)
+        return (_stacked("examples of each client, by class", values, range(clients), x, parts),)
+    order = np.lexsort((-balance.shares.max(1), balance.shares.argmax(1)))
+    groups = np.array_split(order, BARS)
+    values = 100 * np.stack([balance.shares[group].mean(0) for group in groups])
+    places = [float(group) for group in np.cumsum([len(group) for group in groups]) - len(groups[0]) / 2]
+    label = f"clients in the order of their largest class, about {clients // BARS} a bar"
+    x = Axis(label=label, low=0.0, high=float(clients))
+    sizes = np.sort(balance.sizes)[::-1]
+    at = np.unique(np.linspace(0, clients - 1, 400).astype(int))
+    sized = Series(x=(at + 1).tolist(), y=sizes[at].tolist(), colour=BLUE)
+    mean = level(float(sizes.mean()), "mean", BLACK)
+    return (
+        _stacked("what the clients hold, % of their examples", values, places, x, parts, Axis(high=100.0, unit="%")),
+        Chart(
+            title="examples of each client", x=Axis(label="clients, the largest first"), y=Axis(low=0),
+            series=(sized, mean), height=240,
+        ),
+    )  # fmt: skip
+
+
+def _stacked(
+    title: str, values: np.ndarray, places: Sequence[float], x: Axis, parts: Sequence[tuple[str, np.ndarray]],
+    y: Axis = PLAIN,
+) -> Chart:  # fmt: skip
+    """A bar for each row of ``values``, stacked by parts of its columns."""
+    series = tuple(
+        Series(name=name, kind="bar", x=list(places), y=values[:, labels].sum(1).tolist(), colour=colour)
+        for (name, labels), colour in zip(parts, COLOURS, strict=False)
+    )
+    return Chart(title=title, x=x, y=y, series=series, height=380)
