@@ -8,7 +8,7 @@ Options of the command line, checks, error messages and the reference page are m
 """
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, signature
@@ -31,7 +31,7 @@ class Setting:
     ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it. ``aliases`` are other
     words for the name, which suggestions know and nothing accepts. ``name`` is what a user calls it, where the
     parameter is called otherwise. ``fallback`` is used where neither the user nor the workload gives a value.
-    ``rules``: what the setting needs, and does not go with.
+    ``rules``: what the setting needs, and does not go with. ``choices``: the names of a registry, as a live view of it.
     """
 
     meaning: str = ""
@@ -45,6 +45,7 @@ class Setting:
     name: str = ""
     fallback: str | float | None = None
     rules: tuple[Rule, ...] = field(default=(), repr=False)
+    choices: Collection[str] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
@@ -75,13 +76,13 @@ class Setting:
 class Declared:
     """One parameter of a callable, or one field of a dataclass, as its declaration says.
 
-    ``kind`` is bool, int, float or str; a ``Literal`` is a str with ``choices``. ``default`` is ``REQUIRED`` where
-    there is none; ``optional`` says whether None is a value.
+    ``kind`` is bool, int, float or str; a ``Literal``, and the name of an object, is a str with ``choices``.
+    ``default`` is ``REQUIRED`` where there is none; ``optional`` says whether None is a value.
     """
 
     name: str
     kind: type
-    choices: tuple[Any, ...] = ()
+    choices: Collection[Any] = ()
     optional: bool = False
     default: Any = REQUIRED
     setting: Setting = Setting()
@@ -90,7 +91,7 @@ class Declared:
     def accepts(self) -> tuple[object, ...]:
         """What may be given, to compare two declarations of one name."""
         bounds = self.setting.at_least, self.setting.above, self.setting.at_most, self.setting.below
-        return self.kind, self.choices, bounds
+        return self.kind, tuple(self.choices), bounds
 
     @property
     def range(self) -> str:
@@ -123,7 +124,7 @@ class Declared:
             return
         if self.choices and value not in self.choices:
             near = did_you_mean(str(value), map(str, self.choices))
-            raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}{near}")
+            raise ValueError(f"expected {self.name} in {tuple(self.choices)}, got {value!r}{near}")
         if self.kind not in (int, float):
             return
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
@@ -218,14 +219,14 @@ def same(first: Declared, second: Declared, where: tuple[str, str]) -> Declared:
 
 def _declared(of: Callable[..., object], name: str, hint: Any, default: object) -> Declared:
     plain, optional, setting = _parts(hint)
-    choices = get_args(plain) if get_origin(plain) is Literal else ()
-    kind = type(choices[0]) if choices else plain
+    setting = setting or Setting()
+    choices = get_args(plain) if get_origin(plain) is Literal else setting.choices
+    kind = type(next(iter(choices))) if choices else plain
     if kind not in (bool, int, float, str):
         raise TypeError(
             f"{name!r} of {getattr(of, '__module__', '')}.{getattr(of, '__name__', of)} is declared as {plain!r}: a "
             "setting is a bool, int, float, str or a Literal of strings, or one of them | None"
         )
-    setting = setting or Setting()
     known = setting.name or name
     return Declared(name=known, kind=kind, choices=choices, optional=optional, default=default, setting=setting)
 

@@ -98,7 +98,7 @@ class Charges(ABC):
         charge is one integer comparison. Lambda of the entries (``Entry.log_ratio``) is part of all three.
         """
         before = self._totals() if run is None else Totals().extended([e for e in self.entries if e.run == run])
-        if entry.mechanism != "dp" or not before.private:
+        if not entry.private or not before.private:
             return True
         setting = (entry.sample_rate, entry.noise_multiplier)
         events = before.with_next(entry).events()

@@ -24,10 +24,10 @@ from fedlsg.accounting.events import (
     checked_sample_rate,
     checked_steps,
 )
+from fedlsg.mechanisms import KINDS
 from fedlsg.privacy.shuffling import ZERO_OUT
 
 ADJACENCY = "add/remove"
-MECHANISMS = ("dp", "clip-only", "noise-only", "none")
 UNITS = ("example", "client")
 """What an entry protects: one example of its client, or all data of a client."""
 SERVER = -1
@@ -100,21 +100,21 @@ class Entry:
                 )
         if self.unit not in UNITS:
             raise ValueError(f"expected unit={self.unit!r} among {UNITS}")
-        if self.mechanism not in MECHANISMS:
-            raise ValueError(f"expected mechanism={self.mechanism!r} among {MECHANISMS}")
+        if self.mechanism not in KINDS:
+            raise ValueError(f"expected mechanism={self.mechanism!r} among {tuple(KINDS)}")
         if type(self.reproducible) is not bool:
             raise ValueError(f"expected {self.reproducible=} to be True or False")
         if type(self.run) is not str or len(self.run) > LONGEST_RUN:
             raise ValueError(f"expected {self.run=} to be the name of a run, {LONGEST_RUN} characters at most")
         checked_steps(self.steps)
         checked_sample_rate(self.sample_rate)
-        if self.mechanism == "dp":
+        if self.private:
             checked_noise_multiplier(self.noise_multiplier)
         elif self.noise_multiplier != 0.0:
             raise ValueError(
                 f"expected {self.noise_multiplier=} to be 0.0 under mechanism={self.mechanism!r}: not accounted"
             )
-        if checked_log_ratio(self.log_ratio) and self.mechanism != "dp":
+        if checked_log_ratio(self.log_ratio) and not self.private:
             raise ValueError(f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not accounted")
         if self.batches and (self.sample_rate != 1.0 or self.log_ratio or self.unit != "example"):
             raise ValueError(
@@ -125,8 +125,8 @@ class Entry:
             raise ValueError(
                 f"expected {self.batches=} <= {self.num_examples=}, and first_batch={self.first_batch} with batches"
             )
-        bounded = self.mechanism in ("dp", "clip-only")
-        shares = self.mechanism == "dp" and 1 <= self.colluders < self.min_survivors
+        bounded = KINDS[self.mechanism].clips
+        shares = self.private and 1 <= self.colluders < self.min_survivors
         if (self.min_survivors or self.colluders) and not shares:
             raise ValueError(
                 f"expected 1 <= {self.colluders=} < {self.min_survivors=} under mechanism='dp', got "
@@ -136,8 +136,13 @@ class Entry:
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
 
     def _least(self, name: str) -> int:
-        by_server = name == "client" and self.unit == "client" and self.mechanism == "dp"
+        by_server = name == "client" and self.unit == "client" and self.private
         return 1 if name == "num_examples" else SERVER if by_server else 0
+
+    @property
+    def private(self) -> bool:
+        """Whether its mechanism has an epsilon, which the accountant composes."""
+        return KINDS[self.mechanism].private
 
     @property
     def adjacency(self) -> str:

@@ -51,15 +51,15 @@ class Totals:
             attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
             if entry.batches:
                 touched = list(_touched(entry, taken, number))
-                if entry.mechanism == "dp":
+                if entry.private:
                     for epoch in touched:
                         epochs[epoch] = min(epochs.get(epoch, noise_of(entry)), noise_of(entry))
                 order = order_of(entry)
                 taken[order] = max(taken.get(order, 0), entry.first_batch + entry.steps)
-            elif entry.mechanism == "dp":
+            elif entry.private:
                 setting = (entry.sample_rate, noise_of(entry))
                 spent[setting] = _together(spent.get(setting), entry)
-        private = self.private and all(entry.mechanism == "dp" for entry in new)
+        private = self.private and all(entry.private for entry in new)
         keys = self.keys.union(entry.key for entry in new)
         return Totals(self.count + len(new), keys, attempts, spent, private, taken, epochs)
 

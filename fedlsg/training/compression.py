@@ -67,7 +67,7 @@ def largest(values: Float[Tensor, " size"], most: int) -> Int[Tensor, " k"]:
 
 def check_memory(name: str, mechanism: Mechanism, carrier: Carrier, mask: Mask, prune: Prune) -> None:
     """Raise ValueError unless error feedback is legitimate: nothing is promised, and coordinates stay what they are."""
-    if mechanism.kind != "none":
+    if not mechanism.of_kind.plain:
         raise ValueError(
             "error feedback keeps gradients of the client without noise: what one payload leaves out comes with later "
             f"ones, which neither clip nor noise of mechanism {mechanism.kind!r} covers; {name!r} needs mechanism "

@@ -200,7 +200,7 @@ def send(
         if isinstance(box, LastPayload) and keeps_payload(base):  # else the driver of the simulation stores it
             box.store(question, payload)
         return payload
-    if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
+    if not base.method.mechanism.of_kind.plain:  # the plan refused it; checked again at the point of use
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
     assert not isinstance(box, LastPayload)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)

@@ -6,7 +6,6 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.payload import DEFAULT_CODEC
-from fedlsg.privacy.mechanism import MechanismKind
 from simulations.engines import local
 from simulations.inspection.subject import Subject
 from simulations.report.progress import count_bar
@@ -84,7 +83,7 @@ def finished(subject: Subject) -> Result:
     return result
 
 
-def under(settings: Settings, kind: MechanismKind) -> Settings:
+def under(settings: Settings, kind: str) -> Settings:
     """The same run under a mechanism without noise, in one process; its batches repeat with the seed."""
     dropped = DROPPED | codec_settings().keys()
     values = {name: value for name, value in values_of(settings).items() if name not in dropped}

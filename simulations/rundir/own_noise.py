@@ -29,7 +29,7 @@ def counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
     entries = [entry for ledger in _ledgers(run) for entry in ledger.entries]
     if not entries:  # a finished run whose ledgers are gone: its summary would name readers if it were of today
         return run.summary.exists() and "epsilon_by_reader" not in json.loads(run.summary.read_text())
-    return any(entry.mechanism == "dp" and not entry.min_survivors for entry in entries)
+    return any(entry.private and not entry.min_survivors for entry in entries)
 
 
 def refuse_own_noise(run: RunDir, settings: Mapping[str, Any] | None = None) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import strategies
+from fedlsg.mechanisms import is_silent
 from simulations.rundir.journal import read_lines
 from simulations.rundir.links import Link, transfer_seconds
 from simulations.rundir.own_noise import corrected, counts_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.workloads.chance import Chance
 
 
@@ -66,7 +66,7 @@ class Result:
     def noisy(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
         default = strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
-        return self.settings.get("mechanism", default) not in WITHOUT_NOISE
+        return not is_silent(self.settings.get("mechanism", default))
 
     @property
     def epsilon_target(self) -> float | None:

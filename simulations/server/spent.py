@@ -171,4 +171,4 @@ def _median_of(endless: int, clients: int) -> float:
 
 def _events(ledger: ClientCharges) -> History:
     """The mechanism invocations of a client; None where one was not private, which has no bound."""
-    return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()
+    return None if not all(entry.private for entry in ledger.entries) else ledger.events()

@@ -10,13 +10,13 @@ from types import MappingProxyType
 import torch
 
 import strategies
+from fedlsg.mechanisms import DP, KINDS, is_silent
 from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.rules import Facts, Rule, check_rules
 from fedlsg.secure_sum import plan_graph
 from simulations.settings.automatic import device_of
 from simulations.settings.participation import availability_of, spread_of
-from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.resolve import fill_codecs, uplink_codec
 from simulations.settings.run import Resolved, Settings
 from simulations.settings.settings import AUTO, RUN, all_settings, codec_settings, from_values
@@ -38,6 +38,7 @@ WORDS: Mapping[str, str] = MappingProxyType({
     "known_noise": "a codec whose noise has a known deviation (got {codec})",
     "memory": "a memory of what was not sent ({method!r}, {codec})",
     "noise": "a mechanism that adds noise",
+    "private": "a private mechanism (got {mechanism})",
     "prunes_by_data": "pruning by data ({method!r})",
     "trace": "availability as a trace ({availability})",
 })  # fmt: skip
@@ -61,7 +62,8 @@ def all_rules() -> list[Rule]:
         for codec in all_codecs().values()
         for name in codec.settings
     ]
-    return [*(rule for one in all_settings().values() for rule in one.rules), *own]
+    of_kinds = [rule for kind in KINDS.values() for rule in kind.rules]
+    return [*(rule for one in all_settings().values() for rule in one.rules), *of_kinds, *own]
 
 
 def facts_of(
@@ -111,6 +113,7 @@ def method_facts(s: Settings, method: Method) -> Facts:
         "mechanism": method.mechanism.kind,
         "clip": method.mechanism.clip,
         "noise": method.mechanism.adds_noise,
+        "private": method.mechanism.private,
         "chooses": method.compression.chooses,
         "embeds": method.carrier.form.embeds,
         "factors": not method.carrier.adds_up,
@@ -121,9 +124,9 @@ def method_facts(s: Settings, method: Method) -> Facts:
 
 def check_given(s: Settings, *, deployed: bool = False) -> None:
     """Raise ValueError for settings that do not go together whatever the data are; nothing is loaded yet."""
-    kind = s.parameters.get("mechanism") or ("dp" if s.method == AUTO else strategies.default_mechanism(s.method))
-    known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": kind not in WITHOUT_NOISE}
-    check_rules(all_rules(), known, WORDS)
+    kind = s.parameters.get("mechanism") or (DP.name if s.method == AUTO else strategies.default_mechanism(s.method))
+    known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": not is_silent(kind)}
+    check_rules(all_rules(), known | {"private": kind in KINDS and KINDS[kind].private}, WORDS)
 
 
 def check(s: Resolved, workload: LoadedWorkload) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from fedlsg.rules import idle_unless, needs
 from fedlsg.setting import Setting
 
-CLIENTS = "unit=client and mechanism=dp"
+CLIENTS = "unit=client and private"
 CLIENT_LEVEL = (
     needs(
         "trust=server|secure",
@@ -38,17 +38,17 @@ CLIENT_LEVEL = (
         "not chooses", "a client would act on a round that it is not charged for: take unit=example", of=CLIENTS,
     ),
     needs("not memory", "a client would act on a round that it is not charged for: take unit=example", of=CLIENTS),
-    idle_unless("mechanism=dp", "nothing is private otherwise: leave unit out", of="unit=client"),
+    idle_unless("private", "nothing is private otherwise: leave unit out", of="unit=client"),
 )  # fmt: skip
 
-IN_SECRET = "trust=server and unit=client and mechanism=dp"
+IN_SECRET = "trust=server and unit=client and private"
 SUM = "trust=secure|aggregate"
 TRUST = (
     needs("not deployed", "no deployed client sends an update without noise: take trust=secure", of="trust=server"),
     needs(
         "unit=client",
         "it adds noise to a sum of whole updates; for noise on examples take trust=client, secure or aggregate",
-        of="trust=server and mechanism=dp",
+        of="trust=server and private",
     ),
     needs(
         "not over_selection", "only the first replies would count: one client would decide whether another one counts; "
@@ -102,8 +102,6 @@ TRUST = (
     ),
     needs("not chooses", "a sum adds position by position: take trust=client", of=SUM),
 )  # fmt: skip
-WITHOUT_NOISE = ("none", "clip-only")
-"""Mechanisms that add none."""
 ADAPTIVE = needs("clip_quantile", "it is a setting of an adaptive clip: give clip_quantile, too")
 NOISE = needs("noise", "choose method dpsgd, or mechanism=dp")
 

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import strategies
+from fedlsg.mechanisms import DP
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.rules import Facts, Rule, example, spell
 from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts
@@ -22,7 +23,7 @@ FREE: Mapping[str, Sequence[str]] = {
     "sampling": ("poisson", "shuffle"), "downlink": ("full", "sparse"), "indices": ("derived", "explicit"),
 }  # fmt: skip
 """Settings whose other values are tried before a pair is called impossible."""
-PRIVATE = {"mechanism": "dp", "noise": True, "clip": "joint", "grid_from_noise": False}
+PRIVATE = {"mechanism": DP.name, "private": True, "noise": True, "clip": "joint", "grid_from_noise": False}
 
 HEAD = """## What goes together
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import strategies
 from fedlsg.discrete.release import MOST_EXAMPLES
+from fedlsg.mechanisms import DP, KINDS
 from simulations.client.node.data import own_path, with_own_columns
 from simulations.client.node.terms import TRUST, Terms
 from simulations.grids.refusals import SettingsError, TermsError
@@ -30,7 +31,7 @@ def usable(settings: Settings, terms: Terms) -> Settings:
     """
     if settings.reproducible:
         raise TermsError("reproducible=true: a deployed client never draws its noise from a known seed")
-    usual = "dp"  # of what fedlsg chooses where nobody names a method
+    usual = DP.name  # of what fedlsg chooses where nobody names a method
     if settings.method != AUTO:
         try:
             strategies.check_name(settings.method)
@@ -117,7 +118,7 @@ def _digest(file: Path) -> str:
 
 def check_mechanism(kind: str, method: str) -> None:
     """Raise TermsError unless the mechanism is private."""
-    if kind != "dp":
+    if kind not in KINDS or not KINDS[kind].private:
         raise TermsError(
             f"mechanism={kind!r} (method {method!r}) is not private: a deployed client trains under 'dp' alone"
         )

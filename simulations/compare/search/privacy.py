@@ -158,9 +158,7 @@ def _read(run: RunDir) -> Trial:
         partition=tuple(settings.get(name) for name in PARTITION),
         events={ledger.client: ledger.events() for ledger in charged},
         private=not counts_own_noise(run, settings)
-        and not any(
-            ledger.reproducible or any(entry.mechanism != "dp" for entry in ledger.entries) for ledger in charged
-        ),
+        and not any(ledger.reproducible or not all(entry.private for entry in ledger.entries) for ledger in charged),
     )
 
 
