@@ -31,7 +31,8 @@ class Setting:
     ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it. ``aliases`` are other
     words for the name, which suggestions know and nothing accepts. ``name`` is what a user calls it, where the
     parameter is called otherwise. ``fallback`` is used where neither the user nor the workload gives a value.
-    ``rules``: what the setting needs, and does not go with. ``choices``: the names of a registry, as a live view of it.
+    ``rules``: what the setting needs, and does not go with. ``choices``: the objects that it names,
+    by name, with rules of their own.
     """
 
     meaning: str = ""
@@ -45,7 +46,7 @@ class Setting:
     name: str = ""
     fallback: str | float | None = None
     rules: tuple[Rule, ...] = field(default=(), repr=False)
-    choices: Collection[str] = field(default=(), repr=False)
+    choices: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
@@ -107,7 +108,8 @@ class Declared:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """What the setting needs, each rule with the name of the setting or of one of its values."""
-        return tuple(replace(rule, of=rule.of or self.name) for rule in self.setting.rules)
+        named = (rule for one in self.setting.choices.values() for rule in one.rules)
+        return tuple(replace(rule, of=rule.of or self.name) for rule in (*self.setting.rules, *named))
 
     def parse(self, value: object) -> Any:
         """The value of a raw one, which may be a string of a command line.

@@ -14,9 +14,10 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.failure", "fedlsg.user_code", "fedlsg.written",
-    "fedlsg.rules", "fedlsg.setting",
+    "fedlsg.rules", "fedlsg.setting", "fedlsg.units",
     "fedlsg.randomness", "fedlsg.restored", "fedlsg.turn", "fedlsg.owner_only",
-    "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.mechanisms", "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
+    "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.mechanisms", "fedlsg.selection",
+    "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.row_checks",
     "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",
     "fedlsg.training", "fedlsg.client_level", "fedlsg.method",

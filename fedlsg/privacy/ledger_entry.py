@@ -26,10 +26,9 @@ from fedlsg.accounting.events import (
 )
 from fedlsg.mechanisms import KINDS
 from fedlsg.privacy.shuffling import ZERO_OUT
+from fedlsg.units import EXAMPLE, UNITS
 
 ADJACENCY = "add/remove"
-UNITS = ("example", "client")
-"""What an entry protects: one example of its client, or all data of a client."""
 SERVER = -1
 """The client of entries that the server makes for all of its clients, at client level with its own noise."""
 LONGEST_RUN = 64
@@ -85,7 +84,7 @@ class Entry:
     reproducible: bool = False
     run: str = ""
     log_ratio: float = 0.0
-    unit: str = "example"
+    unit: str = EXAMPLE.name
     batches: int = 0
     first_batch: int = 0
     min_survivors: int = 0
@@ -99,7 +98,7 @@ class Entry:
                     f"expected a non-negative integer {name} up to 2^53, got {value!r} (num_examples at least 1)"
                 )
         if self.unit not in UNITS:
-            raise ValueError(f"expected unit={self.unit!r} among {UNITS}")
+            raise ValueError(f"expected unit={self.unit!r} among {tuple(UNITS)}")
         if self.mechanism not in KINDS:
             raise ValueError(f"expected mechanism={self.mechanism!r} among {tuple(KINDS)}")
         if type(self.reproducible) is not bool:
@@ -116,7 +115,7 @@ class Entry:
             )
         if checked_log_ratio(self.log_ratio) and not self.private:
             raise ValueError(f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not accounted")
-        if self.batches and (self.sample_rate != 1.0 or self.log_ratio or self.unit != "example"):
+        if self.batches and (self.sample_rate != 1.0 or self.log_ratio or not UNITS[self.unit].single):
             raise ValueError(
                 f"expected sample_rate=1.0, log_ratio=0.0 and unit='example' with shuffled batches, got "
                 f"{self.sample_rate=}, {self.log_ratio=}, {self.unit=}: no amplification is claimed for them"
@@ -136,7 +135,7 @@ class Entry:
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
 
     def _least(self, name: str) -> int:
-        by_server = name == "client" and self.unit == "client" and self.private
+        by_server = name == "client" and UNITS[self.unit].whole and self.private
         return 1 if name == "num_examples" else SERVER if by_server else 0
 
     @property
@@ -158,7 +157,8 @@ FIELDS = tuple(field.name for field in fields(Entry))
 kind_of: Callable[[Entry], Hashable] = attrgetter(*(n for n in FIELDS if n not in ("client", "round", "attempt")))
 """All of an entry but whose and when it is: rows of entries of the same kinds cost the same, against every reader."""
 OPTIONAL = {
-    "run": "", "log_ratio": 0.0, "unit": "example", "batches": 0, "first_batch": 0, "min_survivors": 0, "colluders": 0,
+    "run": "", "log_ratio": 0.0, "unit": EXAMPLE.name, "batches": 0, "first_batch": 0, "min_survivors": 0,
+    "colluders": 0,
 }  # fmt: skip
 """Fields that a line leaves out at these values: lines from before these fields are still written the same."""
 

@@ -63,7 +63,7 @@ class Mechanism:
 
     kind: Annotated[
         str,
-        Setting("What happens to examples' gradients; only dp is private.", name="mechanism", choices=KINDS.keys()),
+        Setting("What happens to examples' gradients; only dp is private.", name="mechanism", choices=KINDS),
     ] = DP.name
     clip_norm: ClipNorm = 1.0
     noise_multiplier: float = 1.0

@@ -1,6 +1,5 @@
 """The public state of a run: weights, W_0, frames, and the updates that lead from one version to the next."""
 
-from fedlsg.participation import select_clients
 from fedlsg.state.all_terms import AllTerms, different_terms, each, sizes_of
 from fedlsg.state.public_state import PublicState, mean_frame
 from fedlsg.state.round_plan import ClientTerms, Phase, RoundPlan, phase_of, plan_round
@@ -10,5 +9,5 @@ from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_u
 __all__ = [
     "AllTerms", "ClientTerms", "Phase", "PublicState", "RoundPlan", "ServerState", "Step", "StepError",
     "different_terms", "each", "encode_pruning", "encode_update", "extra_vectors", "load_weights", "mean_frame",
-    "phase_of", "plan_round", "replay", "restart", "select_clients", "sizes_of",
+    "phase_of", "plan_round", "replay", "restart", "sizes_of",
 ]  # fmt: skip

@@ -61,10 +61,10 @@ class Audited:
             frame=self.subject.frame,
             mechanism=mechanism,
             local=local,
-            rounds=max(1, stated.steps // (local.steps if stated.unit == "example" else 1)),
+            rounds=max(1, stated.steps // base.unit.steps(local.steps)),
             stated=stated,
             sums=base.sums,
-            client_unit=base.client_unit,
+            unit=base.unit,
             adaptive=adaptive_clip(base.settings, mechanism.noise_multiplier),
         )
 

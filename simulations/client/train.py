@@ -215,7 +215,7 @@ def keeps_payload(base: Base) -> bool:
     Masked values belong to one attempt at a sum, and are kept with its secrets. An update for a server that adds the
     noise has none, and is kept nowhere.
     """
-    if base.client_unit is not None and base.client_unit.at_server:
+    if base.unit.at_server:
         return False
     return base.sums is None and (base.method.mechanism.adds_noise or base.index_mode == "explicit")
 

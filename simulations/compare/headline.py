@@ -16,7 +16,6 @@ GROUPS = 3
 ERRORS = 2.0
 """A lead that is smaller than so many standard errors is called unsure."""
 HELD_OUT = "No epsilon covers these accuracies: they were computed from private rows without noise."
-CLIENT_LEVEL = ", at client level"
 OF = {
     "server": ", for weights at a trusted server",
     "secure": ", for secure sums, against their clients and the server",
@@ -31,7 +30,7 @@ def sentences(table: Sequence[Line]) -> list[str]:
         return ["No run is finished."]
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in (line for line in done if line.private):
-        groups.setdefault((line.task, line.epsilon_target, line.unit, line.trust, _delta(line)), []).append(line)
+        groups.setdefault((line.task, line.epsilon_target, line.unit.name, line.trust, _delta(line)), []).append(line)
     named, deltas = (len({of(line) for line in done}) > 1 for of in (lambda line: line.task, _delta))
     largest = sorted(groups.values(), key=lambda own: own[0].epsilon_target or math.inf)[-GROUPS:][::-1]
     said = [_group(own, named, deltas) for own in largest]
@@ -59,7 +58,7 @@ def _claim(own: Sequence[Line], deltas: bool) -> str:
 def _group(own: Sequence[Line], named: bool, deltas: bool) -> str:
     """Sentences on lines of one epsilon; with its delta where ``deltas`` differ."""
     best, first = _best(own), own[0]
-    level = CLIENT_LEVEL if first.unit == "client" else ""
+    level = f", at {first.unit.level}" if first.unit.level else ""
     at = f"At epsilon {_claim(own, deltas)}{level}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
     if not any(line.beats_chance is not False for line in own):
         return f"{at} no method is better than guessing."

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fedlsg.units import Unit, unit_in
 from simulations.rundir.results import Result
 from simulations.workloads.chance import Chance, beats_chance, standard_error
 
@@ -51,9 +52,9 @@ class Line:
         return str(self.setting("trust") or "client")
 
     @property
-    def unit(self) -> str:
-        """What the epsilon protects: an example, or a client."""
-        return str(self.setting("unit") or "example")
+    def unit(self) -> Unit:
+        """What the epsilon protects."""
+        return unit_in({"unit": self.setting("unit")})
 
     @property
     def task(self) -> tuple[Any, ...]:
@@ -184,7 +185,7 @@ class Line:
         own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
         others = {name: value for name, value in self.varied.items() if name not in ("rank", "sparsity")}
         own += [f"{name} {value_words(value)}" for name, value in others.items()]
-        own += ["client level"] if self.unit == "client" and "unit" not in self.varied else []
+        own += [self.unit.level] if self.unit.level and "unit" not in self.varied else []
         return f"{self.label} ({', '.join(own)})" if own else self.label
 
 
@@ -197,9 +198,9 @@ def lines(results: Iterable[Result]) -> list[Line]:
     probes: dict[tuple[Any, ...], float] = {}
     for line in found:
         if line.method == PROBE and line.mean is not None and line.private and not line.by_loss:
-            target = (line.task, line.unit, line.epsilon_target)
+            target = (line.task, line.unit.name, line.epsilon_target)
             probes[target] = max(line.mean, probes.get(target, 0.0))
-    found = [Line(runs=line.runs, probe=probes.get((line.task, line.unit, line.epsilon_target))) for line in found]
+    found = [Line(runs=line.runs, probe=probes.get((line.task, line.unit.name, line.epsilon_target))) for line in found]
     return sorted(found, key=order)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.choices import choose
+from fedlsg.units import unit_in
 from fedlsg.user_code import shown
 from simulations.compare.collect import CELLS
 from simulations.report.page import Row, Table
@@ -52,8 +53,8 @@ class Listed:
         """Against whom epsilon holds."""
         trust = str(self.result.settings.get("trust", "client"))
         strong = strongest(self.result.summary).removeprefix(" against ") if self.result.done else ""
-        unit = ", a client's data" if self.result.settings.get("unit") == "client" else ""
-        return (strong or READERS.get(trust, trust)) + unit
+        level = unit_in(self.result.settings).level
+        return (strong or READERS.get(trust, trust)) + (level and f", {level}")
 
     @property
     def bytes(self) -> int | None:

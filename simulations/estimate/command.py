@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fedlsg.units import unit_in
 from simulations.callbacks.named import named
 from simulations.estimate.facts import facts_of
 from simulations.plan.start import from_root
@@ -41,8 +42,9 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
     """A line for each fact."""
     values, sizes, phones, step = facts["values"], facts["bytes"], facts["phones"], facts["step"]
     memory = facts["memory_bytes"]
-    protected = "one example" if facts["unit"] == "example" else "a client with all of its data"
-    epsilon = f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for {protected}"
+    epsilon = (
+        f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for {unit_in(facts).protects}"
+    )
     first = "" if sizes["down_first"] == sizes["down"] else f"; in its first {_bytes(sizes['down_first'])}"
     noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
     found = {

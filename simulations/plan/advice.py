@@ -73,7 +73,7 @@ def _batches(plan: Plan) -> str | None:
     """A batch of a client is empty with probability (1 - q)^N."""
     rates = {size: plan.rate_of(size) for size in dict.fromkeys(plan.sizes)}
     empty = max(math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0 for size, rate in rates.items())
-    if empty < EMPTY or plan.client_unit is not None or plan.settings.sampling != "poisson":
+    if empty < EMPTY or plan.unit.whole or plan.settings.sampling != "poisson":
         return None
     return (
         f"the smallest client has an empty batch in {empty:.0%} of its steps, and adds the whole noise in each: give a "

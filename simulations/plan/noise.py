@@ -33,7 +33,7 @@ def pull(plan: Plan) -> float | None:
     None without noise, at client level, and for a clip of each block, whose number is not known here. It reads no
     training row.
     """
-    whole = plan.client_unit is None and plan.method.mechanism.clip != "per-block"
+    whole = not plan.unit.whole and plan.method.mechanism.clip != "per-block"
     of_one = _rho(plan, values=1, blocks=1) if whole else None
     steps = plan.schedule.rounds * plan.settings.local_steps
     return math.sqrt(steps * (1 + 1 / plan.divisor)) / of_one if of_one else None
@@ -86,7 +86,7 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
         return None
     before = " before pruning" if plan.method.prune.reads_data else ""
     k = plan.settings.clients_per_round
-    batch = f", expected batch {plan.divisor:,.0f}" if plan.client_unit is None else ""
+    batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
     return (
         f"rho = {found:.3g}: norm of a step's noise over the clip norm ({mean_frame(public).kept:,} values{before}, "
         f"{k} {'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"

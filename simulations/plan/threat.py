@@ -4,6 +4,7 @@ import math
 
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.state import ClientTerms
+from fedlsg.units import UNITS
 from simulations.plan.base import Base
 
 
@@ -29,7 +30,7 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
     if s.trust == "server":
         return s.clients_per_round / s.clients, rounds
     rounds = base.participation.most_selections(rounds)
-    if s.unit == "client":
+    if UNITS[s.unit].whole:
         return 1.0, rounds
     batches = rounds * s.local_steps
     if s.batch_size is None:

@@ -1,7 +1,11 @@
 """Client-level privacy of a run: how a round releases whole clients, and the clip that follows their norms."""
 
-from fedlsg.client_level import AdaptiveClip, ClientUnit
+from dataclasses import replace
+
+from fedlsg.client_level import AdaptiveClip
 from fedlsg.method import Method
+from fedlsg.selection import selection_of
+from fedlsg.units import EXAMPLE, UNITS, Unit
 from simulations.settings.run import Resolved
 
 RATE = 0.2
@@ -10,13 +14,15 @@ COUNT_SHARE = 20
 """sigma_b is the expected number of clients over this (Andrew et al. 2021)."""
 
 
-def client_unit(s: Resolved, method: Method) -> ClientUnit | None:
-    """How a round releases whole clients; None at example level, and for methods without privacy."""
-    if s.unit == "example" or not method.mechanism.private:
-        return None
-    if s.trust == "server":
-        return ClientUnit(sample_rate=s.clients_per_round / s.clients, at_server=True)
-    return ClientUnit(sample_rate=1.0, at_server=False)
+def unit_of(s: Resolved, method: Method) -> Unit:
+    """The unit, as it takes part in this run; an example for methods without privacy."""
+    unit, at_server = UNITS[s.unit], s.trust == "server"
+    if not method.mechanism.private:
+        return EXAMPLE
+    if not unit.whole:
+        return unit
+    rate = selection_of(s.selection, secret=at_server).sample_rate(s.clients, s.clients_per_round)
+    return replace(unit, sample_rate=rate, at_server=at_server)
 
 
 def adaptive_clip(s: Resolved, noise_multiplier: float) -> AdaptiveClip | None:

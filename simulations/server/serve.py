@@ -171,7 +171,7 @@ def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         run_dir=str(run.path),
         sums=plan.sums,
         reproducible=s.reproducible,
-        client_unit=plan.client_unit,
+        unit=plan.unit,
         server_noise=_server_noise(plan, run),
     )
 

@@ -15,6 +15,7 @@ from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.rules import Facts, Rule, check_rules
 from fedlsg.secure_sum import plan_graph
+from fedlsg.units import UNITS
 from simulations.settings.automatic import device_of
 from simulations.settings.participation import availability_of, spread_of
 from simulations.settings.resolve import fill_codecs, uplink_codec
@@ -38,7 +39,7 @@ WORDS: Mapping[str, str] = MappingProxyType({
     "known_noise": "a codec whose noise has a known deviation (got {codec})",
     "memory": "a memory of what was not sent ({method!r}, {codec})",
     "noise": "a mechanism that adds noise",
-    "private": "a private mechanism (got {mechanism})",
+    "private": "privacy",
     "prunes_by_data": "pruning by data ({method!r})",
     "trace": "availability as a trace ({availability})",
 })  # fmt: skip
@@ -62,8 +63,7 @@ def all_rules() -> list[Rule]:
         for codec in all_codecs().values()
         for name in codec.settings
     ]
-    of_kinds = [rule for kind in KINDS.values() for rule in kind.rules]
-    return [*(rule for one in all_settings().values() for rule in one.rules), *of_kinds, *own]
+    return [*(rule for one in all_settings().values() for rule in one.rules), *own]
 
 
 def facts_of(
@@ -187,8 +187,8 @@ def _raise_or(least: int, most: int, else_do: str) -> str:
 
 def refuse_client_level(s: Settings, what: str) -> None:
     """Raise ValueError for client-level settings where ``what`` is made for single examples."""
-    if s.unit == "client":
-        raise ValueError(f"{what} works on single examples: it needs unit=example, got unit=client")
+    if not UNITS[s.unit].single:
+        raise ValueError(f"{what} works on single examples: it needs unit=example, got unit={s.unit}")
 
 
 def refuse_shuffled(s: Settings, what: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from fedlsg.method import LocalTraining
 from fedlsg.participation import Participation, Trace, read_trace
 from fedlsg.randomness import public_generator
+from fedlsg.selection import Selection
 from simulations.settings.run import Resolved, Settings
 
 NAMES = (
@@ -64,17 +65,23 @@ def spread_of(s: Settings) -> float:
 
 
 def participation_of(
-    s: Resolved, local: LocalTraining, *, sizes: Sequence[int], rates: Sequence[float], per_round: int
+    s: Resolved,
+    local: LocalTraining,
+    *,
+    sizes: Sequence[int],
+    rates: Sequence[float],
+    per_round: int,
+    selection: Selection,
 ) -> Participation:
     """Conditions of a run. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of every client;
-    ``per_round``: replies that a round uses at most.
+    ``per_round``: replies that a round uses at most; ``selection``: the rule of the draw.
 
     The computing time of a client in a round is q_k N_k (expected, never drawn, examples of a step) x local steps x
     gradients an example x ``example_seconds`` x its factor.
     Raises ValueError for a trace that cannot be read, or that goes with links, and for a deadline that nobody can meet.
     """
     if not given(s):
-        return Participation(clients=len(sizes), per_round=per_round, seed=s.seed)
+        return Participation(clients=len(sizes), per_round=per_round, seed=s.seed, selection=selection)
     assert s.example_seconds is not None
     step = local.steps * local.multiplicity * s.example_seconds
     factors = speed_factors(len(sizes), spread_of(s), seed=s.seed)
@@ -96,6 +103,7 @@ def participation_of(
         uplink=math.inf if s.uplink_mbps is None else MEGABIT * s.uplink_mbps,
         downlink=math.inf if s.downlink_mbps is None else MEGABIT * s.downlink_mbps,
         least=s.min_survivors,
+        selection=selection,
     )
 
 

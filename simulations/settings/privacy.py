@@ -9,37 +9,7 @@ from typing import Annotated, Literal
 
 from fedlsg.rules import idle_unless, needs
 from fedlsg.setting import Setting
-
-CLIENTS = "unit=client and private"
-CLIENT_LEVEL = (
-    needs(
-        "trust=server|secure",
-        "it hides a client in a real sum: take trust=server (simulation: the server is trusted with updates that have "
-        "no noise, and adds it) or trust=secure (clients add shares of it in a secure sum)",
-        of=CLIENTS,
-    ),
-    needs(
-        "batch_size",
-        "with sample_rate={sample_rate} a client's expected batch would depend on which other clients there are; give "
-        "batch_size, a public number of examples",
-        of=CLIENTS,
-    ),
-    needs("not prunes_by_data", "saliencies are of single examples: take unit=example, or no pruning", of=CLIENTS),
-    needs(
-        "not personal", "a part of each update stays with its client, and unit=client hides an update in the sum of "
-        "all: take unit=example", of=CLIENTS,
-    ),
-    needs(
-        "not embeds", "the embedding of each example is clipped apart from what it leaves, and unit=client clips whole "
-        "updates: take unit=example, or biased=true", of=CLIENTS,
-    ),
-    needs("not factors", "updates are added up, and factors do not add up: take unit=example", of=CLIENTS),
-    needs(
-        "not chooses", "a client would act on a round that it is not charged for: take unit=example", of=CLIENTS,
-    ),
-    needs("not memory", "a client would act on a round that it is not charged for: take unit=example", of=CLIENTS),
-    idle_unless("private", "nothing is private otherwise: leave unit out", of="unit=client"),
-)  # fmt: skip
+from fedlsg.units import EXAMPLE, UNITS
 
 IN_SECRET = "trust=server and unit=client and private"
 SUM = "trust=secure|aggregate"
@@ -132,13 +102,11 @@ class Privacy:
         ),
     ] = None  # fmt: skip
     unit: Annotated[
-        Literal["example", "client"],
+        str,
         Setting(
-            "What epsilon protects: one example, or a client with all of its data.",
-            aliases=("level",),
-            rules=CLIENT_LEVEL,
+            "What epsilon protects: one example, or a client with all of its data.", aliases=("level",), choices=UNITS
         ),
-    ] = "example"
+    ] = EXAMPLE.name
     trust: Annotated[
         Literal["client", "secure", "aggregate", "server"],
         Setting("Clients add all noise, or a share in a real or assumed sum; or the server.", rules=TRUST),

@@ -10,6 +10,7 @@ import strategies
 from fedlsg.mechanisms import DP
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.rules import Facts, Rule, example, spell
+from fedlsg.units import UNITS
 from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts
 from simulations.settings.run import Settings
 
@@ -19,7 +20,7 @@ MODES = (
 )  # fmt: skip
 OF_METHODS = ("trust=secure", "trust=aggregate", "trust=server", "unit=client", "personal", "over_selection")
 FREE: Mapping[str, Sequence[str]] = {
-    "trust": ("client", "secure", "aggregate", "server"), "unit": ("example", "client"), "codec": (DEFAULT_CODEC,),
+    "trust": ("client", "secure", "aggregate", "server"), "unit": tuple(UNITS), "codec": (DEFAULT_CODEC,),
     "sampling": ("poisson", "shuffle"), "downlink": ("full", "sparse"), "indices": ("derived", "explicit"),
 }  # fmt: skip
 """Settings whose other values are tried before a pair is called impossible."""

@@ -16,7 +16,6 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedlsg.participation import draw_order
 from fedlsg.privacy import LedgerError
 from fedlsg.state import Phase, RoundPlan, sizes_of
 from strategies.federation.bounds import check_reply, reason_of
@@ -96,7 +95,7 @@ class Exchange:
         A round that needs all of its clients (a sum) gets as many as were drawn, whatever their health.
         """
         conditions, wanted = self.clock.participation, 1 if self.replaces else number
-        order = draw_order(conditions.clients, round=round, seed=conditions.seed)
+        order = conditions.order(round)
         own = list(islice(order, conditions.selected))
         others = (client for client in order if self._has_spare_round(client, round))
         candidates = (client for client in chain(own, others) if client not in but)

@@ -8,11 +8,12 @@ from flwr.app import Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
-from fedlsg.client_level import ClientUnit, ServerNoise
+from fedlsg.client_level import ServerNoise
 from fedlsg.discrete import SumTerms
 from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.units import EXAMPLE, Unit
 from strategies.federation.bounds import shortened
 from strategies.federation.ledgers import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
@@ -24,7 +25,7 @@ class FederationSettings:
     """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training.
 
     ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and noise of it come
-    from the seed. NOT PRIVATE. ``client_unit``: of client-level privacy; with ``server_noise`` the server adds it.
+    from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server adds the noise.
     """
 
     terms: Sequence[ClientTerms]
@@ -37,7 +38,7 @@ class FederationSettings:
     run_dir: str = ""
     sums: SumTerms | None = None
     reproducible: bool = False
-    client_unit: ClientUnit | None = None
+    unit: Unit = EXAMPLE
     server_noise: ServerNoise | None = None
 
     @property

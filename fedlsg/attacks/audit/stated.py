@@ -17,8 +17,9 @@ from jaxtyping import Float
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, ndtr
 
+from fedlsg.units import EXAMPLE, UNITS
+
 Trust = Literal["client", "secure", "server", "aggregate"]
-Unit = Literal["example", "client"]
 
 ERROR = 1e-3
 """Relative error of ``least_noise``, which is taken off: a correct mechanism is not accused because of it."""
@@ -42,7 +43,7 @@ class Stated:
     """
 
     trust: Trust = "client"
-    unit: Unit = "example"
+    unit: str = EXAMPLE.name
     clients: int = 1
     min_survivors: int = 1
     colluders: int = 0
@@ -61,6 +62,11 @@ class Stated:
                 f"expected {self.readers} < min_survivors={self.min_survivors} <= {self.clients} clients: of "
                 f"{self.readers} clients the reader knows the noise"
             )
+
+    @property
+    def whole(self) -> bool:
+        """Whether a unit is a client, and not an example."""
+        return UNITS[self.unit].whole
 
     @property
     def readers(self) -> int:

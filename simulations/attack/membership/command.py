@@ -77,7 +77,7 @@ def membership_command(
             claim=None if claim is None else claim[0],
             limits=() if claim is None else claim[1],
             rounds=per_round(plan, seed=seed),
-            own=None if run is None or plan.client_unit is not None else own_model(run, plan, seed),
+            own=None if run is None or plan.unit.whole else own_model(run, plan, seed),
             seed=seed,
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),

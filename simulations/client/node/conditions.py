@@ -134,9 +134,9 @@ def check_base(base: Base, terms: Terms) -> None:
             f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, and this client's "
             f"node config asks for {terms.colluders}, one at least; set colluders in the run config"
         )
-    if base.sums is not None and base.client_unit is None and size > MOST_EXAMPLES:
+    if base.sums is not None and not base.unit.whole and size > MOST_EXAMPLES:
         raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
-    if base.client_unit is not None:
+    if base.unit.whole:
         _check_delta_of_clients(base, terms)
         return
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):

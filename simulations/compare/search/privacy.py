@@ -14,6 +14,7 @@ from typing import Any
 from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
+from fedlsg.units import UNITS
 from simulations import workloads
 from simulations.report.words import epsilon_words
 from simulations.rundir.own_noise import counts_own_noise
@@ -152,7 +153,7 @@ def _read(run: RunDir) -> Trial:
     settings, charges = run.read_values(), run.charges
     ledgers = [charges.of(client) for client in charges.clients()]
     charged = [ledger for ledger in ledgers if ledger.entries]
-    if any(entry.unit != "example" for ledger in charged for entry in ledger.entries):
+    if not all(UNITS[entry.unit].single for ledger in charged for entry in ledger.entries):
         raise ValueError(f"{run.path} protects whole clients: what choosing costs is stated for single examples")
     return Trial(
         partition=tuple(settings.get(name) for name in PARTITION),
