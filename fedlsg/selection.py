@@ -100,8 +100,8 @@ class Selection:
         """What follows from who knows the draw."""
         of = f"selection={self.name}"
         if self.secret:
-            return (needs("trust=server and unit=client and private", ONLY_SERVER, of=of),)
-        return (needs("trust!=server or unit!=client or not private", IN_SECRET, of=of),)
+            return (needs("trust=server and whole and private", ONLY_SERVER, of=of),)
+        return (needs("trust!=server or not whole or not private", IN_SECRET, of=of),)
 
 
 UNIFORM = Selection(name="uniform")

@@ -21,6 +21,7 @@ from simulations.plan.threat import schedule_of, stated_of
 from simulations.plan.unit import adaptive_clip
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir
+from simulations.settings.checks import refuse_groups
 from simulations.settings.run import Device
 from simulations.workloads import Progress, silent
 
@@ -137,6 +138,7 @@ def reported_epsilon(summary: Path) -> float | None:
 def check_private(subject: Subject) -> None:
     """Raise ValueError for a mechanism that claims no epsilon."""
     mechanism = subject.base.method.mechanism
+    refuse_groups(subject.base.settings, "fedlsg audit")
     if not mechanism.private:
         raise ValueError(
             f"mechanism {mechanism.kind!r} claims no epsilon: there is nothing to falsify; audit one with mechanism=dp"

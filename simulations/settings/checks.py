@@ -41,6 +41,7 @@ WORDS: Mapping[str, str] = MappingProxyType({
     "noise": "a mechanism that adds noise",
     "private": "privacy",
     "prunes_by_data": "pruning by data ({method!r})",
+    "whole": "unit=client",
     "trace": "availability as a trace ({availability})",
 })  # fmt: skip
 """How a message calls facts that are no settings."""
@@ -72,7 +73,7 @@ def facts_of(
     """What is known about a run; a gap that a workload may still fill is not known."""
     known = {f.name: getattr(s, f.name) for f in fields(s) if f.name != "parameters"} | dict(s.parameters)
     known["chosen_method"] = s.method == AUTO or "method" in (s.auto or "").split()
-    known["deployed"] = deployed
+    known |= {"deployed": deployed, "whole": s.unit in UNITS and UNITS[s.unit].whole}
     if isinstance(s, Resolved):
         found = availability_of(s)
         known |= {"trace": isinstance(found, str), "away": found != 1.0}
@@ -189,6 +190,12 @@ def refuse_client_level(s: Settings, what: str) -> None:
     """Raise ValueError for client-level settings where ``what`` is made for single examples."""
     if not UNITS[s.unit].single:
         raise ValueError(f"{what} works on single examples: it needs unit=example, got unit={s.unit}")
+
+
+def refuse_groups(s: Settings, what: str) -> None:
+    """Raise ValueError for a unit of several examples where ``what`` plays with one unit."""
+    if UNITS[s.unit].examples > 1:
+        raise ValueError(f"{what} is for one example or one client: it needs unit=example or client, got unit={s.unit}")
 
 
 def refuse_shuffled(s: Settings, what: str) -> None:

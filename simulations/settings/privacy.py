@@ -11,7 +11,7 @@ from fedlsg.rules import idle_unless, needs
 from fedlsg.setting import Setting
 from fedlsg.units import EXAMPLE, UNITS
 
-IN_SECRET = "trust=server and unit=client and private"
+IN_SECRET = "trust=server and whole and private"
 SUM = "trust=secure|aggregate"
 TRUST = (
     needs("not deployed", "no deployed client sends an update without noise: take trust=secure", of="trust=server"),
@@ -42,7 +42,7 @@ TRUST = (
     ),
     needs(
         "local_steps=1", "the noise of one step is shared: take local_steps=1, or unit=client",
-        of=f"{SUM} and unit=example",
+        of=f"{SUM} and not whole",
     ),
     needs(
         "clients_per_round>1", "it adds at least two clients: raise clients, or take trust=client", of="trust=secure",

@@ -85,6 +85,7 @@ def _possible(rules: Sequence[Rule], *modes: str, facts: Facts = PRIVATE) -> boo
             return False  # two values of one setting
         wanted |= found
     tried = [{**dict(zip(FREE, values, strict=True)), **facts, **wanted} for values in product(*FREE.values())]
+    tried = [one | {"whole": UNITS[one["unit"]].whole} for one in tried]
     return any(not any(not rule.idle and rule.broken(one) for rule in rules) for one in tried)
 
 
