@@ -101,7 +101,7 @@ class Selection:
         of = f"selection={self.name}"
         if self.secret:
             return (needs("trust=server and whole and private", ONLY_SERVER, of=of),)
-        return (needs("trust!=server or not whole or not private", IN_SECRET, of=of),)
+        return (needs("trust!=server or of_examples or not private", IN_SECRET, of=of),)
 
 
 UNIFORM = Selection(name="uniform")

@@ -42,6 +42,7 @@ WORDS: Mapping[str, str] = MappingProxyType({
     "private": "privacy",
     "prunes_by_data": "pruning by data ({method!r})",
     "whole": "unit=client",
+    "of_examples": "unit=example",
     "trace": "availability as a trace ({availability})",
 })  # fmt: skip
 """How a message calls facts that are no settings."""
@@ -73,7 +74,7 @@ def facts_of(
     """What is known about a run; a gap that a workload may still fill is not known."""
     known = {f.name: getattr(s, f.name) for f in fields(s) if f.name != "parameters"} | dict(s.parameters)
     known["chosen_method"] = s.method == AUTO or "method" in (s.auto or "").split()
-    known |= {"deployed": deployed, "whole": s.unit in UNITS and UNITS[s.unit].whole}
+    known |= {"deployed": deployed, **unit_facts(s.unit)}
     if isinstance(s, Resolved):
         found = availability_of(s)
         known |= {"trace": isinstance(found, str), "away": found != 1.0}
@@ -82,6 +83,12 @@ def facts_of(
     if workload is not None:
         known |= {"classes": workload.num_classes is not None, "augmentation": workload.augment is not None}
     return {**known, **codec_facts(s), **({} if method is None else method_facts(s, method))}
+
+
+def unit_facts(name: str) -> Facts:
+    """Whether whole clients are released, or examples."""
+    whole = name in UNITS and UNITS[name].whole
+    return {"whole": whole, "of_examples": not whole}
 
 
 def codec_facts(s: Settings) -> Facts:

@@ -42,7 +42,7 @@ TRUST = (
     ),
     needs(
         "local_steps=1", "the noise of one step is shared: take local_steps=1, or unit=client",
-        of=f"{SUM} and not whole",
+        of=f"{SUM} and of_examples",
     ),
     needs(
         "clients_per_round>1", "it adds at least two clients: raise clients, or take trust=client", of="trust=secure",

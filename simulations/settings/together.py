@@ -11,7 +11,7 @@ from fedlsg.mechanisms import DP
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.rules import Facts, Rule, example, spell
 from fedlsg.units import UNITS
-from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts
+from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts, unit_facts
 from simulations.settings.run import Settings
 
 MODES = (
@@ -85,7 +85,7 @@ def _possible(rules: Sequence[Rule], *modes: str, facts: Facts = PRIVATE) -> boo
             return False  # two values of one setting
         wanted |= found
     tried = [{**dict(zip(FREE, values, strict=True)), **facts, **wanted} for values in product(*FREE.values())]
-    tried = [one | {"whole": UNITS[one["unit"]].whole} for one in tried]
+    tried = [{**one, **unit_facts(one["unit"])} for one in tried]
     return any(not any(not rule.idle and rule.broken(one) for rule in rules) for one in tried)
 
 
