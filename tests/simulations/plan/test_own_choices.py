@@ -39,7 +39,7 @@ def test_a_run_is_charged_as_its_objects_say(tmp_path):
 
 @pytest.mark.parametrize("changes", [{"trust": "secure", "clients": 3}, {"sampling": "shuffle", "batch_size": 9}])
 def test_what_is_proved_for_examples_alone_is_refused(tmp_path, changes):
-    with pytest.raises(ValueError, match=r"unit=pair does not go|needs unit=example"):
+    with pytest.raises(ValueError, match=r"unit=pair (needs|does not go)"):
         run_local(tmp_path / "run", unit="pair", **{"sample_rate": None, "batch_size": 9, **changes})
 
 
