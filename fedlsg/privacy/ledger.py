@@ -26,8 +26,7 @@ from fedlsg.privacy.ledger_entry import (
     sha256,
 )
 from fedlsg.privacy.ledger_file import State, appendable, load, locked, stamp_of, sync_directory, write_all
-from fedlsg.privacy.readers import STRONGEST, Reader
-from fedlsg.privacy.totals import Totals, order_of
+from fedlsg.privacy.totals import STRONGEST, Reader, Totals, order_of
 
 __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
 

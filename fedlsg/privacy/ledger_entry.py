@@ -25,7 +25,7 @@ from fedlsg.accounting.events import (
     checked_steps,
 )
 from fedlsg.mechanisms import KINDS
-from fedlsg.privacy.shuffling import ZERO_OUT
+from fedlsg.privacy.sampling import ZERO_OUT
 from fedlsg.units import EXAMPLE, UNITS
 
 ADJACENCY = "add/remove"
@@ -63,12 +63,12 @@ class Entry:
     a simulation, whose ledger belongs to one run. ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for
     Gaussian noise, and unless the mechanism is "dp".
 
-    ``batches``: of an epoch of shuffled batches (``shuffling``), 0 for Poisson batches. The steps are then the batches
+    ``batches``: of an epoch of shuffled batches (``sampling``), 0 for Poisson batches. The steps are then the batches
     ``first_batch``, ``first_batch`` + 1, ... that the client took in this run, and what they cost follows from the
     epochs that they touch. ``sample_rate`` is 1.0 then: who reads the entry as ``steps`` releases of all examples
     counts too much, and never too little.
 
-    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``readers``); 0 where each payload
+    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``totals``); 0 where each payload
     has all of it. ``noise_multiplier`` is then that of m - t shares, which protects against t of the sum's clients.
     """
 

@@ -58,7 +58,7 @@ class Mechanism:
     ``norms_clip_weight`` and ``classifier_clip_weight`` multiply the gradients of those groups before the joint clip,
     and divide the noisy result: the sensitivity stays C, and the noise on the group is smaller.
     ``noise_share`` scales the noise of one client where only a sum is seen; otherwise it is 1. ``colluders``: t, the
-    clients of that sum whose own shares are not counted. A sum has m = noise_share^-2 + t shares (``readers``).
+    clients of that sum whose own shares are not counted. A sum has m = noise_share^-2 + t shares (``totals``).
     """
 
     kind: Annotated[

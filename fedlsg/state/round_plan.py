@@ -19,7 +19,7 @@ from fedlsg.frame import Frame
 from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
-from fedlsg.privacy.shuffling import batches_of_epoch
+from fedlsg.privacy.sampling import batches_of_epoch
 from fedlsg.training import accumulated_noise
 from fedlsg.units import EXAMPLE, Unit
 

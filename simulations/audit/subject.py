@@ -18,10 +18,10 @@ from fedlsg.state import ClientTerms
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.plan.plan import client_terms, events_of
 from simulations.plan.threat import schedule_of, stated_of
-from simulations.plan.unit import adaptive_clip
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir
 from simulations.settings.checks import refuse_groups
+from simulations.settings.participation import adaptive_clip
 from simulations.settings.run import Device
 from simulations.workloads import Progress, silent
 

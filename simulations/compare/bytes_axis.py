@@ -86,7 +86,7 @@ def _bounded(line: Line) -> bool:
 
 def _claim(line: Line) -> tuple[str, str, float]:
     """What an epsilon refers to: level, trust and delta."""
-    return line.unit.level, line.trust, float(line.setting("delta") or 0.0)
+    return line.of_unit.level, line.trust, float(line.setting("delta") or 0.0)
 
 
 def _close(one: Line, other: Line) -> bool:

@@ -30,7 +30,7 @@ def sentences(table: Sequence[Line]) -> list[str]:
         return ["No run is finished."]
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in (line for line in done if line.private):
-        groups.setdefault((line.task, line.epsilon_target, line.unit.name, line.trust, _delta(line)), []).append(line)
+        groups.setdefault((line.task, line.epsilon_target, line.unit, line.trust, _delta(line)), []).append(line)
     named, deltas = (len({of(line) for line in done}) > 1 for of in (lambda line: line.task, _delta))
     largest = sorted(groups.values(), key=lambda own: own[0].epsilon_target or math.inf)[-GROUPS:][::-1]
     said = [_group(own, named, deltas) for own in largest]
@@ -58,7 +58,7 @@ def _claim(own: Sequence[Line], deltas: bool) -> str:
 def _group(own: Sequence[Line], named: bool, deltas: bool) -> str:
     """Sentences on lines of one epsilon; with its delta where ``deltas`` differ."""
     best, first = _best(own), own[0]
-    level = f", at {first.unit.level}" if first.unit.level else ""
+    level = f", at {first.of_unit.level}" if first.of_unit.level else ""
     at = f"At epsilon {_claim(own, deltas)}{level}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
     if not any(line.beats_chance is not False for line in own):
         return f"{at} no method is better than guessing."

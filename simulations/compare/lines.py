@@ -52,7 +52,12 @@ class Line:
         return str(self.setting("trust") or "client")
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> str:
+        """The name of what the epsilon protects."""
+        return self.of_unit.name
+
+    @property
+    def of_unit(self) -> Unit:
         """What the epsilon protects."""
         return unit_in({"unit": self.setting("unit")})
 
@@ -185,7 +190,7 @@ class Line:
         own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
         others = {name: value for name, value in self.varied.items() if name not in ("rank", "sparsity")}
         own += [f"{name} {value_words(value)}" for name, value in others.items()]
-        own += [self.unit.level] if self.unit.level and "unit" not in self.varied else []
+        own += [self.of_unit.level] if self.of_unit.level and "unit" not in self.varied else []
         return f"{self.label} ({', '.join(own)})" if own else self.label
 
 
@@ -198,9 +203,9 @@ def lines(results: Iterable[Result]) -> list[Line]:
     probes: dict[tuple[Any, ...], float] = {}
     for line in found:
         if line.method == PROBE and line.mean is not None and line.private and not line.by_loss:
-            target = (line.task, line.unit.name, line.epsilon_target)
+            target = (line.task, line.unit, line.epsilon_target)
             probes[target] = max(line.mean, probes.get(target, 0.0))
-    found = [Line(runs=line.runs, probe=probes.get((line.task, line.unit.name, line.epsilon_target))) for line in found]
+    found = [Line(runs=line.runs, probe=probes.get((line.task, line.unit, line.epsilon_target))) for line in found]
     return sorted(found, key=order)
 
 

@@ -71,7 +71,7 @@ def _curves_over_epsilon(table: Sequence[Line], looks: Looks, targets: Sequence[
         shift = 1 + 0.015 * (position - (len(families) - 1) / 2)  # so that error bars do not cover each other
         series.append(marks([shift * target for target, _ in points], [line for _, line in points], looks[name]))
     series += levels((line for line in table if line.epsilon_target is None), looks)
-    of = " or ".join(dict.fromkeys(line.unit.protects for line in table))
+    of = " or ".join(dict.fromkeys(line.of_unit.protects for line in table))
     ticks = spaced([(target, f"{target:g}") for target in targets], log=True)
     x = Axis(label=f"epsilon of {of} (target, logarithmic)", log=True, ticks=ticks)
     return (_accuracy("Accuracy at each epsilon", x, [*series, *chance(table)], table),)

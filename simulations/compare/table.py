@@ -94,7 +94,7 @@ def comparison_table(table: Sequence[Line]) -> Table:
     columns = columns_of(table)
     silent = {one.key for one in columns if one.key in RARE and all(one.shown(line) == "--" for line in table)}
     silent |= {"trust"} if {line.trust for line in table} == {"client"} else set()
-    silent |= {"unit"} if {line.unit for line in table} == {EXAMPLE} else set()
+    silent |= {"unit"} if {line.unit for line in table} == {EXAMPLE.name} else set()
     silent |= set() if any(map(_differs_outside, table)) else {"epsilon_outside"}
     colours = looks([(line.method, line.name) for line in table])
     return make_table(
@@ -149,7 +149,7 @@ def notes(table: Sequence[Line]) -> list[str]:
         "points, from the spread over seeds and the size of the test split.",
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]
-    found += [unit.meaning for unit in UNITS.values() if unit.level and unit in {line.unit for line in table}]
+    found += [unit.meaning for unit in UNITS.values() if unit.level and unit.name in {line.unit for line in table}]
     if any(line.varied for line in table):
         found.append(
             "The best of these settings is chosen on these rows: fedlsg compare --search chooses on other rows."

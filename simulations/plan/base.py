@@ -21,16 +21,15 @@ from fedlsg.gradients import registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
-from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
+from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
 from fedlsg.selection import Selection, selection_of
 from fedlsg.state import PublicState, RoundPlan, ServerState
 from fedlsg.units import Unit
 from simulations import workloads
 from simulations.plan.source import found_source, late_source
-from simulations.plan.unit import unit_of
 from simulations.rundir.declared import EVERYTHING, RELEASED, Released
 from simulations.settings.automatic import device_of
-from simulations.settings.participation import participation_of
+from simulations.settings.participation import participation_of, unit_of
 from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
 from simulations.workloads import (

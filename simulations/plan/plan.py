@@ -35,7 +35,7 @@ from simulations.plan.clients import check_personal, client_weights
 from simulations.plan.prepare import prepare
 from simulations.plan.rows import check_rows, check_train_shape, naming_failures
 from simulations.plan.source import check_source
-from simulations.plan.unit import adaptive_clip
+from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
 

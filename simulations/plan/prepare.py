@@ -11,12 +11,12 @@ from torch import Tensor
 import strategies
 from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
-from fedlsg.privacy.shuffling import batches_of_epoch
+from fedlsg.privacy.sampling import batches_of_epoch
 from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
 from simulations.plan.start import with_digest
-from simulations.plan.unit import unit_of
 from simulations.settings.checks import check, check_given, check_method, idle
+from simulations.settings.participation import unit_of
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, fill, resolved
 from simulations.settings.run import Resolved

@@ -17,7 +17,6 @@ from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import keep_freed_memory
 from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
 from simulations.plan.plan import Plan
-from simulations.plan.unit import adaptive_clip
 from simulations.rundir.files.atomic import resumable
 from simulations.rundir.lock import exclusive
 from simulations.rundir.model_files import write_model
@@ -29,6 +28,7 @@ from simulations.server.downlink import make_downlink
 from simulations.server.final_model import FinalModel, final_model
 from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
+from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import values_of
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.nodes import SimulatedGrid

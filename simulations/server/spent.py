@@ -9,8 +9,8 @@ from typing import Any
 from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
 from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.ledger_entry import kind_of
-from fedlsg.privacy.readers import READERS, WITH_SERVER
 from fedlsg.privacy.run_ledger import ClientCharges
+from fedlsg.privacy.totals import READERS, WITH_SERVER
 from simulations.rundir.rundir import RunDir
 from strategies.federation.report import RoundReport
 
