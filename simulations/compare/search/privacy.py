@@ -154,7 +154,9 @@ def _read(run: RunDir) -> Trial:
     ledgers = [charges.of(client) for client in charges.clients()]
     charged = [ledger for ledger in ledgers if ledger.entries]
     if not all(UNITS[entry.unit].single for ledger in charged for entry in ledger.entries):
-        raise ValueError(f"{run.path} protects more than one example: what choosing costs is stated for single examples")
+        raise ValueError(
+            f"{run.path} protects more than one example: what choosing costs is stated for single examples"
+        )
     return Trial(
         partition=tuple(settings.get(name) for name in PARTITION),
         events={ledger.client: ledger.events() for ledger in charged},
