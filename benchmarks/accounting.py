@@ -17,7 +17,7 @@ from benchmarks.pairs import parser, write
 from fedlsg.accounting import ACCOUNTANTS, Event, Events, displayed, spread
 from fedlsg.accounting.bounds import upper_or_inf
 from fedlsg.accounting.population import CHEAP, front
-from fedlsg.state import select_clients
+from fedlsg.selection import UNIFORM
 
 DELTA, ROUNDS, BATCH = 1e-5, 200, 10
 
@@ -27,7 +27,7 @@ def make_events(clients: int, *, own_noise: bool) -> list[Events]:
     draw = random.Random(0)
     selected = [0] * clients
     for round in range(1, ROUNDS + 1):
-        for client in select_clients(clients, clients // 10, round=round, seed=0):
+        for client in UNIFORM.select(clients, clients // 10, round=round, seed=0):
             selected[client] += 1
     rates = [BATCH / int(20 * 25 ** draw.random()) for _ in range(clients)]
     noise = [2 * (q / 0.02) ** 0.8 if own_noise else 2.0 for q in rates]

@@ -13,7 +13,8 @@ from benchmarks import jobs
 from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, client_step, server_step
 from fedlsg.randomness import secret_stream
-from fedlsg.state import PublicState, ServerState, select_clients
+from fedlsg.selection import UNIFORM
+from fedlsg.state import PublicState, ServerState
 from simulations.plan.plan import Plan
 
 Round = Callable[[int], object]
@@ -26,7 +27,7 @@ def private(plan: Plan) -> Round:
 
     def round_(number: int) -> None:
         frame, values = state.frame(), []
-        for client in select_clients(len(plan.parts), jobs.COHORT, round=number, seed=0):
+        for client in UNIFORM.select(len(plan.parts), jobs.COHORT, round=number, seed=0):
             part = plan.parts[client]
             values.append(
                 client_step(
@@ -54,7 +55,7 @@ def plain(plan: Plan) -> Round:
     def round_(number: int) -> None:
         start = [p.detach().clone() for p in parameters]
         total = [torch.zeros_like(p) for p in parameters]
-        for client in select_clients(len(plan.parts), jobs.COHORT, round=number, seed=0):
+        for client in UNIFORM.select(len(plan.parts), jobs.COHORT, round=number, seed=0):
             part = plan.parts[client]
             for rows in part[torch.randperm(len(part))].split(jobs.BATCH):
                 inputs, targets = train.batch(rows)

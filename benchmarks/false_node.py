@@ -56,7 +56,7 @@ class FalseNode:
     def __post_init__(self) -> None:
         self._lines.append(encode_header(self.client))
         state = self.plan.server_state()
-        common = state.plan(self.plan.local, self.plan.sums, self.plan.client_unit)
+        common = state.plan(self.plan.local, self.plan.sums, self.plan.unit)
         terms = self.plan.terms[self.client]
         self.examples, self._frame = terms.num_examples, common.frame.wire
         self._charge = common.for_client(terms).charge(self.examples)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from benchmarks import jobs
 from benchmarks.bare import Round
-from fedlsg.state import select_clients
+from fedlsg.selection import UNIFORM
 from simulations.plan.plan import Plan
 
 
@@ -25,7 +25,7 @@ def private(plan: Plan) -> Round:
     def round_(number: int) -> None:
         start = [p.detach().clone() for p in parameters]
         total = [torch.zeros_like(p) for p in parameters]
-        for client in select_clients(len(plan.parts), jobs.COHORT, round=number, seed=0):
+        for client in UNIFORM.select(len(plan.parts), jobs.COHORT, round=number, seed=0):
             part = plan.parts[client]
             optimizer = DPOptimizer(
                 torch.optim.SGD(parameters, lr=rate), noise_multiplier=plan.terms[client].noise_multiplier,

@@ -35,33 +35,9 @@ from fedlsg.gradients import LossFunction
 from fedlsg.privacy import Ledger
 from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, Mechanism, add_noise, clipped_sum
 from fedlsg.privacy.run_ledger import ClientCharges
-from fedlsg.privacy.sampling import check_sample_rate
 from fedlsg.randomness import SecretStream
 from fedlsg.training import Batch, LocalTraining
 from fedlsg.training.client import AddNoise, client_step
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientUnit:
-    """Client-level privacy of a run.
-
-    ``sample_rate``: chance of each client to be in a round, independently of the others (Poisson), by draws that only
-    the server knows. It is 1.0 where the server is not trusted: it sees who takes part.
-    ``at_server``: the server adds the noise, and is trusted with updates that have none; otherwise each client adds
-    its share.
-    """
-
-    sample_rate: float
-    at_server: bool
-
-    def __post_init__(self) -> None:
-        check_sample_rate(self.sample_rate)
-        if not self.at_server and self.sample_rate < 1:
-            raise ValueError(
-                f"expected sample_rate=1.0, got {self.sample_rate}: a server that sees who takes part is not fooled by "
-                "the draw, so no amplification is claimed"
-            )
-
 
 HALF = 0.5
 """How far one client moves the centred count: b - 1/2 is -1/2 or 1/2, and 0 without the client."""

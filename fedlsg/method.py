@@ -174,7 +174,7 @@ class Method:
 
     def check_memory(self) -> None:
         """Raise ValueError unless error feedback may be: nothing is promised, and coordinates stay what they are."""
-        if self.mechanism.kind != "none":
+        if not self.mechanism.of_kind.plain:
             raise ValueError(
                 "error feedback keeps gradients of the client without noise: what one payload leaves out comes with "
                 f"later ones, which neither clip nor noise of mechanism {self.mechanism.kind!r} covers; {self.name!r} "

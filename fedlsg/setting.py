@@ -8,7 +8,7 @@ Options of the command line, checks, error messages and the reference page are m
 """
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import Parameter, signature
@@ -31,7 +31,8 @@ class Setting:
     ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it. ``aliases`` are other
     words for the name, which suggestions know and nothing accepts. ``name`` is what a user calls it, where the
     parameter is called otherwise. ``fallback`` is used where neither the user nor the workload gives a value.
-    ``rules``: what the setting needs, and does not go with.
+    ``rules``: what the setting needs, and does not go with. ``choices``: the objects that it names,
+    by name, with rules of their own.
     """
 
     meaning: str = ""
@@ -45,6 +46,7 @@ class Setting:
     name: str = ""
     fallback: str | float | None = None
     rules: tuple[Rule, ...] = field(default=(), repr=False)
+    choices: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
@@ -75,13 +77,13 @@ class Setting:
 class Declared:
     """One parameter of a callable, or one field of a dataclass, as its declaration says.
 
-    ``kind`` is bool, int, float or str; a ``Literal`` is a str with ``choices``. ``default`` is ``REQUIRED`` where
-    there is none; ``optional`` says whether None is a value.
+    ``kind`` is bool, int, float or str; a ``Literal``, and the name of an object, is a str with ``choices``.
+    ``default`` is ``REQUIRED`` where there is none; ``optional`` says whether None is a value.
     """
 
     name: str
     kind: type
-    choices: tuple[Any, ...] = ()
+    choices: Collection[Any] = ()
     optional: bool = False
     default: Any = REQUIRED
     setting: Setting = Setting()
@@ -90,7 +92,7 @@ class Declared:
     def accepts(self) -> tuple[object, ...]:
         """What may be given, to compare two declarations of one name."""
         bounds = self.setting.at_least, self.setting.above, self.setting.at_most, self.setting.below
-        return self.kind, self.choices, bounds
+        return self.kind, tuple(self.choices), bounds
 
     @property
     def range(self) -> str:
@@ -106,7 +108,8 @@ class Declared:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """What the setting needs, each rule with the name of the setting or of one of its values."""
-        return tuple(replace(rule, of=rule.of or self.name) for rule in self.setting.rules)
+        named = (rule for one in self.setting.choices.values() for rule in one.rules)
+        return tuple(replace(rule, of=rule.of or self.name) for rule in (*self.setting.rules, *named))
 
     def parse(self, value: object) -> Any:
         """The value of a raw one, which may be a string of a command line.
@@ -123,7 +126,7 @@ class Declared:
             return
         if self.choices and value not in self.choices:
             near = did_you_mean(str(value), map(str, self.choices))
-            raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}{near}")
+            raise ValueError(f"expected {self.name} in {tuple(self.choices)}, got {value!r}{near}")
         if self.kind not in (int, float):
             return
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
@@ -218,14 +221,14 @@ def same(first: Declared, second: Declared, where: tuple[str, str]) -> Declared:
 
 def _declared(of: Callable[..., object], name: str, hint: Any, default: object) -> Declared:
     plain, optional, setting = _parts(hint)
-    choices = get_args(plain) if get_origin(plain) is Literal else ()
-    kind = type(choices[0]) if choices else plain
+    setting = setting or Setting()
+    choices = get_args(plain) if get_origin(plain) is Literal else setting.choices
+    kind = type(next(iter(choices))) if choices else plain
     if kind not in (bool, int, float, str):
         raise TypeError(
             f"{name!r} of {getattr(of, '__module__', '')}.{getattr(of, '__name__', of)} is declared as {plain!r}: a "
             "setting is a bool, int, float, str or a Literal of strings, or one of them | None"
         )
-    setting = setting or Setting()
     known = setting.name or name
     return Declared(name=known, kind=kind, choices=choices, optional=optional, default=default, setting=setting)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
-from fedlsg.privacy.shuffling import epochs_begun
+from fedlsg.privacy.sampling import epochs_begun
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.callbacks import Callback

@@ -115,7 +115,7 @@ class FedLSG(Strategy):
         self.exchange.connect(grid)
         if self.state.awaits_pruning:
             self._prune()
-        plan = self.state.plan(self.settings.local, self.settings.sums, self.settings.client_unit)
+        plan = self.state.plan(self.settings.local, self.settings.sums, self.settings.unit)
         try:
             selected = self.exchange.select(plan)
         except BudgetError as error:

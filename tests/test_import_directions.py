@@ -14,8 +14,9 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.choices", "fedlsg.user_code",
-    "fedlsg.rules", "fedlsg.setting",
+    "fedlsg.rules", "fedlsg.setting", "fedlsg.units",
     "fedlsg.randomness", "fedlsg.synthetic", "fedlsg.owner_only", "fedlsg.tensors",
+    "fedlsg.mechanisms", "fedlsg.selection",
     "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients",
     "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",

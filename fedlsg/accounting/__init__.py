@@ -2,9 +2,9 @@
 
 from fedlsg.accounting.bounds import ACCOUNTANTS, compose, epsilon
 from fedlsg.accounting.calibrate import calibrate_each, calibrate_noise_multiplier, max_steps
+from fedlsg.accounting.closed_forms import surely_within
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, check_delta
 from fedlsg.accounting.population import Events, Spread, displayed, shared_rates, spread
-from fedlsg.accounting.renyi import surely_within
 
 __all__ = [
     "ACCOUNTANTS", "AccountingError", "EpsilonBound", "Event", "Events", "Spread", "calibrate_each",

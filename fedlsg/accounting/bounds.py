@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from types import ModuleType
 
-from fedlsg.accounting import hints
-from fedlsg.accounting import renyi as accountant_renyi
+from fedlsg.accounting import closed_forms, hints
 from fedlsg.accounting.events import (
     AccountingError,
     EpsilonBound,
@@ -21,12 +20,12 @@ from fedlsg.accounting.events import (
     Interval,
     canonical,
     checked_delta,
+    fewer,
     in_words,
     raised,
     smaller_delta,
     split,
 )
-from fedlsg.accounting.grid import fewer
 
 ACCOUNTANTS = ("prv", "pld")
 SMALLEST_NOISE = 0.02
@@ -61,7 +60,7 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     prv-accountant answered and its interval allows ``upper``, else "unwitnessed"; ``failures`` says why.
     No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a progress display;
     the reported number takes both. Cost is bounded: more than ``WITNESSED`` different (q, sigma) have no witness, more
-    than ``MOST_SETTINGS`` are merged to fewer that lose more (``grid.fewer``): ``upper`` still holds, ``lower`` is 0.
+    than ``MOST_SETTINGS`` are merged to fewer that lose more (``events.fewer``): ``upper`` still holds, ``lower`` is 0.
 
     Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2 Lambda is added to
     every ``estimate`` and ``upper``. ``lower`` is then what they say of the Gaussian mechanisms at delta e^-Lambda. It
@@ -109,9 +108,7 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
 def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]) -> dict[str, Interval] | str:
     """The certified bounds by their names, or why there is none."""
     if _full_batches(events):
-        from fedlsg.accounting import full_batch
-
-        return {"gaussian": full_batch.interval(events[0].noise_multiplier, delta)}
+        return {"gaussian": closed_forms.gaussian_interval(events[0].noise_multiplier, delta)}
     if min(e.noise_multiplier for e in events) < SMALLEST_NOISE:
         return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
     merged, whole = len(events) > MOST_SETTINGS, events
@@ -126,7 +123,7 @@ def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]
         found["pld"] = replace(answer, lower=0.0) if merged else answer
     if "pld" in found and not merged and (len(events) > WITNESSED or _below_renyi(found["pld"], events, delta)):
         return found  # of many events the other bound takes longer, and is rarely smaller
-    renyi = accountant_renyi.interval(fewer(whole, 4 * MOST_SETTINGS), delta)
+    renyi = closed_forms.interval(fewer(whole, 4 * MOST_SETTINGS), delta)
     if "pld" not in found or renyi.upper < found["pld"].upper:
         found["renyi"] = renyi
     return found

@@ -55,7 +55,7 @@ def folder() -> Path:
     return Path(os.environ.get("FEDLSG_CACHE") or Path.home() / ".cache" / "fedlsg").expanduser() / "accounting"
 
 
-def entry_of(question: str) -> Path:
+def file_of(question: str) -> Path:
     """The file of a question."""
     return folder() / f"{_digest(question)}.json"
 
@@ -63,7 +63,7 @@ def entry_of(question: str) -> Path:
 def _read(question: str) -> Answer | None:
     """The answer to a question; None where there is none, or its file is damaged or could be another user's."""
     try:
-        path = entry_of(question)
+        path = file_of(question)
         status = path.stat()
         own = os.name != "posix" or (status.st_uid == os.geteuid() == path.parent.stat().st_uid)
         if not own or status.st_mode & OTHERS or not is_closed(path.parent) or status.st_size > LARGEST:
@@ -80,7 +80,7 @@ def _read(question: str) -> Answer | None:
 
 def _write(question: str, answer: Answer) -> None:
     """Put an entry into its place as a whole: of several writers one is last, and each has written the same."""
-    path = entry_of(question)
+    path = file_of(question)
     make_folder(path.parent)
     record = {"question": question, "answer": answer, "sha256": _digest(json.dumps([question, answer]))}
     handle, temporary = tempfile.mkstemp(dir=path.parent)  # for its owner only

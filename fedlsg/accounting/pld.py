@@ -14,7 +14,7 @@ g comes from one FFT, a power and the inverse. Its errors are absolute, about T 
 the factor in front, which is the Chernoff bound, carries the size of delta. Without a tilt they would be absolute
 errors of delta, and nothing below 1e-11 could be told. What is added to delta, at every epsilon:
 
-* FFT. |f^ - f| <= e = `curve.ROUNDING` log2(N) u for each coefficient of a law with sum 1, so that of the product is
+* FFT. |f^ - f| <= e = `tilt.ROUNDING` log2(N) u for each coefficient of a law with sum 1, so that of the product is
   off by at most prod (|f^| + 2 e)^T - prod (|f^| + e)^T. The mean of that over frequencies, and e prod (|f^| + e)^T for
   the inverse, bound the error of every g(s); the sum of the weights turns it into one of delta. Where it is not small
   (large losses that are rare: the tilted law has no middle at epsilon), the transforms take extended precision.
@@ -33,10 +33,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedlsg.accounting.curve import Curve, tilted
 from fedlsg.accounting.events import AccountingError, Event, Interval
 from fedlsg.accounting.step import MASS_ROUNDING
-from fedlsg.accounting.tilt import MAX_WINDOW, TIGHTNESS, Plan, Sum, plan, solve
+from fedlsg.accounting.tilt import MAX_WINDOW, TIGHTNESS, Curve, Plan, Sum, plan, solve, tilted
 
 MANY, MOST_WORK = 16, 2**24  # of many different events, points of the grid times events: about ten seconds
 

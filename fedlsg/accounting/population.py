@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedlsg.accounting.bounds import ACCOUNTANTS, SMALLEST_NOISE, upper_or_inf
-from fedlsg.accounting.events import AccountingError, Event, canonical, raised, smaller_delta, split
-from fedlsg.accounting.grid import grid_down, grid_up
+from fedlsg.accounting.events import AccountingError, Event, canonical, grid_down, grid_up, raised, smaller_delta, split
 
 Events = tuple[Event, ...]
 

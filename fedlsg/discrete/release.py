@@ -30,7 +30,7 @@ from fedlsg.discrete.grid import (
     unrotate,
 )
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.privacy.readers import shares_hidden
+from fedlsg.privacy.totals import shares_hidden
 from fedlsg.randomness import SecretStream, public_generator
 
 
@@ -144,7 +144,7 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
     """The release of a round in which clients send ``values`` coordinates of ``blocks`` blocks under ``mechanism``.
 
     ``mechanism.noise_share`` is 1 / sqrt(h), so that ``noise_std`` is one client's share of the sum's noise.
-    Guarantee: for every number n of shares that some reader does not know (``readers``; h is the fewest), the noise
+    Guarantee: for every number n of shares that some reader does not know (``totals``; h is the fewest), the noise
     multiplier of their sum, with the rounding taken off and the error of float64 added to the sensitivity, is at least
     sqrt(n / h) ``mechanism.effective_noise_multiplier(blocks)``, and its Lambda at most ``log_ratio``.
     Raises ValueError for a mechanism that is not private, or a sum that needs more than 52 bits.

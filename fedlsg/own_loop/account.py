@@ -69,14 +69,14 @@ def check_spending(method: Method, s: Spending) -> None:
     for name, alone in (("noise_share", 1), ("colluders", 0)):
         if (given := getattr(method.mechanism, name)) != alone:
             raise ValueError(f"{name}={given} shares noise with other clients: there are none")
-    kind = method.mechanism.kind
-    if kind != "dp" and s.epsilon is not None:
+    kind, private = method.mechanism.kind, method.mechanism.private
+    if not private and s.epsilon is not None:
         raise ValueError(f"mechanism {kind!r} of method {method.name!r} has no epsilon: leave out epsilon={s.epsilon}")
     if not method.mechanism.adds_noise and s.noise_multiplier is not None:
         raise ValueError(f"mechanism {kind!r} adds no noise: leave out noise_multiplier={s.noise_multiplier}")
-    if method.mechanism.adds_noise and s.noise_multiplier is None and (kind != "dp" or s.epsilon is None):
-        raise ValueError(f"expected {'epsilon and delta, or ' if kind == 'dp' else ''}noise_multiplier")
-    if kind == "dp":
+    if method.mechanism.adds_noise and s.noise_multiplier is None and (not private or s.epsilon is None):
+        raise ValueError(f"expected {'epsilon and delta, or ' if private else ''}noise_multiplier")
+    if private:
         if s.delta is None:
             raise ValueError(f"expected a delta below 1 / num_examples = {1 / s.num_examples:.3g}, such as 1e-5")
         check_delta(s.delta, s.num_examples)
@@ -177,11 +177,11 @@ class Account:
 
     def charge(self, entry: Entry, within: tuple[float, float] | None) -> None:
         """Charge an entry; when this returns, it is on disk. Raises BudgetError or LedgerError; nothing is charged."""
-        self.ledger.charge(entry, within=within if entry.mechanism == "dp" else None)
+        self.ledger.charge(entry, within=within if entry.private else None)
 
     def check(self, entry: Entry, within: tuple[float, float] | None) -> None:
         """Raise BudgetError, as ``charge`` would, before a batch function is called at all. Nothing is charged."""
-        if within is not None and entry.mechanism == "dp" and self.ledger.would_exceed(entry, *within):
+        if within is not None and entry.private and self.ledger.would_exceed(entry, *within):
             raise BudgetError(
                 f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with the "
                 f"{len(self.ledger.entries)} entries of {self.ledger.path}: no batch was drawn"
@@ -190,10 +190,10 @@ class Account:
     def epsilon(self, delta: float | None) -> float:
         """Epsilon at ``delta`` of all entries of the ledger together, of all runs; 0 without any.
 
-        ``math.inf`` if an entry is not of mechanism "dp", or if its noise came from a known seed.
+        ``math.inf`` if an entry has no epsilon, or if its noise came from a known seed.
         """
         entries = self.ledger.entries
-        if any(entry.mechanism != "dp" or entry.reproducible for entry in entries):
+        if any(not entry.private or entry.reproducible for entry in entries):
             return math.inf
         if not entries:
             return 0.0

@@ -3,10 +3,9 @@
 Nothing here reads private data: computing times come from declared numbers of examples, never from a drawn batch.
 """
 
-from fedlsg.participation.draw import Finish, Participation, Trace, Traffic, draw_order, read_trace, select_clients
+from fedlsg.participation.draw import Finish, Participation, Trace, Traffic, read_trace
 from fedlsg.participation.health import ClientLimit, Health
 
 __all__ = [
-    "ClientLimit", "Finish", "Health", "Participation", "Trace", "Traffic", "draw_order", "read_trace",
-    "select_clients",
+    "ClientLimit", "Finish", "Health", "Participation", "Trace", "Traffic", "read_trace",
 ]  # fmt: skip

@@ -18,20 +18,18 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedlsg.randomness import public_generator
+from fedlsg.selection import UNIFORM, Selection
 
 COLUMNS = ["client", "from", "to"]
-AT_ONCE = 1024
-"""64-bit numbers that are drawn together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,45 +96,6 @@ def _merge(own: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     return tuple(merged)
 
 
-def select_clients(
-    clients: int, per_round: int, *, round: int, seed: int, available: Container[int] | None = None
-) -> list[int]:
-    """Partition ids selected in ``round``, ascending: a public draw without replacement.
-
-    ``available``: only these clients can be selected; all of them are if they are fewer than ``per_round``. Without it
-    every client can, and the draw is known before the run.
-    Guarantee: of one round, a larger ``per_round`` selects the same clients and more.
-    """
-    if per_round >= clients and available is None:
-        return list(range(clients))
-    order = draw_order(clients, round=round, seed=seed)
-    there = order if available is None else (client for client in order if client in available)
-    return sorted(islice(there, per_round))
-
-
-def draw_order(clients: int, *, round: int, seed: int) -> Iterator[int]:
-    """All clients in the order of a round's public draw: the first ones are selected.
-
-    The shuffle of Fisher and Yates, of which only positions that were swapped are kept. It is ``torch.randperm`` of the
-    same generator: its i-th 32-bit number, modulo the clients that are left, says whom the i-th place gets. (From
-    2^32 / 20 clients on torch shuffles in another way.)
-    """
-    generator, moved, place = public_generator(seed, "clients", round), dict[int, int](), 0
-    while place < clients:
-        drawn = torch.empty(AT_ONCE, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-        for number in drawn.tolist():
-            for half in ((number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF):
-                if place == clients:
-                    return
-                here, other = moved.pop(place, place), place + half % (clients - place)
-                if other == place:
-                    yield here
-                else:
-                    yield moved.get(other, other)
-                    moved[other] = here
-                place += 1
-
-
 Traffic = Mapping[int, tuple[int, int]]
 """Payload bytes of a round down to each client and up from it."""
 
@@ -156,7 +115,7 @@ class Participation:
     ``availability``: the chance of a client to be there when a round starts, or a trace of it. ``dropout``: the chance
     of a selected client to leave before it trains. ``over_selection``: clients selected on top of k, as a share of k.
     ``deadline``: seconds after which a round takes no reply. ``uplink``, ``downlink``: bits a second of each client.
-    ``least``: clients that a round waits for, under a trace.
+    ``least``: clients that a round waits for, under a trace. ``selection``: the rule of the draw.
     Raises ValueError for a trace with links: who is there would depend on the size of messages, which nobody knows
     before the run, and the number of a client's rounds, which its noise is planned for, would be unknown.
     """
@@ -172,6 +131,7 @@ class Participation:
     uplink: float = math.inf
     downlink: float = math.inf
     least: int = 1
+    selection: Selection = UNIFORM
 
     def __post_init__(self) -> None:
         if isinstance(self.availability, Trace) and min(self.uplink, self.downlink) < math.inf:
@@ -197,7 +157,7 @@ class Participation:
         there again, it starts now with those that are.
         """
         if self.availability == 1.0:
-            return now, select_clients(self.clients, self.selected, round=round, seed=self.seed)
+            return now, self.selection.select(self.clients, self.selected, round=round, seed=self.seed)
         times = [now]
         if isinstance(self.availability, Trace):
             times += [time for time in self.availability.arrivals if time > now]
@@ -206,7 +166,11 @@ class Participation:
             if len(found := self._there(round, time)) >= self.least:
                 start, there = time, found
                 break
-        return start, select_clients(self.clients, self.selected, round=round, seed=self.seed, available=there)
+        return start, self.selection.select(self.clients, self.selected, round=round, seed=self.seed, available=there)
+
+    def order(self, round: int) -> Iterator[int]:
+        """All clients, those first that the rule prefers in a round."""
+        return self.selection.order(self.clients, per_round=self.selected, round=round, seed=self.seed)
 
     def available(self, round: int, now: float) -> frozenset[int]:
         """The clients that are there when a round starts at a time."""

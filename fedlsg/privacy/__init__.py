@@ -7,8 +7,7 @@ from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked,
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.noise_ratio import rho
 from fedlsg.privacy.run_ledger import RUN, RunLedger, verify_extends
-from fedlsg.privacy.sampling import BernoulliDraws, check_sample_rate, poisson_batch
-from fedlsg.privacy.shuffling import ShuffledBatches
+from fedlsg.privacy.sampling import BernoulliDraws, ShuffledBatches, check_sample_rate, poisson_batch
 
 __all__ = [
     "GENESIS", "RUN", "SERVER", "BernoulliDraws", "BudgetError", "Charges", "Entry", "Ledger", "LedgerError",

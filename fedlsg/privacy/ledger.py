@@ -26,8 +26,7 @@ from fedlsg.privacy.ledger_entry import (
     sha256,
 )
 from fedlsg.privacy.ledger_file import State, appendable, load, locked, stamp_of, sync_directory, write_all
-from fedlsg.privacy.readers import STRONGEST, Reader
-from fedlsg.privacy.totals import Totals, order_of
+from fedlsg.privacy.totals import STRONGEST, Reader, Totals, order_of
 
 __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
 
@@ -98,7 +97,7 @@ class Charges(ABC):
         charge is one integer comparison. Lambda of the entries (``Entry.log_ratio``) is part of all three.
         """
         before = self._totals() if run is None else Totals().extended([e for e in self.entries if e.run == run])
-        if entry.mechanism != "dp" or not before.private:
+        if not entry.private or not before.private:
             return True
         setting = (entry.sample_rate, entry.noise_multiplier)
         events = before.with_next(entry).events()

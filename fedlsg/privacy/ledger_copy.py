@@ -96,7 +96,7 @@ def check_bounded(client: int, entries: Sequence[Entry]) -> None:
     of the run infinite.
     """
     of = f"the ledger of client {client}"
-    if any(entry.mechanism != "dp" for entry in entries):
+    if not all(entry.private for entry in entries):
         raise LedgerError(f"{of} has a release without privacy: no epsilon holds for its data")
     if sum(entry.steps for entry in entries) > LARGEST_STEPS:
         raise LedgerError(f"{of} has more than {LARGEST_STEPS:,} steps")

@@ -24,12 +24,11 @@ from fedlsg.accounting.events import (
     checked_sample_rate,
     checked_steps,
 )
-from fedlsg.privacy.shuffling import ZERO_OUT
+from fedlsg.mechanisms import KINDS
+from fedlsg.privacy.sampling import ZERO_OUT
+from fedlsg.units import EXAMPLE, UNITS
 
 ADJACENCY = "add/remove"
-MECHANISMS = ("dp", "clip-only", "noise-only", "none")
-UNITS = ("example", "client")
-"""What an entry protects: one example of its client, or all data of a client."""
 SERVER = -1
 """The client of entries that the server makes for all of its clients, at client level with its own noise."""
 LONGEST_RUN = 64
@@ -64,12 +63,12 @@ class Entry:
     a simulation, whose ledger belongs to one run. ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for
     Gaussian noise, and unless the mechanism is "dp".
 
-    ``batches``: of an epoch of shuffled batches (``shuffling``), 0 for Poisson batches. The steps are then the batches
+    ``batches``: of an epoch of shuffled batches (``sampling``), 0 for Poisson batches. The steps are then the batches
     ``first_batch``, ``first_batch`` + 1, ... that the client took in this run, and what they cost follows from the
     epochs that they touch. ``sample_rate`` is 1.0 then: who reads the entry as ``steps`` releases of all examples
     counts too much, and never too little.
 
-    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``readers``); 0 where each payload
+    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``totals``); 0 where each payload
     has all of it. ``noise_multiplier`` is then that of m - t shares, which protects against t of the sum's clients.
     """
 
@@ -85,7 +84,7 @@ class Entry:
     reproducible: bool = False
     run: str = ""
     log_ratio: float = 0.0
-    unit: str = "example"
+    unit: str = EXAMPLE.name
     batches: int = 0
     first_batch: int = 0
     min_survivors: int = 0
@@ -99,24 +98,24 @@ class Entry:
                     f"expected a non-negative integer {name} up to 2^53, got {value!r} (num_examples at least 1)"
                 )
         if self.unit not in UNITS:
-            raise ValueError(f"expected unit={self.unit!r} among {UNITS}")
-        if self.mechanism not in MECHANISMS:
-            raise ValueError(f"expected mechanism={self.mechanism!r} among {MECHANISMS}")
+            raise ValueError(f"expected unit={self.unit!r} among {tuple(UNITS)}")
+        if self.mechanism not in KINDS:
+            raise ValueError(f"expected mechanism={self.mechanism!r} among {tuple(KINDS)}")
         if type(self.reproducible) is not bool:
             raise ValueError(f"expected {self.reproducible=} to be True or False")
         if type(self.run) is not str or len(self.run) > LONGEST_RUN:
             raise ValueError(f"expected {self.run=} to be the name of a run, {LONGEST_RUN} characters at most")
         checked_steps(self.steps)
         checked_sample_rate(self.sample_rate)
-        if self.mechanism == "dp":
+        if self.private:
             checked_noise_multiplier(self.noise_multiplier)
         elif self.noise_multiplier != 0.0:
             raise ValueError(
                 f"expected {self.noise_multiplier=} to be 0.0 under mechanism={self.mechanism!r}: not accounted"
             )
-        if checked_log_ratio(self.log_ratio) and self.mechanism != "dp":
+        if checked_log_ratio(self.log_ratio) and not self.private:
             raise ValueError(f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not accounted")
-        if self.batches and (self.sample_rate != 1.0 or self.log_ratio or self.unit != "example"):
+        if self.batches and (self.sample_rate != 1.0 or self.log_ratio or not UNITS[self.unit].single):
             raise ValueError(
                 f"expected sample_rate=1.0, log_ratio=0.0 and unit='example' with shuffled batches, got "
                 f"{self.sample_rate=}, {self.log_ratio=}, {self.unit=}: no amplification is claimed for them"
@@ -125,8 +124,8 @@ class Entry:
             raise ValueError(
                 f"expected {self.batches=} <= {self.num_examples=}, and first_batch={self.first_batch} with batches"
             )
-        bounded = self.mechanism in ("dp", "clip-only")
-        shares = self.mechanism == "dp" and 1 <= self.colluders < self.min_survivors
+        bounded = KINDS[self.mechanism].clips
+        shares = self.private and 1 <= self.colluders < self.min_survivors
         if (self.min_survivors or self.colluders) and not shares:
             raise ValueError(
                 f"expected 1 <= {self.colluders=} < {self.min_survivors=} under mechanism='dp', got "
@@ -136,8 +135,13 @@ class Entry:
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
 
     def _least(self, name: str) -> int:
-        by_server = name == "client" and self.unit == "client" and self.mechanism == "dp"
+        by_server = name == "client" and UNITS[self.unit].whole and self.private
         return 1 if name == "num_examples" else SERVER if by_server else 0
+
+    @property
+    def private(self) -> bool:
+        """Whether its mechanism has an epsilon, which the accountant composes."""
+        return KINDS[self.mechanism].private
 
     @property
     def adjacency(self) -> str:
@@ -153,7 +157,8 @@ FIELDS = tuple(field.name for field in fields(Entry))
 kind_of: Callable[[Entry], Hashable] = attrgetter(*(n for n in FIELDS if n not in ("client", "round", "attempt")))
 """All of an entry but whose and when it is: rows of entries of the same kinds cost the same, against every reader."""
 OPTIONAL = {
-    "run": "", "log_ratio": 0.0, "unit": "example", "batches": 0, "first_batch": 0, "min_survivors": 0, "colluders": 0,
+    "run": "", "log_ratio": 0.0, "unit": EXAMPLE.name, "batches": 0, "first_batch": 0, "min_survivors": 0,
+    "colluders": 0,
 }  # fmt: skip
 """Fields that a line leaves out at these values: lines from before these fields are still written the same."""
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fedlsg.frame import Group
 from fedlsg.gradients import GhostGradients, without_autocast
+from fedlsg.mechanisms import DP, KINDS, Kind
 from fedlsg.randomness import SecretStream
 from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
-from fedlsg.tensors import AT_ONCE, in_memory_order, keeps_digits, weighted_sum
+from fedlsg.tensors import in_memory_order, keeps_digits, weighted_sum
 
-MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
 
 NARROW_SUM = 32
@@ -58,12 +58,13 @@ class Mechanism:
     ``norms_clip_weight`` and ``classifier_clip_weight`` multiply the gradients of those groups before the joint clip,
     and divide the noisy result: the sensitivity stays C, and the noise on the group is smaller.
     ``noise_share`` scales the noise of one client where only a sum is seen; otherwise it is 1. ``colluders``: t, the
-    clients of that sum whose own shares are not counted. A sum has m = noise_share^-2 + t shares (``readers``).
+    clients of that sum whose own shares are not counted. A sum has m = noise_share^-2 + t shares (``totals``).
     """
 
     kind: Annotated[
-        MechanismKind, Setting("What happens to examples' gradients; only dp is private.", name="mechanism")
-    ] = "dp"
+        str,
+        Setting("What happens to examples' gradients; only dp is private.", name="mechanism", choices=KINDS),
+    ] = DP.name
     clip_norm: ClipNorm = 1.0
     noise_multiplier: float = 1.0
     clip: Annotated[
@@ -103,19 +104,24 @@ class Mechanism:
         return {"norms": self.norms_clip_weight, "classifier": self.classifier_clip_weight}.get(group, 1.0)
 
     @property
+    def of_kind(self) -> Kind:
+        """The object that ``kind`` names."""
+        return KINDS[self.kind]
+
+    @property
     def clips(self) -> bool:
         """Whether per-example gradients are clipped."""
-        return self.kind in ("dp", "clip-only")
+        return self.of_kind.clips
 
     @property
     def adds_noise(self) -> bool:
-        """Whether Gaussian noise is added."""
-        return self.kind in ("dp", "noise-only")
+        """Whether noise is added."""
+        return self.of_kind.adds_noise
 
     @property
     def private(self) -> bool:
         """Whether the output has a finite epsilon."""
-        return self.kind == "dp"
+        return self.of_kind.private
 
     @property
     def noise_std(self) -> float:
@@ -141,7 +147,7 @@ class Mechanism:
     def effective_noise_multiplier(self, blocks: int) -> float:
         """sigma_eff = (sum_g C_g^2 / s_g^2)^(-1/2), noise over joint sensitivity: what the ledger is charged with.
 
-        0 unless the mechanism is ``dp``. Under ``noise_share`` it is that of a sum without the shares of ``colluders``.
+        0 unless the mechanism is private. With ``noise_share``: of a sum without the shares of ``colluders``.
         """
         if not self.private:
             return 0.0
@@ -269,10 +275,8 @@ def clip_factors(
 
 
 def add_noise(total: Float[Tensor, " kept"], mechanism: Mechanism, noise: SecretStream) -> Float[Tensor, " kept"]:
-    """The sum plus independent N(0, (sigma C)^2) on every kept coordinate, and on nothing else."""
-    if not mechanism.adds_noise:
-        return total
-    noisy = torch.empty_like(total)
-    for part, out in zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
-        out.copy_(noise.normal(part.numel()).to(total.device).mul_(mechanism.noise_std).add_(part))
+    """The sum with the noise of the mechanism: N(0, (sigma C)^2) on every kept coordinate, and on nothing else."""
+    add, noisy = mechanism.of_kind.add, total
+    if add is not None:
+        noisy = add(total, mechanism.noise_std, noise)
     return noisy

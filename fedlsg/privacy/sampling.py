@@ -1,19 +1,42 @@
-"""Poisson batches: every example joins every step independently with probability q."""
+"""Poisson batches, in which every example joins each step independently with probability q, and shuffled ones.
 
+Shuffled batches have a fixed size ("partition sampling"): in each epoch every example is in exactly one batch.
+
+Symbols: N examples, B the batch size, M = ceil(N / B) batches of an epoch. The last batch of an epoch has what remains,
+N - (M - 1) B examples, and nothing is dropped. What is sent is divided by B all the same, which is public.
+
+Adjacency is zero-out: one example is replaced by a null record, whose gradient is 0. So N, M and everybody's place in
+the permutation stay what they are. (Under add/remove, one example less would move all that come after it to other
+batches, and the claim below would be false.) Replacing an example by another one is two steps of zero-out: the noise
+then counts half.
+
+Given the permutations, one example is in one batch of an epoch, and only that release depends on it. An epoch is
+therefore one Gaussian mechanism (parallel composition over its disjoint batches, each of which may depend on the
+releases before), and E epochs that are begun are its E-fold composition. A law over permutations that does not depend
+on the data only mixes such pairs of outputs, and the hockey-stick divergence is jointly convex. No amplification by
+shuffling is claimed, and the claim holds even if the permutations are known.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from fedlsg.randomness import SecretStream
+
+ZERO_OUT = "zero-out"
+"""Adjacency of what is accounted here: an example is replaced by a record without a gradient."""
+AT_ONCE = 2**20
+"""Draws made ahead at most: 8 MB of the stream."""
 
 
 def check_sample_rate(sample_rate: float) -> None:
     """Raise ValueError unless the Poisson rate q, the chance of every example in every step, is in (0, 1]."""
     if isinstance(sample_rate, bool) or not 0 < sample_rate <= 1:
         raise ValueError(f"expected 0 < {sample_rate=} <= 1")
-
-
-AT_ONCE = 2**20
-"""Draws made ahead at most: 8 MB of the stream."""
 
 
 class BernoulliDraws:
@@ -49,3 +72,43 @@ def poisson_batch(num_examples: int, sample_rate: float, draws: SecretStream | B
     """
     check_sample_rate(sample_rate)
     return draws.bernoulli(num_examples, sample_rate).nonzero().squeeze(1)
+
+
+def batches_of_epoch(num_examples: int, batch_size: int) -> int:
+    """M = ceil(N / B)."""
+    if num_examples < 1 or batch_size < 1:
+        raise ValueError(f"expected {num_examples=} >= 1 and {batch_size=} >= 1")
+    return -(-num_examples // batch_size)
+
+
+def epochs_begun(batches: int, of_epoch: int) -> int:
+    """How often one example may have taken part at most, in the first ``batches`` batches of a client."""
+    return math.ceil(batches / of_epoch)
+
+
+def permutation(num_examples: int, stream: SecretStream) -> Int[Tensor, " n"]:
+    """A uniformly random order of the positions: they are sorted by 64-bit words."""
+    return torch.from_numpy(np.argsort(stream.words(num_examples), kind="stable"))
+
+
+class ShuffledBatches:
+    """The batches ``first``, ``first`` + 1, ... of a client, counted over all of its epochs.
+
+    ``order`` gives the stream of an epoch, the same one whenever it is asked for that epoch.
+    Guarantee: the batches of an epoch are disjoint and hold every position once, whoever made the others of them.
+    """
+
+    def __init__(self, *, num_examples: int, batch_size: int, first: int, order: Callable[[int], SecretStream]) -> None:
+        self.batches = batches_of_epoch(num_examples, batch_size)
+        if first < 0:
+            raise ValueError(f"expected {first=} >= 0")
+        self.num_examples, self.batch_size, self._next, self._order = num_examples, batch_size, first, order
+        self._epoch, self._positions = -1, torch.zeros(0, dtype=torch.int64)
+
+    def next_batch(self) -> Int[Tensor, " batch"]:
+        """Positions in 0..N-1 of the next batch, ascending."""
+        epoch, place = divmod(self._next, self.batches)
+        if epoch != self._epoch:
+            self._epoch, self._positions = epoch, permutation(self.num_examples, self._order(epoch))
+        self._next += 1
+        return self._positions[place * self.batch_size : (place + 1) * self.batch_size].sort().values

@@ -14,14 +14,14 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.client_level import ClientUnit
 from fedlsg.discrete.release import Release, SumTerms, plan_release
 from fedlsg.frame import Frame
 from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
-from fedlsg.privacy.shuffling import batches_of_epoch
+from fedlsg.privacy.sampling import batches_of_epoch
 from fedlsg.training import accumulated_noise
+from fedlsg.units import EXAMPLE, Unit
 
 PRUNING_ROUND = 0
 """The number of the pruning round."""
@@ -73,8 +73,8 @@ class ClientTerms:
 class RoundPlan:
     """A round as server and clients derive it: ``round`` is its number in messages, ledgers and files.
 
-    ``sums``: public constants of secure sums, None where every payload is read on its own. ``client_unit``: of
-    client-level privacy, None where the unit is an example.
+    ``sums``: public constants of secure sums, None where every payload is read on its own. ``unit``: what the
+    run's epsilon protects.
     """
 
     round: int
@@ -82,12 +82,12 @@ class RoundPlan:
     mechanism: Mechanism
     local: LocalTraining
     sums: SumTerms | None = None
-    client_unit: ClientUnit | None = None
+    unit: Unit = EXAMPLE
 
     @property
     def releases_examples(self) -> bool:
         """Whether a client clips and adds noise example by example (or not at all), and not to its whole update."""
-        return self.client_unit is None or not self.mechanism.private
+        return not (self.unit.whole and self.mechanism.private)
 
     @property
     def phase(self) -> Phase:
@@ -111,7 +111,7 @@ class RoundPlan:
 
     def _at_terms(self, terms: ClientTerms) -> "RoundPlan":
         mechanism = terms.mechanism(self.mechanism)
-        if self.client_unit is not None and self.client_unit.at_server:
+        if self.unit.at_server:
             mechanism = replace(mechanism, kind="none", clip_norm=math.inf)
         return replace(self, mechanism=mechanism, local=self.local.at_rate(terms.sample_rate))
 
@@ -139,15 +139,10 @@ class RoundPlan:
 
     def charge(self, num_examples: int) -> dict[str, Any]:
         """What the ledger entry of a client that takes part says of the release, as fields of ``Entry``."""
-        if self.client_unit is None or self.releases_examples:
-            how: dict[str, Any] = {"steps": self.local.steps, "sample_rate": self.local.sample_rate}
-            if self.local.shuffled:
-                how |= {"sample_rate": 1.0, "batches": batches_of_epoch(num_examples, self.local.shuffled)}
-        else:
-            how = {"steps": 1, "sample_rate": self.client_unit.sample_rate, "unit": "client"}
+        unit = EXAMPLE if self.unit.whole and self.releases_examples else self.unit
         return {
-            **how,
-            "noise_multiplier": self.mechanism.effective_noise_multiplier(len(self.frame.blocks)),
+            **takes_part(unit, self.local, num_examples),
+            "noise_multiplier": self.mechanism.effective_noise_multiplier(len(self.frame.blocks)) / unit.examples,
             "clip_norm": self.mechanism.clip_norm,
             "num_examples": num_examples,
             "mechanism": self.mechanism.kind,
@@ -164,22 +159,28 @@ class RoundPlan:
         return {"min_survivors": how.min_survivors, "colluders": how.colluders}
 
 
+def takes_part(unit: Unit, local: LocalTraining, num_examples: int) -> dict[str, Any]:
+    """In how many releases of a round a unit may be, and with what chance, as fields of ``Entry``."""
+    how = {"unit": unit.name, "steps": unit.steps(local.steps), "sample_rate": unit.rate(local.sample_rate)}
+    if local.shuffled and not unit.whole:
+        how |= {"sample_rate": 1.0, "batches": batches_of_epoch(num_examples, local.shuffled)}
+    return how
+
+
 def plan_round(
     method: Method,
     round: int,
     frame: Frame,
     local: LocalTraining,
     sums: SumTerms | None = None,
-    client_unit: ClientUnit | None = None,
+    unit: Unit = EXAMPLE,
 ) -> RoundPlan:
-    """The plan of a round in its frame; ``local``, ``sums``, ``client_unit``: those of the federation.
+    """The plan of a round in its frame; ``local``, ``sums``, ``unit``: those of the federation.
 
     The pruning round takes one step, with a clip norm of its own.
     """
     if phase_of(round) is Phase.TRAINING:
-        return RoundPlan(
-            round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, client_unit=client_unit
-        )
+        return RoundPlan(round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, unit=unit)
     mechanism = pruning_mechanism(method.mechanism, method.prune)
     one = replace(local.single(), shuffled=0)  # every example takes part
     return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=one, sums=sums)

@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.carriers import frozen_bases
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
-from fedlsg.client_level import ClientUnit
 from fedlsg.discrete.release import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
@@ -28,6 +27,7 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.training import make_optimizer
 from fedlsg.training.server import widest
+from fedlsg.units import EXAMPLE, Unit
 
 
 class ServerState:
@@ -94,11 +94,9 @@ class ServerState:
             self.basis = self.public.probe(refresh, updates=self.updates)
         return self.basis
 
-    def plan(
-        self, local: LocalTraining, sums: SumTerms | None = None, client_unit: ClientUnit | None = None
-    ) -> RoundPlan:
+    def plan(self, local: LocalTraining, sums: SumTerms | None = None, unit: Unit = EXAMPLE) -> RoundPlan:
         """The plan of the round that comes next, at the clip norm of now; see ``plan_round``."""
-        plan = plan_round(self.method, self.next_round, self.frame(), local, sums, client_unit)
+        plan = plan_round(self.method, self.next_round, self.frame(), local, sums, unit)
         return plan if self.clip_norm is None else plan.at_clip_norm(self.clip_norm)
 
     def prune(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int) -> None:

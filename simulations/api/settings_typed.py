@@ -69,6 +69,7 @@ class RunSettings(MethodSettings, total=False):
     sample_rate: float | None
     sampling: Literal["poisson", "shuffle"]
     seed: int
+    selection: Literal["uniform", "turns", "poisson"] | None
     shards_per_client: int | None
     speed: str | None
     subset: str | None

@@ -43,7 +43,7 @@ from simulations.report.words import duration
 from simulations.rundir.examined import STATE
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
-from simulations.settings.checks import refuse_shuffled
+from simulations.settings.checks import refuse_groups, refuse_shuffled
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import Settings, from_mapping, names_given
@@ -77,6 +77,7 @@ def membership_command(
     began = time.monotonic()
     wanted = from_mapping(resolve(given)) if run is None else checked(run, STATE, console).read_config()
     refuse_shuffled(wanted, "--membership")
+    refuse_groups(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:
         plan = ready_plan(as_shadow(wanted, device), progress=status.update, given=names_given(given))
         claim = claimed(plan)
@@ -94,7 +95,7 @@ def membership_command(
             claim=None if claim is None else claim[0],
             limits=() if claim is None else claim[1],
             rounds=per_round(plan, seed=seed),
-            own=None if run is None or plan.client_unit is not None else own_model(run, plan, seed),
+            own=None if run is None or plan.unit.whole else own_model(run, plan, seed),
             seed=seed,
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),

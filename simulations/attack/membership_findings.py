@@ -8,6 +8,7 @@ import numpy as np
 from fedlsg.attacks.audit.verdict import Claim
 from fedlsg.attacks.membership import LossThreshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
+from fedlsg.units import UNITS
 from simulations.attack.membership_measure import Found, Limit, over_the_claim, paired_difference
 from simulations.attack.membership_rounds import PerRound
 from simulations.attack.shadows import Trained
@@ -32,8 +33,8 @@ GRANTED_OF_CLIENTS = {
     "secret": "which clients there were, which were drawn in a round, their batches and the noise",
 }
 KNOWS = {
-    "example": "knows every other example that takes part; guessing has a TPR equal to its FPR",
-    "client": "knows who else takes part, with which updates; guessing has a TPR equal to its FPR",
+    False: "knows every other example that takes part; guessing has a TPR equal to its FPR",
+    True: "knows who else takes part, with which updates; guessing has a TPR equal to its FPR",
 }
 READS = {
     "client": "one client's payload of one round as it was sent",
@@ -154,7 +155,7 @@ def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
     first = rounds[0]
     trust, unit = settings.trust, settings.unit
     payload = "One payload" if trust == "client" else "The sum of the payloads"
-    what = payload if unit == "client" or (settings.local_steps or 1) == 1 else f"One local step of {payload.lower()}"
+    what = payload if UNITS[unit].whole or (settings.local_steps or 1) == 1 else f"One local step of {payload.lower()}"
     unlike = "" if first.clipped else f" The {unit} of this game is shorter than the clip, so it is found less often."
     return Table(
         title=f"{what} of one round, matched filter, sigma_eff {first.sigma:.4g}",
@@ -246,7 +247,7 @@ def facts(report: Report) -> dict[str, str]:
     s = report.settings
     found = {
         "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random half of the "
-        f"{'clients' if s.unit == 'client' else 'training set'}",
+        f"{'clients' if UNITS[s.unit].whole else 'training set'}",
         "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} rounds, with the "
         "sigma and the sample rate of a whole run",
         **_accuracy(report),
@@ -279,9 +280,9 @@ def _accuracy(report: Report) -> dict[str, str]:
 
 def granted(report: Report) -> dict[str, str]:
     """The assumptions in words."""
-    unit = report.settings.unit
-    filter_ = {"matched filter": f"sees {_in(report.settings, READS)}, and {KNOWS[unit]}"}
-    return (GRANTED if unit == "example" else GRANTED_OF_CLIENTS) | (filter_ if report.rounds else {})
+    whole = UNITS[report.settings.unit].whole
+    filter_ = {"matched filter": f"sees {_in(report.settings, READS)}, and {KNOWS[whole]}"}
+    return (GRANTED_OF_CLIENTS if whole else GRANTED) | (filter_ if report.rounds else {})
 
 
 def bounded(report: Report) -> str:

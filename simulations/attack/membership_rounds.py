@@ -80,7 +80,7 @@ def _played(
 ) -> tuple[Scores, Scores] | None:
     """Scores with and without the unit; None where an output is too large for enough of them."""
     stated, frame = setting.stated, setting.frame
-    weighted = stated.unit == "example"  # an update is clipped as it was sent
+    weighted = not stated.whole  # an update is clipped as it was sent
     rows = torch.cat([u / b.weight if weighted else u for u, b in zip(units, frame.blocks, strict=True)], dim=1)
     rows = rows.to(next(setting.model.parameters()).device)
     clips = stated.members + (len(rows) if stated.trust == "server" else 1)
@@ -107,7 +107,7 @@ def _outputs(setting: Setting, rows: Tensor, seed: int) -> Callable[[bool], Tens
 
 def _setting(plan: Plan) -> Setting:
     """The shipped path of a round in which every unit takes part once."""
-    state, unit = plan.server_state(), plan.client_unit
+    state, unit = plan.server_state(), plan.unit
     mechanism = plan.terms[0].mechanism(plan.method.mechanism)
     stated = stated_of(plan, epsilon=1.0, delta=0.5, sample_rate=1.0, steps=1)  # nothing is claimed of this game
     return Setting(
@@ -118,13 +118,13 @@ def _setting(plan: Plan) -> Setting:
         rounds=1,
         stated=stated,
         sums=plan.sums,
-        client_unit=None if unit is None else replace(unit, sample_rate=1.0),
+        unit=replace(unit, sample_rate=1.0),
     )
 
 
 def _units(plan: Plan, seed: int) -> list[Tensor]:
     """What is clipped of each unit, by blocks, the longest one first: gradients of examples, or updates of clients."""
-    if plan.client_unit is not None:
+    if plan.unit.whole:
         return first_updates(plan, COMPANY, seed)[0]
     state = plan.server_state()
     frame, device = state.frame(), plan.device

@@ -21,6 +21,7 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, RunLedger
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
+from fedlsg.units import UNITS
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.report.words import REPRODUCIBLE
@@ -103,7 +104,7 @@ class Record:
         """
         state = replace(self._start, model=model)
         plan = plan_round(
-            state.method, round, self._frame(state, round), self.base.local, self.base.sums, self.base.client_unit
+            state.method, round, self._frame(state, round), self.base.local, self.base.sums, self.base.unit
         )
         return plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
 
@@ -220,7 +221,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
 
 def refuse_client_unit(settings: Settings) -> None:
     """Raise ValueError for a run whose unit of privacy is a client."""
-    if settings.unit == "client":
+    if UNITS[settings.unit].whole:
         raise ValueError(
             "this run has unit=client: its payloads are whole updates, and these attacks replay batches of examples; "
             "fedlsg attack --membership attacks clients"

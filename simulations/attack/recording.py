@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 import strategies
+from fedlsg.mechanisms import is_silent
 from simulations.attack.observations import refuse_client_unit
 from simulations.compare.grid import dropped_lines, lacks
 from simulations.engines import local
@@ -22,7 +23,6 @@ from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.server.summary import refuse_diverged
 from simulations.settings.checks import all_refused, left_out, refusal
-from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import from_mapping, parse, values_of
@@ -126,7 +126,7 @@ def record_like(
 def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, device: Device) -> str:
     """The path of a recorded run: an existing one with these settings, an interrupted one that is continued, or new."""
     wanted = {**wanted, "engine": "local", "record_updates": True}
-    if wanted.get("mechanism") in WITHOUT_NOISE:
+    if is_silent(wanted.get("mechanism")):
         wanted.pop("noise_multiplier", None)
     if RunDir(directory).config.exists():
         check_recorded(directory, wanted)

@@ -61,7 +61,7 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
     inside = halves(shadows, total, seed)
     draw = torch.randperm(total, generator=public_generator(seed, "membership", "candidates"))
     rows = draw[:CANDIDATES].sort().values
-    if plan.client_unit is None:
+    if not plan.unit.whole:
         rows = plan.workload.train.order(rows)
     found, accuracy = [], []
     for number, members in enumerate(inside):
@@ -112,7 +112,7 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
 
     At client level on half of the clients.
     """
-    if plan.client_unit is not None:
+    if plan.unit.whole:
         return without_clients(plan, members)
     parts = [part[members[part]] for part in plan.parts]
     if any(not len(part) for part in parts):
@@ -136,7 +136,7 @@ def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None])
 
 def confidences_of(model: nn.Module, plan: Plan, candidates: Tensor) -> Float[np.ndarray, " candidates"]:
     """phi of each candidate: of an example, or the mean over the examples of a client."""
-    if plan.client_unit is None:
+    if not plan.unit.whole:
         return confidences(model, plan.workload, plan.workload.train, candidates, plan.device)
     parts = [plan.parts[int(client)] for client in candidates]
     return np.array([confidences(model, plan.workload, plan.workload.train, p, plan.device).mean() for p in parts])
@@ -186,12 +186,12 @@ def is_cross_entropy(workload: LoadedWorkload) -> bool:
 
 def count_units(plan: Plan) -> int:
     """How many units there are: training examples, or clients."""
-    return len(plan.workload.train) if plan.client_unit is None else len(plan.parts)
+    return len(plan.workload.train) if not plan.unit.whole else len(plan.parts)
 
 
 def check_clients(plan: Plan) -> None:
     """Raise ValueError for client-level settings whose shadows cannot leave clients out."""
-    if plan.client_unit is not None and not plan.client_unit.at_server:
+    if plan.unit.whole and not plan.unit.at_server:
         raise ValueError(
             f"--membership at client level leaves out half of the clients, and trust={plan.settings.trust} fixes who "
             "takes part: attack a run with trust=server"

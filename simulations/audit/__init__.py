@@ -20,9 +20,10 @@ from fedlsg.state import ClientTerms
 from simulations.inspection import Subject, subject_of_run, subject_of_settings
 from simulations.plan.advice import schedule_of, stated_of
 from simulations.plan.plan import client_terms, events_of
-from simulations.plan.unit import adaptive_clip
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir
+from simulations.settings.checks import refuse_groups
+from simulations.settings.participation import adaptive_clip
 from simulations.settings.run import Device
 from simulations.workloads import Progress, silent
 
@@ -99,10 +100,10 @@ class Audited:
             frame=self.subject.frame,
             mechanism=mechanism,
             local=local,
-            rounds=max(1, stated.steps // (local.steps if stated.unit == "example" else 1)),
+            rounds=max(1, stated.steps // base.unit.steps(local.steps)),
             stated=stated,
             sums=base.sums,
-            client_unit=base.client_unit,
+            unit=base.unit,
             adaptive=adaptive_clip(base.settings, mechanism.noise_multiplier),
         )
 
@@ -175,6 +176,7 @@ def reported_epsilon(summary: Path) -> float | None:
 def check_private(subject: Subject) -> None:
     """Raise ValueError for a mechanism that claims no epsilon."""
     mechanism = subject.base.method.mechanism
+    refuse_groups(subject.base.settings, "fedlsg audit")
     if not mechanism.private:
         raise ValueError(
             f"mechanism {mechanism.kind!r} claims no epsilon: there is nothing to falsify; audit one with mechanism=dp"

@@ -126,7 +126,7 @@ def audit_unit(
         recording = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
         verdict = judge(recording.scores, recording.included, audited.claim, unit_checks(recording, setting))
-    return verdict, count, "updates" if setting.stated.unit == "client" else "gradients"
+    return verdict, count, "updates" if setting.stated.whole else "gradients"
 
 
 def announce(audited: Audited, mode: str, plant: str | None, console: Console) -> None:

@@ -129,7 +129,7 @@ class SimulatedAccount(Account):
 
     def check(self, entry: Entry) -> None:
         s = self.settings
-        if entry.mechanism != "dp" or s.epsilon is None or s.reproducible:
+        if not entry.private or s.epsilon is None or s.reproducible:
             return
         if self.ledger.would_exceed(entry, s.epsilon, s.delta):
             why = f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this client"

@@ -13,8 +13,8 @@ from flwr.app import RecordDict
 
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.privacy import Entry
-from fedlsg.privacy.shuffling import batches_of_epoch
 from fedlsg.state import ClientTerms
+from fedlsg.state.round_plan import takes_part
 from simulations import workloads
 from simulations.client.account import Account
 from simulations.client.model import Process, assemble, set_up
@@ -166,20 +166,16 @@ class Deployed:
         base, size = here.process.base, here.num_examples
         if base.settings.noise_multiplier is None:
             return
-        rate = base.local.sample_rate if base.settings.batch_size is None else min(base.settings.batch_size / size, 1.0)
-        how: dict[str, Any] = {"sample_rate": rate}
-        if base.local.shuffled:
-            how = {"sample_rate": 1.0, "batches": batches_of_epoch(size, base.local.shuffled)}
+        rate, mechanism = base.rate_of(size), base.method.mechanism
         entry = Entry(
             client=self.terms.partition,
             round=1,
             attempt=0,
-            steps=base.local.steps,
-            **how,
-            noise_multiplier=base.method.mechanism.effective_noise_multiplier(here.blocks),
-            clip_norm=base.method.mechanism.clip_norm,
+            **takes_part(base.unit, base.local.at_rate(rate), size),
+            noise_multiplier=mechanism.effective_noise_multiplier(here.blocks) / base.unit.examples,
+            clip_norm=mechanism.clip_norm,
             num_examples=size,
-            mechanism="dp",
+            mechanism=mechanism.kind,
         )
         if folder.ledger.would_exceed(entry, self.terms.epsilon_max, self.terms.delta_max, run=entry.run):
             raise OverBudgetError(

@@ -170,9 +170,7 @@ def load(
         weights=sent,
         digest=digest,
         version=version,
-        plan=plan_round(
-            here.base.method, announced.round, frame, here.base.local, here.base.sums, here.base.client_unit
-        ),
+        plan=plan_round(here.base.method, announced.round, frame, here.base.local, here.base.sums, here.base.unit),
         parameters=check(here.state.model, frame),
     )
     return here.loaded

@@ -49,7 +49,8 @@ def may_share(base: Base) -> bool:
         not s.reproducible
         and method.mechanism.kind == "dp"
         and base.local.steps == base.local.multiplicity == 1
-        and all(it is None for it in (base.sums, base.client_unit, base.augment, train.groups, train.lengths))
+        and base.unit.single
+        and all(it is None for it in (base.sums, base.augment, train.groups, train.lengths))
         and not method.personal
     )
 

@@ -54,7 +54,7 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
     try:
         with restored(base.workload.loss, test.prepare, base.workload.models), own_draws(base.device):
             while True:
-                common = state.plan(base.local, base.sums, base.client_unit)
+                common = state.plan(base.local, base.sums, base.unit)
                 plan = common.for_client(terms.of(common.phase))
                 received = _answer(base, state, plan, terms, rows)
                 if plan.phase is Phase.TRAINING:

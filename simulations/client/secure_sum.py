@@ -18,19 +18,11 @@ from torch import Tensor
 from fedlsg.discrete import Release
 from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
-from fedlsg.state import RoundPlan, select_clients
+from fedlsg.state import RoundPlan
 from fedlsg.training.client import AddNoise
 from simulations.grids.virtual import SecureSumRefusedError
 from simulations.plan.base import Base
-from strategies.federation.stages import (
-    AGREE,
-    KEYS,
-    MASKED,
-    SHARES,
-    UNMASK,
-    Stage,
-    read_stage,
-)
+from strategies.federation.stages import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage
 
 RECORD = "secure sum"
 Train = Callable[[AddNoise], Tensor]
@@ -141,7 +133,7 @@ def _terms(base: Base, stage: Stage, partition: int) -> Terms:
     """
     sums, s = base.sums, base.settings
     assert sums is not None
-    selected = select_clients(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
+    selected = base.selection.select(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
     if stage.clients != tuple(sorted(selected)):
         raise ProtocolError(f"expected the clients that round {stage.round} selects, got {list(stage.clients)}")
     if partition not in stage.clients:

@@ -246,7 +246,7 @@ def send(
         if isinstance(box, LastPayload) and keeps_payload(base):  # else the driver of the simulation stores it
             box.store(question, payload)
         return payload
-    if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
+    if not base.method.mechanism.of_kind.plain:  # the plan refused it; checked again at the point of use
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
     assert not isinstance(box, LastPayload)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
@@ -261,7 +261,7 @@ def keeps_payload(base: Base) -> bool:
     Masked values belong to one attempt at a sum, and are kept with its secrets. An update for a server that adds the
     noise has none, and is kept nowhere.
     """
-    if base.client_unit is not None and base.client_unit.at_server:
+    if base.unit.at_server:
         return False
     return base.sums is None and (base.method.mechanism.adds_noise or base.index_mode == "explicit")
 

@@ -85,8 +85,8 @@ def _bounded(line: Line) -> bool:
 
 
 def _claim(line: Line) -> tuple[str, str, float]:
-    """What an epsilon refers to: unit, trust and delta."""
-    return line.unit, line.trust, float(line.setting("delta") or 0.0)
+    """What an epsilon refers to: level, trust and delta."""
+    return line.of_unit.level, line.trust, float(line.setting("delta") or 0.0)
 
 
 def _close(one: Line, other: Line) -> bool:
@@ -97,11 +97,11 @@ def _close(one: Line, other: Line) -> bool:
 
 def _title(group: Sequence[Line]) -> str:
     epsilons = sorted({f"{line.epsilon:.3g}" for line in group}, key=float)
-    unit, trust, delta = _claim(group[0])
+    level, trust, delta = _claim(group[0])
     span = epsilons[0] if len(epsilons) == 1 else f"{epsilons[0]} to {epsilons[-1]}"
+    of = level and f", {level}"
     sums = "" if trust == "client" else f", of the sum only, against its clients (trust={trust})"
-    level = ", client level" if unit == "client" else ""
-    return f"epsilon {span} at delta {delta:g}{level}{sums}"
+    return f"epsilon {span} at delta {delta:g}{of}{sums}"
 
 
 def _ordered(own: Sequence[Line]) -> tuple[Line, ...]:

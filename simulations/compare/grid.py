@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import strategies
+from fedlsg.mechanisms import KINDS, is_silent
 from simulations.settings.settings import declarations
 
 NOISE = frozenset({"epsilon", "noise_multiplier", "delta"})
@@ -27,9 +28,9 @@ def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[
     """
     kind = settings.get("mechanism") or strategies.default_mechanism(method)
     if name in NOISE:
-        return kind in ("none", "clip-only")
+        return is_silent(kind)
     if name in CLIP:
-        return kind == "none"
+        return kind in KINDS and KINDS[kind].plain
     if name in strategies.own_settings(method):
         return len(values) > 1 and not _looks_at(method, name, settings, values)
     return name in strategies.recipe_settings()
@@ -219,7 +220,7 @@ class Grid:
         kind = entry.settings.get("mechanism", self.settings.get("mechanism"))
         if kind is None:
             return strategies.recipe(entry.method).mechanism.adds_noise
-        return kind in ("dp", "noise-only")
+        return not is_silent(kind)
 
     def _cell(
         self, entry: Entry, seed: int, epsilon: float | None, rank: int | None, sparsity: float | None,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedlsg.units import Unit, unit_in
 from simulations.rundir.results import Result
 from simulations.workloads.base.split import Chance, beats_chance, standard_error
 
@@ -52,8 +53,13 @@ class Line:
 
     @property
     def unit(self) -> str:
-        """What the epsilon protects: an example, or a client."""
-        return str(self.setting("unit") or "example")
+        """The name of what the epsilon protects."""
+        return self.of_unit.name
+
+    @property
+    def of_unit(self) -> Unit:
+        """What the epsilon protects."""
+        return unit_in({"unit": self.setting("unit")})
 
     @property
     def task(self) -> tuple[Any, ...]:
@@ -184,7 +190,7 @@ class Line:
         own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
         others = {name: value for name, value in self.varied.items() if name not in ("rank", "sparsity")}
         own += [f"{name} {value_words(value)}" for name, value in others.items()]
-        own += ["client level"] if self.unit == "client" and "unit" not in self.varied else []
+        own += [self.of_unit.level] if self.of_unit.level and "unit" not in self.varied else []
         return f"{self.label} ({', '.join(own)})" if own else self.label
 
 

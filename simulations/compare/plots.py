@@ -70,7 +70,7 @@ def _curves_over_epsilon(table: Sequence[Line], looks: Looks, targets: Sequence[
         shift = 1 + 0.015 * (position - (len(families) - 1) / 2)  # so that error bars do not cover each other
         series.append(marks([shift * target for target, _ in points], [line for _, line in points], looks[name]))
     series += levels((line for line in table if line.epsilon_target is None), looks)
-    of = "each client's examples" if all(line.unit == "example" for line in table) else "an example, or of a client"
+    of = " or ".join(dict.fromkeys(line.of_unit.protects for line in table))
     ticks = spaced([(target, f"{target:g}") for target in targets], log=True)
     x = Axis(label=f"epsilon of {of} (target, logarithmic)", log=True, ticks=ticks)
     return (_accuracy("Accuracy at each epsilon", x, [*series, *chance(table)], table),)

@@ -11,10 +11,11 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
 
+from fedlsg.units import EXAMPLE, UNITS
 from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
 from simulations.plan.advice import RHO_MEANING
 from simulations.report.colours import looks
-from simulations.report.facts import CLIENT_LEVEL, trust_words
+from simulations.report.facts import trust_words
 from simulations.report.page import RowKind, Table, cell_text
 from simulations.report.table import Column, make_table, records
 from simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
@@ -99,7 +100,7 @@ def comparison_table(table: Sequence[Line]) -> Table:
     columns = columns_of(table)
     silent = {one.key for one in columns if one.key in RARE and all(one.shown(line) == "--" for line in table)}
     silent |= {"trust"} if {line.trust for line in table} == {"client"} else set()
-    silent |= {"unit"} if {line.unit for line in table} == {"example"} else set()
+    silent |= {"unit"} if {line.unit for line in table} == {EXAMPLE.name} else set()
     silent |= set() if any(map(_differs_outside, table)) else {"epsilon_outside"}
     colours = looks([(line.method, line.name) for line in table])
     return make_table(
@@ -154,7 +155,7 @@ def notes(table: Sequence[Line]) -> list[str]:
         "points, from the spread over seeds and the size of the test split.",
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]
-    found += [CLIENT_LEVEL] if any(line.unit == "client" for line in table) else []
+    found += [unit.meaning for unit in UNITS.values() if unit.level and unit.name in {line.unit for line in table}]
     if any(line.varied for line in table):
         found.append(
             "The best of these settings is chosen on these rows: fedlsg compare --search chooses on other rows."
@@ -252,7 +253,7 @@ def _claim(own: Sequence[Line], deltas: bool) -> str:
 def _group(own: Sequence[Line], named: bool, deltas: bool) -> str:
     """Sentences on lines of one epsilon; with its delta where ``deltas`` differ."""
     best, first = _best(own), own[0]
-    level = ", at client level" if first.unit == "client" else ""
+    level = f", at {first.of_unit.level}" if first.of_unit.level else ""
     at = f"At epsilon {_claim(own, deltas)}{level}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
     if not any(line.beats_chance is not False for line in own):
         return f"{at} no method is better than guessing."

@@ -175,6 +175,6 @@ def _family_name(line: Line, names: Sequence[str]) -> str:
         others.append(f"p {line.setting('sparsity'):g}")
     others += [f"{name} {value_words(value)}" for name, value in line.varied.items() if name not in names]
     others += [] if line.epsilon_target is None else [f"epsilon {line.epsilon_target:g}"]
-    others += ["client level"] if line.unit == "client" and "unit" not in line.varied else []
+    others += [line.of_unit.level] if line.of_unit.level and "unit" not in line.varied else []
     label = line.label + ("" if line.private is not False else f", {NOT_PRIVATE}")
     return f"{label} ({', '.join(others)})" if others else label

@@ -14,6 +14,7 @@ from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
 from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.state import mean_frame
+from fedlsg.units import unit_in
 from fedlsg.user_code import shown
 from simulations.callbacks.named import named
 from simulations.estimate.trial import Trial, time_step, try_rounds
@@ -219,8 +220,9 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
     """A line for each fact."""
     values, sizes, phones, step = facts["values"], facts["bytes"], facts["phones"], facts["step"]
     memory = facts["memory_bytes"]
-    protected = "one example" if facts["unit"] == "example" else "a client with all of its data"
-    epsilon = f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for {protected}"
+    epsilon = (
+        f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for {unit_in(facts).protects}"
+    )
     first = "" if sizes["down_first"] == sizes["down"] else f"; in its first {_bytes(sizes['down_first'])}"
     noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
     found = {

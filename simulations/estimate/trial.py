@@ -103,7 +103,7 @@ def time_step(plan: Plan) -> tuple[float, int, int | None]:
     It has one microbatch at most: a larger batch takes as much longer, and no more memory. Memory is that of this
     process with the data, None where the system does not tell.
     """
-    batch = round(plan.local.expected_batch) if plan.client_unit is None else round(max(
+    batch = round(plan.local.expected_batch) if not plan.unit.whole else round(max(
         rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True)))  # fmt: skip
     with _untouched(plan):
         state = plan.server_state()
@@ -111,7 +111,7 @@ def time_step(plan: Plan) -> tuple[float, int, int | None]:
         base = _with_rows(plan, size)
         if state.awaits_pruning:
             state.pruned = True
-        common = state.plan(replace(plan.local, steps=1, shuffled=0, sample_rate=1.0), plan.sums, plan.client_unit)
+        common = state.plan(replace(plan.local, steps=1, shuffled=0, sample_rate=1.0), plan.sums, plan.unit)
         round_plan = common.for_client(replace(plan.terms[0], sample_rate=1.0))
         here = Process(base=base, state=state.public, held=Held(state.public))
         checked, account = check(state.model, round_plan.frame), NoAccount()

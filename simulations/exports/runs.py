@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.choices import choose
+from fedlsg.units import unit_in
 from fedlsg.user_code import shown
 from simulations.compare.collect import CELLS
 from simulations.live import open_file
@@ -58,8 +59,8 @@ class Listed:
         """Against whom epsilon holds."""
         trust = str(self.result.settings.get("trust", "client"))
         strong = strongest(self.result.summary).removeprefix(" against ") if self.result.done else ""
-        unit = ", a client's data" if self.result.settings.get("unit") == "client" else ""
-        return (strong or READERS.get(trust, trust)) + unit
+        level = unit_in(self.result.settings).level
+        return (strong or READERS.get(trust, trust)) + (level and f", {level}")
 
     @property
     def bytes(self) -> int | None:

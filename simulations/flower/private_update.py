@@ -21,6 +21,7 @@ from fedlsg.owner_only import make_parents
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
 from fedlsg.randomness import secret_stream
 from fedlsg.training.client import AddNoise
+from fedlsg.units import CLIENT
 from fedlsg.user_code.failure import without_exit
 from simulations.client.app import is_simulated, refusal
 from simulations.client.node.terms import absolute
@@ -223,7 +224,7 @@ def _charge(
         client=client, round=here.terms.round, attempt=book.next_attempt(here.terms.round, run), steps=1,
         sample_rate=1.0,
         noise_multiplier=mechanism.effective_noise_multiplier(len(here.frame.blocks)), clip_norm=mechanism.clip_norm,
-        num_examples=1, mechanism=mechanism.kind, run=run, unit="client", **how,
+        num_examples=1, mechanism=mechanism.kind, run=run, unit=CLIENT.name, **how,
     )  # fmt: skip
     try:
         book.charge(entry, within=within)

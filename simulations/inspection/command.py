@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.payload import DEFAULT_CODEC
-from fedlsg.privacy.mechanism import MechanismKind
 from simulations.compare.grid_file import numbers
 from simulations.inspection import (
     Costs,
@@ -138,7 +137,7 @@ def finished(subject: Subject) -> Result:
     return result
 
 
-def under(settings: Settings, kind: MechanismKind) -> Settings:
+def under(settings: Settings, kind: str) -> Settings:
     """The same run under a mechanism without noise, in one process; its batches repeat with the seed."""
     dropped = DROPPED | codec_settings().keys()
     values = {name: value for name, value in values_of(settings).items() if name not in dropped}

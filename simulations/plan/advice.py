@@ -24,6 +24,7 @@ from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.privacy import rho
 from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
 from fedlsg.training.auto import FEWEST_UPDATES
+from fedlsg.units import UNITS
 from simulations.plan.base import Base
 from simulations.plan.plan import Plan, count_blocks, events_of, probes
 from simulations.settings.run import Resolved
@@ -56,7 +57,7 @@ def pull(plan: Plan) -> float | None:
     None without noise, at client level, and for a clip of each block, whose number is not known here. It reads no
     training row.
     """
-    whole = plan.client_unit is None and plan.method.mechanism.clip != "per-block"
+    whole = not plan.unit.whole and plan.method.mechanism.clip != "per-block"
     of_one = _rho(plan, values=1, blocks=1) if whole else None
     steps = plan.schedule.rounds * plan.settings.local_steps
     return math.sqrt(steps * (1 + 1 / plan.divisor)) / of_one if of_one else None
@@ -109,7 +110,7 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
         return None
     before = " before pruning" if plan.method.prune.reads_data else ""
     k = plan.settings.clients_per_round
-    batch = f", expected batch {plan.divisor:,.0f}" if plan.client_unit is None else ""
+    batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
     return (
         f"rho = {found:.3g}: norm of a step's noise over the clip norm ({mean_frame(public).kept:,} values{before}, "
         f"{k} {'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
@@ -147,7 +148,7 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
     if s.trust == "server":
         return s.clients_per_round / s.clients, rounds
     rounds = base.participation.most_selections(rounds)
-    if s.unit == "client":
+    if UNITS[s.unit].whole:
         return 1.0, rounds
     batches = rounds * s.local_steps
     if s.batch_size is None:
@@ -206,7 +207,7 @@ def _batches(plan: Plan) -> str | None:
     """A batch of a client is empty with probability (1 - q)^N."""
     rates = {size: plan.rate_of(size) for size in dict.fromkeys(plan.sizes)}
     empty = max(math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0 for size, rate in rates.items())
-    if empty < EMPTY or plan.client_unit is not None or plan.settings.sampling != "poisson":
+    if empty < EMPTY or plan.unit.whole or plan.settings.sampling != "poisson":
         return None
     return (
         f"the smallest client has an empty batch in {empty:.0%} of its steps, and adds the whole noise in each: give a "

@@ -15,21 +15,21 @@ import strategies
 from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
-from fedlsg.client_level import ClientUnit
 from fedlsg.discrete import SumTerms
 from fedlsg.gradients import registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
-from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
+from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
+from fedlsg.selection import Selection, selection_of
 from fedlsg.state import PublicState, RoundPlan, ServerState
+from fedlsg.units import Unit
 from fedlsg.user_code.digest import digest_of, digest_of_all
 from simulations import workloads
 from simulations.plan.start import found_source, late_source
-from simulations.plan.unit import client_unit
 from simulations.rundir.declared import EVERYTHING, RELEASED, Released
 from simulations.settings.automatic import device_of
-from simulations.settings.participation import participation_of
+from simulations.settings.participation import participation_of, unit_of
 from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
 from simulations.workloads import Fetch, LoadedWorkload, Split, build_model, fetcher
@@ -171,12 +171,12 @@ class Base:
     @property
     def divisor(self) -> float:
         """Clients a round times the expected batch: public, fixed before the run. At client level updates are means."""
-        return self.settings.clients_per_round * (1.0 if self.client_unit else self.local.expected_batch)
+        return self.settings.clients_per_round * (1.0 if self.unit.whole else self.local.expected_batch)
 
     @cached_property
-    def client_unit(self) -> ClientUnit | None:
-        """Client-level privacy; None where the unit is an example."""
-        return client_unit(self.settings, self.method)
+    def unit(self) -> Unit:
+        """What the run's epsilon protects."""
+        return unit_of(self.settings, self.method)
 
     @property
     def sums(self) -> SumTerms | None:
@@ -212,7 +212,14 @@ class Base:
         on their number, one client would decide whether another one counts.
         """
         most = len(self.sizes) if self.draws_in_secret else self.settings.clients_per_round
-        return participation_of(self.settings, self.local, sizes=self.sizes, rates=self.rates, per_round=most)
+        return participation_of(
+            self.settings, self.local, sizes=self.sizes, rates=self.rates, per_round=most, selection=self.selection
+        )
+
+    @property
+    def selection(self) -> Selection:
+        """The rule that draws the clients of a round."""
+        return selection_of(self.settings.selection, secret=self.draws_in_secret)
 
     @cached_property
     def steps(self) -> list[int]:
@@ -234,7 +241,7 @@ class Base:
     @property
     def draws_in_secret(self) -> bool:
         """Whether the server draws the clients of a round one by one, in secret, and adds the noise itself."""
-        return self.client_unit is not None and self.client_unit.at_server
+        return self.unit.at_server
 
     @property
     def released(self) -> Released:
@@ -263,7 +270,7 @@ class Base:
     @property
     def steps_a_round(self) -> int:
         """Noisy steps of a client in a round, which its ledger is charged with."""
-        return self.local.steps if self.client_unit is None else 1
+        return self.unit.steps(self.local.steps)
 
     def accounted_rate(self, sample_rate: float) -> float:
         """The sampling rate that the ledger is charged with, for a client whose batches have ``sample_rate``.
@@ -272,7 +279,7 @@ class Base:
         """
         if self.local.shuffled:
             return 1.0
-        return sample_rate if self.client_unit is None else self.client_unit.sample_rate
+        return self.unit.rate(sample_rate)
 
     def accounted_steps(self, num_examples: int, steps: int | None = None) -> int:
         """How often one of a client's examples may take part in ``steps`` noisy steps; by default, in all of the run's.

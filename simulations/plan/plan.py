@@ -34,7 +34,7 @@ from simulations.plan.base import Base
 from simulations.plan.prepare import check_personal, client_weights, prepare
 from simulations.plan.rows import check_rows, check_train_shape, naming_failures
 from simulations.plan.start import check_source
-from simulations.plan.unit import adaptive_clip
+from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
 
@@ -90,8 +90,8 @@ def client_terms(base: Base) -> Sequence[ClientTerms]:
     """Rate and nominal noise multiplier of every client; both follow from its declared size."""
     s, mechanism = base.settings, base.method.mechanism
     if mechanism.private:
-        check_delta(s.delta, max(base.sizes) if base.client_unit is None else len(base.sizes))
-    if base.sums is not None and base.client_unit is None and max(base.sizes) > MOST_EXAMPLES:
+        check_delta(s.delta, base.unit.population(base.sizes))
+    if base.sums is not None and not base.unit.whole and max(base.sizes) > MOST_EXAMPLES:
         raise ValueError(
             f"trust=secure is planned for clients of {MOST_EXAMPLES:,} examples, one has {max(base.sizes):,}"
         )
@@ -133,6 +133,7 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
     """The ledger of a client that always takes part: its training steps, and the pruning round."""
     mechanism = terms.mechanism(base.method.mechanism)
     effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
+    effective /= base.unit.examples
     log_ratio = 0.0 if base.sums is None else most_log_ratio(base.sums)
     steps = base.accounted_steps(terms.num_examples)
     rate = base.accounted_rate(terms.sample_rate)
@@ -200,8 +201,9 @@ def noise_of_each(
 ) -> Mapping[tuple[float, int], float]:
     """Nominal noise multiplier by what the ledger is charged with in the whole run: sampling rate and steps.
 
-    Its effective one reaches epsilon: sigma = sigma_eff * sensitivity / C. The same epsilon covers the pruning round,
-    which is on the same examples. The given noise multiplier where there is one; 0 without noise.
+    Its effective one reaches epsilon: sigma = sigma_eff * sensitivity / C, times the examples of a unit. The same
+    epsilon covers the pruning round, which is on the same examples. The given noise multiplier where there is one; 0
+    without noise.
     """
     s, mechanism = base.settings, base.method.mechanism
     if not mechanism.adds_noise or s.noise_multiplier is not None:
@@ -213,7 +215,7 @@ def noise_of_each(
         log_ratio=0.0 if base.sums is None else most_log_ratio(base.sums),
     )  # fmt: skip
     nominal = mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0
-    return {setting: sigma * nominal for setting, sigma in effective.items()}
+    return {setting: sigma * nominal * base.unit.examples for setting, sigma in effective.items()}
 
 
 def count_blocks(base: Base) -> int:

@@ -32,12 +32,12 @@ from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import keeps_memory
-from fedlsg.privacy.shuffling import batches_of_epoch
+from fedlsg.privacy.sampling import batches_of_epoch
 from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
 from simulations.plan.start import with_digest
-from simulations.plan.unit import client_unit
 from simulations.settings.checks import check, check_given, check_method, idle
+from simulations.settings.participation import unit_of
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, fill, resolved
 from simulations.settings.run import Resolved
@@ -92,7 +92,7 @@ def prepare(
     method = build_method(filled)
     check_method(filled, method, deployed=deployed)
     passes = rate
-    if client_unit(filled, method) is not None:  # what follows from sizes would tell which clients there are
+    if unit_of(filled, method).whole:  # what follows from sizes would tell which clients there are
         assert filled.batch_size is not None, "a rule of unit=client wants one"
         expected_batch, passes = float(filled.batch_size), 1 / filled.local_steps  # an epoch is a round
     if filled.sampling == "shuffle":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import strategies
+from fedlsg.units import EXAMPLE, UNITS, unit_in
 from simulations import workloads
 from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration
@@ -16,11 +17,6 @@ from simulations.settings.resolve import FALLBACK, GRID
 from simulations.settings.settings import all_settings
 from simulations.settings.show import by_group, text_of
 
-EXAMPLE_LEVEL = (
-    "Epsilon protects one example of one client (adjacency: add or remove one example). Each client composes its own "
-    "steps. The number is the largest over clients and seeds; it is never a sum over clients. Whatever an observer "
-    "concludes is at most e^epsilon times as likely as without the example, except with probability delta."
-)
 PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
     "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
@@ -30,12 +26,6 @@ SHUFFLED = (
     "number of examples stays. Each example is in one batch of an epoch, an epoch that is begun counts as one release, "
     "and no amplification by shuffling is claimed. Replacing an example by another one is twice as much: count with "
     "half of the noise multiplier."
-)
-CLIENT_LEVEL = (
-    "With unit=client, epsilon protects one client with all of its data: with its data or without, whatever an "
-    "observer concludes is at most e^epsilon times as likely, except with probability delta. Epsilons of the two units "
-    "are not comparable. For one example of a client that stays, the clipped update may turn round: count with half of "
-    "the noise multiplier."
 )
 TRUST = {
     "client": "trust=client: each payload is private on its own. Epsilon is the same against everybody who reads it: "
@@ -75,8 +65,8 @@ def epsilon_section(results: Sequence[Result]) -> Section:
     The last line only if no run measured its accuracy on private rows.
     """
     whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [TRUST["client"]]
-    units = {str(run.settings.get("unit", "example")) for run in results} or {"example"}
-    what = [words for unit, words in (("example", EXAMPLE_LEVEL), ("client", CLIENT_LEVEL)) if unit in units]
+    units = {unit_in(run.settings).name for run in results} or {EXAMPLE.name}
+    what = [unit.meaning for name, unit in UNITS.items() if name in units]
     shuffled = [SHUFFLED] if any(run.settings.get("sampling") == "shuffle" for run in results) else []
     texts = [*what, *shuffled, *PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))

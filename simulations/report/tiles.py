@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedlsg.units import unit_in
 from simulations.report.page import Badge, Tile, Tiles
 from simulations.report.words import (
     NOT_PRIVATE,
@@ -63,12 +64,11 @@ def _spent(result: Result) -> list[Tile]:
     if not result.private:
         why = "the noise can be repeated" if summary.get("reproducible") else "no finite epsilon is claimed"
         return [Tile(name="epsilon", value="none", note=why, style="bad")]
-    unit = "one example" if summary.get("unit", "example") == "example" else "a client with all of its data"
     style = privacy_badge(result)[1]
     return [
         Tile(
             name="epsilon", value=epsilon_words(float(summary["epsilon_max"])), style=style,
-            note=f"at delta {summary['delta']:g}, for {unit}; {_reader(summary)}",
+            note=f"at delta {summary['delta']:g}, for {unit_in(summary).protects}; {_reader(summary)}",
         )
     ]  # fmt: skip
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
+from fedlsg.units import unit_in
 from simulations.rundir.journal import LINKS
 from simulations.rundir.results import PROMISED, Result
 from simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
-CLIENT_LEVEL = "client level: of a client with all of its data"
 AT_SERVER = (
     "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; who, and "
     "how many, took part is its secret"
@@ -134,11 +134,12 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
         return why + (
             f"; the ledger alone would say epsilon {epsilon_words(epsilon)}" if epsilon < float("inf") else ""
         )
-    of = (
-        f"largest of {summary['clients']} clients, median {epsilon_words(float(summary['epsilon_median']))}"
-        if summary.get("unit", "example") == "example"
-        else CLIENT_LEVEL
-    )
+    unit = unit_in(summary)
+    if unit.whole:
+        of = f"{unit.level}: of {unit.protects}"
+    else:
+        of = f"largest of {summary['clients']} clients, median {epsilon_words(float(summary['epsilon_median']))}"
+        of += unit.level and f", {unit.level}"
     line = (
         f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} ({of}; sigma "
         f"{summary['noise_multiplier']:.4g})"
@@ -276,8 +277,8 @@ def at_epsilon(summary: Mapping[str, Any]) -> str:
         "server": " for the weights, at a trusted server",
     }
     trust = of.get(str(summary.get("trust", "client")), "")
-    if summary.get("unit", "example") == "client":
-        trust = f" at client level{trust}"
+    if level := unit_in(summary).level:
+        trust = f" at {level}{trust}"
     return f"at epsilon {epsilon_words(float(summary['epsilon_max']))}{trust} (delta {summary['delta']:g})"
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import strategies
 from fedlsg.accounting import Event, Spread, spread
+from fedlsg.mechanisms import is_silent
 from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.rundir.journal import Link, read_lines, transfer_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.workloads.base.split import Chance
 
 
@@ -72,7 +72,7 @@ class Result:
     def noisy(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
         default = strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
-        return self.settings.get("mechanism", default) not in WITHOUT_NOISE
+        return not is_silent(self.settings.get("mechanism", default))
 
     @property
     def epsilon_target(self) -> float | None:
@@ -223,7 +223,7 @@ def counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
     entries = [entry for ledger in _ledgers(run) for entry in ledger.entries]
     if not entries:  # a finished run whose ledgers are gone: its summary would name readers if it were of today
         return run.summary.exists() and "epsilon_by_reader" not in json.loads(run.summary.read_text())
-    return any(entry.mechanism == "dp" and not entry.min_survivors for entry in entries)
+    return any(entry.private and not entry.min_survivors for entry in entries)
 
 
 def refuse_own_noise(run: RunDir, settings: Mapping[str, Any] | None = None) -> None:

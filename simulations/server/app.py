@@ -30,7 +30,6 @@ from simulations.callbacks import Callback, CallbackList, StopRun, Watched
 from simulations.callbacks.named import named
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
-from simulations.plan.unit import adaptive_clip
 from simulations.rundir.files import resumable
 from simulations.rundir.lock import create, exclusive
 from simulations.rundir.rundir import RunDir
@@ -41,6 +40,7 @@ from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound, Recorder, make_downlink
 from simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
 from simulations.settings.checks import check_given
+from simulations.settings.participation import adaptive_clip
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, permit_code, values_of
 from strategies.federation.expectations import reply_bytes
@@ -185,7 +185,7 @@ def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         run_dir=str(run.path),
         sums=plan.sums,
         reproducible=s.reproducible,
-        client_unit=plan.client_unit,
+        unit=plan.unit,
         server_noise=_server_noise(plan, run),
     )
 

@@ -15,6 +15,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.discrete.release import MOST_EXAMPLES
+from fedlsg.units import UNITS
 from simulations.grids.virtual import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import RUN, Settings
@@ -115,4 +116,4 @@ def most_examples(settings: Settings) -> int:
     """
     most = MOST_EXAMPLES if settings.trust == "secure" else EXAMPLES
     delta = float(RUN["delta"].setting.fallback or 0) if settings.delta is None else settings.delta
-    return most if settings.unit != "example" else min(most, max(math.ceil(1 / delta) - 1, 1))
+    return most if UNITS[settings.unit].whole else min(most, max(math.ceil(1 / delta) - 1, 1))

@@ -259,7 +259,7 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
         "clients": {
             str(client): {
                 "noise_std": common.for_client(own).noise_std,
-                "expected_batch": own.sample_rate * own.num_examples if plan.client_unit is None else 1.0,
+                "expected_batch": own.sample_rate * own.num_examples if not plan.unit.whole else 1.0,
                 **({} if own.weight == 1 else {"weight": own.weight}),
             }
             for client, own in sorted(terms.items())

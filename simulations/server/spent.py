@@ -9,8 +9,8 @@ from typing import Any
 from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
 from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.ledger_entry import kind_of
-from fedlsg.privacy.readers import READERS, WITH_SERVER
 from fedlsg.privacy.run_ledger import ClientCharges
+from fedlsg.privacy.totals import READERS, WITH_SERVER
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import BYTES, SUMS, Times
 from strategies.federation.report import RoundReport
@@ -172,7 +172,7 @@ def _median_of(endless: int, clients: int) -> float:
 
 def _events(ledger: ClientCharges) -> History:
     """The mechanism invocations of a client; None where one was not private, which has no bound."""
-    return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()
+    return None if not all(entry.private for entry in ledger.entries) else ledger.events()
 
 
 CLIENTS = ("asked", "answered", "rejected", "dropped", "late")

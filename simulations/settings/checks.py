@@ -10,13 +10,14 @@ from types import MappingProxyType
 import torch
 
 import strategies
+from fedlsg.mechanisms import DP, KINDS, is_silent
 from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.rules import Facts, Rule, check_rules
 from fedlsg.secure_sum import plan_graph
+from fedlsg.units import UNITS
 from simulations.settings.automatic import device_of
 from simulations.settings.participation import availability_of, spread_of
-from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.resolve import fill_codecs, uplink_codec
 from simulations.settings.run import Resolved, Settings
 from simulations.settings.settings import AUTO, RUN, all_settings, codec_settings, from_values
@@ -38,7 +39,10 @@ WORDS: Mapping[str, str] = MappingProxyType({
     "known_noise": "a codec whose noise has a known deviation (got {codec})",
     "memory": "a memory of what was not sent ({method!r}, {codec})",
     "noise": "a mechanism that adds noise",
+    "private": "privacy",
     "prunes_by_data": "pruning by data ({method!r})",
+    "whole": "unit=client",
+    "of_examples": "unit=example",
     "trace": "availability as a trace ({availability})",
 })  # fmt: skip
 """How a message calls facts that are no settings."""
@@ -70,7 +74,7 @@ def facts_of(
     """What is known about a run; a gap that a workload may still fill is not known."""
     known = {f.name: getattr(s, f.name) for f in fields(s) if f.name != "parameters"} | dict(s.parameters)
     known["chosen_method"] = s.method == AUTO or "method" in (s.auto or "").split()
-    known["deployed"] = deployed
+    known |= {"deployed": deployed, **unit_facts(s.unit)}
     if isinstance(s, Resolved):
         found = availability_of(s)
         known |= {"trace": isinstance(found, str), "away": found != 1.0}
@@ -79,6 +83,12 @@ def facts_of(
     if workload is not None:
         known |= {"classes": workload.num_classes is not None, "augmentation": workload.augment is not None}
     return {**known, **codec_facts(s), **({} if method is None else method_facts(s, method))}
+
+
+def unit_facts(name: str) -> Facts:
+    """Whether whole clients are released, or examples."""
+    whole = name in UNITS and UNITS[name].whole
+    return {"whole": whole, "of_examples": not whole}
 
 
 def codec_facts(s: Settings) -> Facts:
@@ -111,6 +121,7 @@ def method_facts(s: Settings, method: Method) -> Facts:
         "mechanism": method.mechanism.kind,
         "clip": method.mechanism.clip,
         "noise": method.mechanism.adds_noise,
+        "private": method.mechanism.private,
         "chooses": method.compression.chooses,
         "embeds": method.carrier.form.embeds,
         "factors": not method.carrier.adds_up,
@@ -121,9 +132,9 @@ def method_facts(s: Settings, method: Method) -> Facts:
 
 def check_given(s: Settings, *, deployed: bool = False) -> None:
     """Raise ValueError for settings that do not go together whatever the data are; nothing is loaded yet."""
-    kind = s.parameters.get("mechanism") or ("dp" if s.method == AUTO else strategies.default_mechanism(s.method))
-    known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": kind not in WITHOUT_NOISE}
-    check_rules(all_rules(), known, WORDS)
+    kind = s.parameters.get("mechanism") or (DP.name if s.method == AUTO else strategies.default_mechanism(s.method))
+    known = {**facts_of(s, deployed=deployed), "mechanism": kind, "noise": not is_silent(kind)}
+    check_rules(all_rules(), known | {"private": kind in KINDS and KINDS[kind].private}, WORDS)
 
 
 def check(s: Resolved, workload: LoadedWorkload) -> None:
@@ -184,8 +195,14 @@ def _raise_or(least: int, most: int, else_do: str) -> str:
 
 def refuse_client_level(s: Settings, what: str) -> None:
     """Raise ValueError for client-level settings where ``what`` is made for single examples."""
-    if s.unit == "client":
-        raise ValueError(f"{what} works on single examples: it needs unit=example, got unit=client")
+    if not UNITS[s.unit].single:
+        raise ValueError(f"{what} works on single examples: it needs unit=example, got unit={s.unit}")
+
+
+def refuse_groups(s: Settings, what: str) -> None:
+    """Raise ValueError for a unit of several examples where ``what`` plays with one unit."""
+    if UNITS[s.unit].examples > 1:
+        raise ValueError(f"{what} is for one example or one client: it needs unit=example or client, got unit={s.unit}")
 
 
 def refuse_shuffled(s: Settings, what: str) -> None:

@@ -8,6 +8,7 @@ from math import inf
 from typing import Annotated, Literal
 
 from fedlsg.rules import idle_unless, needs
+from fedlsg.selection import SELECTIONS
 from fedlsg.setting import Setting
 
 ONE_STEP = "with one local step a client sends its gradient: leave it out, or give local_steps=2 or more"
@@ -67,6 +68,13 @@ class Federation:
     clients_per_round: Annotated[
         int | None, Setting("Clients selected in each round; default all.", "clients", at_least=1, aliases=("cohort",))
     ] = None
+    selection: Annotated[
+        str | None,
+        Setting(
+            "Rule that draws a round's clients; default uniform, or poisson by a server that adds the noise.",
+            choices=SELECTIONS,
+        ),
+    ] = None  # fmt: skip
     local_steps: Annotated[
         int | None,
         Setting(

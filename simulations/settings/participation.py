@@ -1,18 +1,22 @@
-"""Settings of simulated time, and the public conditions of a federation that they make.
+"""The public conditions that settings make of a federation: simulated time, the unit of privacy, an adaptive clip.
 
 Who is there, who leaves, how fast clients are, and when a round ends. One setting that is given starts the clock.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedlsg.method import LocalTraining
+from fedlsg.client_level import AdaptiveClip
+from fedlsg.method import LocalTraining, Method
 from fedlsg.participation import Participation, Trace, read_trace
 from fedlsg.randomness import public_generator
+from fedlsg.selection import Selection, selection_of
+from fedlsg.units import EXAMPLE, UNITS, Unit
 from simulations.settings.run import Resolved, Settings
 
 NAMES = (
@@ -21,6 +25,10 @@ NAMES = (
 EXAMPLE_SECONDS = 0.01
 CONSTANT, LOGNORMAL = "constant", "lognormal"
 MEGABIT = 1e6
+CLIP_RATE = 0.2
+"""eta of Andrew et al. 2021."""
+COUNT_SHARE = 20
+"""sigma_b is the expected number of clients over this (Andrew et al. 2021)."""
 
 
 def given(s: Settings) -> dict[str, Any]:
@@ -64,17 +72,23 @@ def spread_of(s: Settings) -> float:
 
 
 def participation_of(
-    s: Resolved, local: LocalTraining, *, sizes: Sequence[int], rates: Sequence[float], per_round: int
+    s: Resolved,
+    local: LocalTraining,
+    *,
+    sizes: Sequence[int],
+    rates: Sequence[float],
+    per_round: int,
+    selection: Selection,
 ) -> Participation:
     """Conditions of a run. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of every client;
-    ``per_round``: replies that a round uses at most.
+    ``per_round``: replies that a round uses at most; ``selection``: the rule of the draw.
 
     The computing time of a client in a round is q_k N_k (expected, never drawn, examples of a step) x local steps x
     gradients an example x ``example_seconds`` x its factor.
     Raises ValueError for a trace that cannot be read, or that goes with links, and for a deadline that nobody can meet.
     """
     if not given(s):
-        return Participation(clients=len(sizes), per_round=per_round, seed=s.seed)
+        return Participation(clients=len(sizes), per_round=per_round, seed=s.seed, selection=selection)
     assert s.example_seconds is not None
     step = local.steps * local.multiplicity * s.example_seconds
     factors = speed_factors(len(sizes), spread_of(s), seed=s.seed)
@@ -96,6 +110,7 @@ def participation_of(
         uplink=math.inf if s.uplink_mbps is None else MEGABIT * s.uplink_mbps,
         downlink=math.inf if s.downlink_mbps is None else MEGABIT * s.downlink_mbps,
         least=s.min_survivors,
+        selection=selection,
     )
 
 
@@ -114,3 +129,32 @@ def trace_digest(participation: Participation) -> str | None:
 def _availability(s: Resolved, clients: int) -> float | Trace:
     found = availability_of(s)
     return found if isinstance(found, float) else read_trace(Path(found), clients)
+
+
+def unit_of(s: Resolved, method: Method) -> Unit:
+    """The unit, as it takes part in this run; an example for methods without privacy."""
+    unit, at_server = UNITS[s.unit], s.trust == "server"
+    if not method.mechanism.private:
+        return EXAMPLE
+    if not unit.whole:
+        return unit
+    rate = selection_of(s.selection, secret=at_server).sample_rate(s.clients, s.clients_per_round)
+    return replace(unit, sample_rate=rate, at_server=at_server)
+
+
+def adaptive_clip(s: Resolved, noise_multiplier: float) -> AdaptiveClip | None:
+    """The adaptive clip that the settings ask for; ``noise_multiplier``: z, of count and sum together.
+
+    By default the count has the noise of the paper or, in a small federation, of z clients: then the sum has 4/3 of the
+    variance that it would have alone. Raises ValueError for a given noise that leaves nothing for the sum.
+    """
+    if s.clip_quantile is None:
+        return None
+    made = AdaptiveClip(
+        quantile=s.clip_quantile,
+        rate=CLIP_RATE if s.clip_learning_rate is None else s.clip_learning_rate,
+        count_noise=s.clip_count_noise or max(s.clients_per_round / COUNT_SHARE, noise_multiplier),
+        expected_clients=s.clients_per_round,
+    )
+    made.sum_multiplier(noise_multiplier)
+    return made

@@ -9,46 +9,16 @@ from typing import Annotated, Literal
 
 from fedlsg.rules import idle_unless, needs
 from fedlsg.setting import Setting
+from fedlsg.units import EXAMPLE, UNITS
 
-CLIENTS = "unit=client and mechanism=dp"
-CLIENT_LEVEL = (
-    needs(
-        "trust=server|secure",
-        "it hides a client in a real sum: take trust=server (simulation: the server is trusted with updates that have "
-        "no noise, and adds it) or trust=secure (clients add shares of it in a secure sum)",
-        of=CLIENTS,
-    ),
-    needs(
-        "batch_size",
-        "with sample_rate={sample_rate} a client's expected batch would depend on which other clients there are; give "
-        "batch_size, a public number of examples",
-        of=CLIENTS,
-    ),
-    needs("not prunes_by_data", "saliencies are of single examples: take unit=example, or no pruning", of=CLIENTS),
-    needs(
-        "not personal", "a part of each update stays with its client, and unit=client hides an update in the sum of "
-        "all: take unit=example", of=CLIENTS,
-    ),
-    needs(
-        "not embeds", "the embedding of each example is clipped apart from what it leaves, and unit=client clips whole "
-        "updates: take unit=example, or biased=true", of=CLIENTS,
-    ),
-    needs("not factors", "updates are added up, and factors do not add up: take unit=example", of=CLIENTS),
-    needs(
-        "not chooses", "a client would act on a round that it is not charged for: take unit=example", of=CLIENTS,
-    ),
-    needs("not memory", "a client would act on a round that it is not charged for: take unit=example", of=CLIENTS),
-    idle_unless("mechanism=dp", "nothing is private otherwise: leave unit out", of="unit=client"),
-)  # fmt: skip
-
-IN_SECRET = "trust=server and unit=client and mechanism=dp"
+IN_SECRET = "trust=server and whole and private"
 SUM = "trust=secure|aggregate"
 TRUST = (
     needs("not deployed", "no deployed client sends an update without noise: take trust=secure", of="trust=server"),
     needs(
         "unit=client",
         "it adds noise to a sum of whole updates; for noise on examples take trust=client, secure or aggregate",
-        of="trust=server and mechanism=dp",
+        of="trust=server and private",
     ),
     needs(
         "not over_selection", "only the first replies would count: one client would decide whether another one counts; "
@@ -72,7 +42,7 @@ TRUST = (
     ),
     needs(
         "local_steps=1", "the noise of one step is shared: take local_steps=1, or unit=client",
-        of=f"{SUM} and unit=example",
+        of=f"{SUM} and of_examples",
     ),
     needs(
         "clients_per_round>1", "it adds at least two clients: raise clients, or take trust=client", of="trust=secure",
@@ -102,8 +72,6 @@ TRUST = (
     ),
     needs("not chooses", "a sum adds position by position: take trust=client", of=SUM),
 )  # fmt: skip
-WITHOUT_NOISE = ("none", "clip-only")
-"""Mechanisms that add none."""
 ADAPTIVE = needs("clip_quantile", "it is a setting of an adaptive clip: give clip_quantile, too")
 NOISE = needs("noise", "choose method dpsgd, or mechanism=dp")
 
@@ -134,13 +102,11 @@ class Privacy:
         ),
     ] = None  # fmt: skip
     unit: Annotated[
-        Literal["example", "client"],
+        str,
         Setting(
-            "What epsilon protects: one example, or a client with all of its data.",
-            aliases=("level",),
-            rules=CLIENT_LEVEL,
+            "What epsilon protects: one example, or a client with all of its data.", aliases=("level",), choices=UNITS
         ),
-    ] = "example"
+    ] = EXAMPLE.name
     trust: Annotated[
         Literal["client", "secure", "aggregate", "server"],
         Setting("Clients add all noise, or a share in a real or assumed sum; or the server.", rules=TRUST),

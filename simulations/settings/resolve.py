@@ -8,13 +8,13 @@ from typing import Any, get_args
 
 import strategies
 from fedlsg.masks.mask import DropRate
+from fedlsg.mechanisms import is_silent
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.automatic import choose_method, fill_auto
 from simulations.settings.participation import fill_participation
-from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.run import Resolved
 from simulations.settings.settings import (
     AUTO,
@@ -56,7 +56,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
     preset = {**FALLBACK, **tuned}
     kind = given.get("mechanism", strategies.default_mechanism(settings.method))
-    if settings.noise_multiplier is not None or kind in WITHOUT_NOISE:
+    if settings.noise_multiplier is not None or is_silent(kind):
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
     if settings.partition is None and workload.parts is not None:
         preset["partition"] = GIVEN

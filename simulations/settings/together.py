@@ -7,9 +7,11 @@ from itertools import product
 from typing import Any
 
 import strategies
+from fedlsg.mechanisms import DP
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.rules import Facts, Rule, example, spell
-from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts
+from fedlsg.units import UNITS
+from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts, unit_facts
 from simulations.settings.run import Settings
 
 MODES = (
@@ -18,11 +20,11 @@ MODES = (
 )  # fmt: skip
 OF_METHODS = ("trust=secure", "trust=aggregate", "trust=server", "unit=client", "personal", "over_selection")
 FREE: Mapping[str, Sequence[str]] = {
-    "trust": ("client", "secure", "aggregate", "server"), "unit": ("example", "client"), "codec": (DEFAULT_CODEC,),
+    "trust": ("client", "secure", "aggregate", "server"), "unit": tuple(UNITS), "codec": (DEFAULT_CODEC,),
     "sampling": ("poisson", "shuffle"), "downlink": ("full", "sparse"), "indices": ("derived", "explicit"),
 }  # fmt: skip
 """Settings whose other values are tried before a pair is called impossible."""
-PRIVATE = {"mechanism": "dp", "noise": True, "clip": "joint", "grid_from_noise": False}
+PRIVATE = {"mechanism": DP.name, "private": True, "noise": True, "clip": "joint", "grid_from_noise": False}
 
 HEAD = """## What goes together
 
@@ -83,6 +85,7 @@ def _possible(rules: Sequence[Rule], *modes: str, facts: Facts = PRIVATE) -> boo
             return False  # two values of one setting
         wanted |= found
     tried = [{**dict(zip(FREE, values, strict=True)), **facts, **wanted} for values in product(*FREE.values())]
+    tried = [{**one, **unit_facts(one["unit"])} for one in tried]
     return any(not any(not rule.idle and rule.broken(one) for rule in rules) for one in tried)
 
 

@@ -16,7 +16,6 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedlsg.participation import draw_order
 from fedlsg.privacy import LedgerError
 from fedlsg.state import Phase, RoundPlan, sizes_of
 from strategies.federation.downlink import Downlink, Records
@@ -80,7 +79,7 @@ class Exchange:
         ``least``: so many of them, whatever their health.
         """
         conditions = self.clock.participation
-        order = draw_order(conditions.clients, round=round, seed=conditions.seed)
+        order = conditions.order(round)
         own = list(islice(order, conditions.selected))
         others = (client for client in order if self._has_spare_round(client, round))
         candidates = (client for client in chain(own, others) if client not in but)

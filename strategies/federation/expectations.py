@@ -15,13 +15,14 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
-from fedlsg.client_level import ClientUnit, ServerNoise
+from fedlsg.client_level import ServerNoise
 from fedlsg.discrete import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.units import EXAMPLE, Unit
 from strategies.federation.proofs import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import read_update
@@ -94,7 +95,7 @@ class FederationSettings:
     """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training.
 
     ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and noise of it come
-    from the seed. NOT PRIVATE. ``client_unit``: of client-level privacy; with ``server_noise`` the server adds it.
+    from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server adds the noise.
     """
 
     terms: Sequence[ClientTerms]
@@ -107,7 +108,7 @@ class FederationSettings:
     run_dir: str = ""
     sums: SumTerms | None = None
     reproducible: bool = False
-    client_unit: ClientUnit | None = None
+    unit: Unit = EXAMPLE
     server_noise: ServerNoise | None = None
 
     @property

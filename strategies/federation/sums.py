@@ -203,9 +203,9 @@ class ServerNoiseExchange(Exchange):
 
         Raises BudgetError if the round would pass the budget, LedgerError if it cannot be charged: nothing is drawn.
         """
-        assert plan.client_unit is not None
+        assert plan.unit.whole
         self._charge(plan)
-        clients, rate = len(self.expectations.settings.terms), plan.client_unit.sample_rate
+        clients, rate = len(self.expectations.settings.terms), plan.unit.sample_rate
         drawn = poisson_batch(clients, rate, self._noise.stream("clients", plan.round)).tolist()
         there = set(self.clock.select(plan.round))
         return [client for client in drawn if client in there]
@@ -263,20 +263,20 @@ class ServerNoiseExchange(Exchange):
 
     def _charge(self, plan: RoundPlan) -> None:
         noise = self._noise
-        assert plan.client_unit is not None
+        assert plan.unit.whole
         first = self.expectations.state.method.mechanism  # the multiplier is the same at any C, to the bit
         entry = Entry(
             client=SERVER,
             round=plan.round,
             attempt=noise.ledger.next_attempt(plan.round),
             steps=1,
-            sample_rate=plan.client_unit.sample_rate,
+            sample_rate=plan.unit.sample_rate,
             noise_multiplier=first.effective_noise_multiplier(len(plan.frame.blocks)),
             clip_norm=plan.mechanism.clip_norm,
             num_examples=len(self.expectations.settings.terms),
             mechanism=plan.mechanism.kind,
             reproducible=noise.reproducible,
-            unit="client",
+            unit=plan.unit.name,
         )
         known = noise.ledger.of_round(plan.round)
         if noise.reproducible and any(replace(one, attempt=entry.attempt) == entry for one in known):

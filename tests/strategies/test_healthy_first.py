@@ -3,7 +3,8 @@
 from collections import Counter
 from itertools import pairwise
 
-from fedlsg.participation import Participation, select_clients
+from fedlsg.participation import Participation
+from fedlsg.selection import UNIFORM
 from strategies.federation.exchange import Exchange
 from strategies.federation.wire import TOO_SLOW, failure
 from tests.strategies.small_federation import Federation, server_state
@@ -23,7 +24,7 @@ def federation(*lost: int, code: int = TOO_SLOW, **settings: object) -> Federati
 
 
 def drawn(round: int) -> list[int]:
-    return select_clients(CLIENTS, PER_ROUND, round=round, seed=0)
+    return UNIFORM.select(CLIENTS, PER_ROUND, round=round, seed=0)
 
 
 def test_another_client_replies_in_place_of_one_that_is_lost():

@@ -15,12 +15,13 @@ from scipy.special import ndtri
 from torch import nn
 
 from fedlsg.attacks.audit.stated import Stated
-from fedlsg.client_level import AdaptiveClip, ClientUnit
+from fedlsg.client_level import AdaptiveClip
 from fedlsg.discrete import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism
 from fedlsg.training import LocalTraining
 from fedlsg.training.local import gains
+from fedlsg.units import EXAMPLE, Unit
 
 ALARM, MISS = 1e-6, 1e-3
 Z = float(-ndtri(ALARM) - ndtri(MISS))
@@ -44,7 +45,7 @@ class Setting:
     """What is audited: the mechanism as configured, in one frame, for ``rounds`` rounds; and what is ``stated`` of it.
 
     What runs: ``mechanism`` with one client's noise, or the server's; ``local`` training; ``sums`` of secure sums;
-    ``client_unit`` and ``adaptive`` of client-level privacy. Of these only the clip norm, the clip and the local steps
+    ``unit`` of privacy, and ``adaptive`` of an adaptive clip. Of these only the clip norm, the clip and the local steps
     are taken as stated: how much noise there must be follows from ``stated`` alone.
     """
 
@@ -55,7 +56,7 @@ class Setting:
     rounds: int
     stated: Stated
     sums: SumTerms | None = None
-    client_unit: ClientUnit | None = None
+    unit: Unit = EXAMPLE
     adaptive: AdaptiveClip | None = None
 
     @property
@@ -67,7 +68,7 @@ class Setting:
     @property
     def weights(self) -> list[float]:
         """How often each local step counts in an output, the first one first; at client level there is one release."""
-        if self.stated.unit == "client":
+        if self.stated.whole:
             return [1.0]
         return step_weights(self.local)
 
@@ -115,7 +116,7 @@ def canaries(setting: Setting) -> int:
 
 def most_units(setting: Setting) -> int | None:
     """Units in one output at the most: the honest clients of a secure sum at client level; None without a limit."""
-    return setting.stated.honest if setting.stated.unit == "client" and setting.sums is not None else None
+    return setting.stated.honest if setting.stated.whole and setting.sums is not None else None
 
 
 def alike_units(setting: Setting) -> int:

@@ -72,7 +72,7 @@ def make_canaries(setting: Setting, count: int, generator: torch.Generator) -> C
     units = [p * (LENGTH * mechanism.clip_norm / shortest).unsqueeze(1) for p in pieces]
     parts = units if mechanism.clip == "per-block" else [torch.cat(units, 1)]
     clipped = [part * (mechanism.clip_norm / part.norm(dim=1, keepdim=True).clamp_min(1e-12)) for part in parts]
-    weighted = setting.stated.unit == "example"  # an update is clipped as it was sent
+    weighted = not setting.stated.whole  # an update is clipped as it was sent
     gradients = [u / b.weight if weighted else u for u, b in zip(units, frame.blocks, strict=True)]
     return Canaries(gradients=torch.cat(gradients, 1), clipped=torch.cat(clipped, 1))
 
@@ -179,7 +179,7 @@ def output(setting: Setting, rows: Rows, draw: Draw, round: int) -> Output:
         return Output(_trusted_server(setting, rows, draw))
     add, joined = _joining(setting, round)
     members = range(setting.stated.members)
-    if setting.stated.unit == "client":
+    if setting.stated.whole:
         zero = torch.zeros_like(rows[:1]) if len(rows) else torch.zeros(1, setting.frame.kept)
         own = [rows[i : i + 1] if i < len(rows) else zero for i in members]
         return joined([_update(setting, row[0], draw("noise", i), add) for i, row in enumerate(own)])
@@ -212,8 +212,7 @@ def _update(setting: Setting, values: Tensor, noise: SecretStream, add: AddNoise
 
 def _trusted_server(setting: Setting, rows: Rows, draw: Draw) -> Tensor:
     """What a server that draws the clients releases of a round."""
-    assert setting.client_unit is not None
-    drawn = poisson_batch(len(rows), setting.client_unit.sample_rate, draw("clients"))
+    drawn = poisson_batch(len(rows), setting.unit.sample_rate, draw("clients"))
     batch = setting.local.expected_batch
     total, _ = release_round(
         [rows[client].cpu() * batch for client in drawn.tolist()],

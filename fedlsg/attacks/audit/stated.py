@@ -18,9 +18,9 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, ndtr
 
 from fedlsg.setting import Setting, check_declared
+from fedlsg.units import EXAMPLE, UNITS
 
 Trust = Literal["client", "secure", "server", "aggregate"]
-Unit = Literal["example", "client"]
 Epsilon = Annotated[float, Setting(above=0, below=math.inf, why="no claim, no audit")]
 Delta = Annotated[float, Setting(above=0, below=1, why="no claim, no audit")]
 SampleRate = Annotated[float, Setting(above=0, at_most=1)]
@@ -48,7 +48,7 @@ class Stated:
     """
 
     trust: Trust = "client"
-    unit: Unit = "example"
+    unit: str = EXAMPLE.name
     clients: int = 1
     min_survivors: int = 1
     colluders: int = 0
@@ -64,6 +64,11 @@ class Stated:
                 f"expected {self.readers} < min_survivors={self.min_survivors} <= {self.clients} clients: of "
                 f"{self.readers} clients the reader knows the noise"
             )
+
+    @property
+    def whole(self) -> bool:
+        """Whether a unit is a client, and not an example."""
+        return UNITS[self.unit].whole
 
     @property
     def readers(self) -> int:

@@ -183,7 +183,7 @@ def _files() -> list[Any]:
 
 def keeps_memory(method: Method, codec: Codec) -> bool:
     """Whether clients remember what they left out: by recipe, or because the codec needs it without noise."""
-    return method.compression.error_feedback or (codec.needs_feedback and method.mechanism.kind == "none")
+    return method.compression.error_feedback or (codec.needs_feedback and method.mechanism.of_kind.plain)
 
 
 def check_fits(codec: Codec, method: Method) -> None:

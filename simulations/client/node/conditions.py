@@ -9,6 +9,7 @@ from pathlib import Path
 
 import strategies
 from fedlsg.discrete.release import MOST_EXAMPLES
+from fedlsg.mechanisms import DP, KINDS
 from simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
 from simulations.grids.virtual import SettingsError, TermsError
 from simulations.models.encoder_source import NAMES
@@ -29,7 +30,7 @@ def usable(settings: Settings, terms: Terms) -> Settings:
     """
     if settings.reproducible:
         raise TermsError("reproducible=true: a deployed client never draws its noise from a known seed")
-    usual = "dp"  # of what fedlsg chooses where nobody names a method
+    usual = DP.name  # of what fedlsg chooses where nobody names a method
     if settings.method != AUTO:
         try:
             strategies.check_name(settings.method)
@@ -116,7 +117,7 @@ def _digest(file: Path) -> str:
 
 def check_mechanism(kind: str, method: str) -> None:
     """Raise TermsError unless the mechanism is private."""
-    if kind != "dp":
+    if kind not in KINDS or not KINDS[kind].private:
         raise TermsError(
             f"mechanism={kind!r} (method {method!r}) is not private: a deployed client trains under 'dp' alone"
         )
@@ -132,11 +133,11 @@ def check_base(base: Base, terms: Terms) -> None:
             f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, and this client's "
             f"node config asks for {terms.colluders}, one at least; set colluders in the run config"
         )
-    if base.sums is not None and base.client_unit is None and size > MOST_EXAMPLES:
+    if base.sums is not None and not base.unit.whole and size > MOST_EXAMPLES:
         raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
     number, clients = size, base.settings.clients
     words = f"1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a delta allows a row"
-    if base.client_unit is not None:
+    if base.unit.whole:
         number = clients
         words = f"1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows all data of one client"
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from fedlsg.privacy.ledger_entry import UNITS
+from fedlsg.units import EXAMPLE, UNITS
 from simulations import workloads
 from simulations.grids.virtual import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
@@ -77,7 +77,7 @@ def read_terms(config: Config) -> Terms:
     trust = config.get("trust", "client")
     if trust not in TRUST:
         raise TermsError(f"node config: expected trust={trust!r} among {', '.join(TRUST)}")
-    unit = config.get("unit", "example")
+    unit = config.get("unit", EXAMPLE.name)
     if unit not in UNITS:
         raise TermsError(f"node config: expected unit={unit!r} among {', '.join(UNITS)}")
     accept = config.get("accept-changed-data", False)

@@ -14,6 +14,7 @@ from typing import Any
 from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
+from fedlsg.units import UNITS
 from simulations import workloads
 from simulations.report.words import epsilon_words
 from simulations.rundir.results import counts_own_noise
@@ -152,15 +153,15 @@ def _read(run: RunDir) -> Trial:
     settings, charges = run.read_values(), run.charges
     ledgers = [charges.of(client) for client in charges.clients()]
     charged = [ledger for ledger in ledgers if ledger.entries]
-    if any(entry.unit != "example" for ledger in charged for entry in ledger.entries):
-        raise ValueError(f"{run.path} protects whole clients: what choosing costs is stated for single examples")
+    if not all(UNITS[entry.unit].single for ledger in charged for entry in ledger.entries):
+        raise ValueError(
+            f"{run.path} protects more than one example: what choosing costs is stated for single examples"
+        )
     return Trial(
         partition=tuple(settings.get(name) for name in PARTITION),
         events={ledger.client: ledger.events() for ledger in charged},
         private=not counts_own_noise(run, settings)
-        and not any(
-            ledger.reproducible or any(entry.mechanism != "dp" for entry in ledger.entries) for ledger in charged
-        ),
+        and not any(ledger.reproducible or not all(entry.private for entry in ledger.entries) for ledger in charged),
     )
 
 

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+from fedlsg.mechanisms import is_silent
 from fedlsg.user_code import is_reference
-from simulations.settings.privacy import WITHOUT_NOISE
 from simulations.settings.published import dp_ssgd, lsg, rgp, rs
 from simulations.settings.published.preset import GROUP_RATES, Published
 from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
@@ -137,7 +137,7 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
 
         strategies.check_name(method)
         gone |= strategies.own_settings(str(preset["method"])) - strategies.own_settings(method)
-    silent = method == "sgd" or given.get("mechanism") in WITHOUT_NOISE
+    silent = method == "sgd" or is_silent(given.get("mechanism"))
     if silent or "noise_multiplier" in given:
         gone.add("epsilon")
     if "batch_size" in given:

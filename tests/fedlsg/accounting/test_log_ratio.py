@@ -11,12 +11,12 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting import bounds, calibrate, population, renyi
+from fedlsg.accounting import bounds, calibrate, closed_forms, population
 from fedlsg.accounting.bounds import compose, upper_or_inf
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
+from fedlsg.accounting.closed_forms import surely_within
 from fedlsg.accounting.events import AccountingError, Event, canonical, raised, smaller_delta, split
 from fedlsg.accounting.population import displayed, move_to_grid, spread
-from fedlsg.accounting.renyi import surely_within
 
 DELTA = 1e-5
 CHEAP = ("pld",)
@@ -116,7 +116,7 @@ def test_a_huge_lambda_is_an_error_and_no_number(log_ratio):
 def test_what_would_lose_lambda_refuses_it():
     """No accountant knows Lambda: an event that was not split may not reach one."""
     events = (event(log_ratio=1e-12),)
-    for lossy in (canonical, lambda e: move_to_grid(e, 8), lambda e: renyi.upper_bound(e, DELTA)):
+    for lossy in (canonical, lambda e: move_to_grid(e, 8), lambda e: closed_forms.upper_bound(e, DELTA)):
         with pytest.raises(ValueError, match="split them first"):
             lossy(events)
 
@@ -218,8 +218,8 @@ PLANTS = {
     "calibration forgets the others": (calibration_is_charged, bounds, "split", lambda e: (split(e)[0], LAMBDA)),
     "steps forget": (steps_are_charged, bounds, "split", forgetful_split),
     "steps have one Lambda": (steps_are_charged, calibrate, "sum_up", lambda parts: LAMBDA / 9),
-    "sure without Lambda": (nobody_is_wrongly_sure, renyi, "split", forgetful_split),
-    "sure with half": (nobody_is_wrongly_sure, renyi, "raised", once_lambda),
+    "sure without Lambda": (nobody_is_wrongly_sure, closed_forms, "split", forgetful_split),
+    "sure with half": (nobody_is_wrongly_sure, closed_forms, "raised", once_lambda),
     "population forgets": (populations_are_charged, population, "split", forgetful_split),
     "population keeps delta": (populations_are_charged, population, "smaller_delta", the_same_delta),
     "population of the last": (populations_are_charged, population, "_merged", merged_with_the_last_lambda),

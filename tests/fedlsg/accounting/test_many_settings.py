@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from fedlsg.accounting import Event, bounds, compose, grid, max_steps, surely_within
+from fedlsg.accounting import Event, bounds, compose, max_steps, surely_within
+from fedlsg.accounting import events as grid
 from fedlsg.accounting.bounds import MOST_SETTINGS, WITNESSED, upper_or_inf
 from fedlsg.accounting.events import canonical, in_words
 from fedlsg.accounting.population import displayed, spread

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.exact_epsilon import full_batch, inverted, one_step
-from fedlsg.accounting import compose, curve, pld, prv, renyi, step, tilt
+from fedlsg.accounting import closed_forms, compose, pld, prv, step, tilt
 from fedlsg.accounting.events import AccountingError, Event
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
@@ -139,8 +139,8 @@ def test_dp_accounting_agrees(q, sigma, steps, delta):
 def test_tf_privacys_published_values(rows, batch, sigma, epochs, delta, renyis):
     """compute_dp_sgd_privacy_test.py of tf-privacy: Renyi bounds, reached at the orders 19 and 13. Ours are those."""
     events = (event(batch / rows, sigma, epochs * rows // batch),)
-    assert renyi.upper_bound(events, delta) == pytest.approx(renyis, rel=1e-3)
-    assert renyi.upper_bound(events, delta) <= renyis * (1 + 1e-9)
+    assert closed_forms.upper_bound(events, delta) == pytest.approx(renyis, rel=1e-3)
+    assert closed_forms.upper_bound(events, delta) <= renyis * (1 + 1e-9)
     assert 0.75 * renyis < pld.interval(events, delta).upper < renyis
 
 
@@ -233,12 +233,12 @@ def test_mass_above_the_window_that_is_not_added_is_caught(monkeypatch):
 @pytest.mark.parametrize("counted", [True, False])
 def test_an_fft_error_that_is_not_added_to_delta_is_caught(monkeypatch, counted):
     """A transform with a unit of 5e-5, whose errors make delta smaller: the bound holds if it counts that unit."""
-    right, coarse = curve.rfft, 5e-5
+    right, coarse = tilt.rfft, 5e-5
     monkeypatch.setattr(
-        curve, "rfft", lambda masses: right(masses) - curve.ROUNDING * coarse * math.log2(len(masses)) / 10
+        tilt, "rfft", lambda masses: right(masses) - tilt.ROUNDING * coarse * math.log2(len(masses)) / 10
     )
     if counted:
-        monkeypatch.setattr(curve, "unit", lambda dtype: coarse)
+        monkeypatch.setattr(tilt, "unit", lambda dtype: coarse)
     assert holds() == counted
 
 

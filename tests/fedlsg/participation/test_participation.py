@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.participation import Participation, Trace, read_trace, select_clients
+from fedlsg.participation import Participation, Trace, read_trace
 from fedlsg.randomness import public_generator
+from fedlsg.selection import UNIFORM
 
 
 def conditions(**more: Any) -> Participation:
@@ -26,14 +27,14 @@ def trace(**intervals: tuple[float, float]) -> Trace:
 def test_who_is_away_is_never_selected_and_the_others_are_drawn_as_without_them(clients, seed, round, data):
     per_round = data.draw(st.integers(1, clients))
     there = data.draw(st.sets(st.integers(0, clients - 1)))
-    found = select_clients(clients, per_round, round=round, seed=seed, available=there)
+    found = UNIFORM.select(clients, per_round, round=round, seed=seed, available=there)
     assert len(found) == min(per_round, len(there))
     assert set(found) <= there
     order = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
     assert found == sorted([client for client in order if client in there][:per_round])
-    assert set(found) <= set(select_clients(clients, clients, round=round, seed=seed, available=there))
+    assert set(found) <= set(UNIFORM.select(clients, clients, round=round, seed=seed, available=there))
     everybody = range(clients)
-    assert select_clients(clients, per_round, round=round, seed=seed) == select_clients(
+    assert UNIFORM.select(clients, per_round, round=round, seed=seed) == UNIFORM.select(
         clients, per_round, round=round, seed=seed, available=everybody
     )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedlsg.accounting import Event
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.privacy.ledger_entry import encode_entry
-from fedlsg.privacy.readers import READERS, STRONGEST, multiplier_against, shares_hidden, shares_known
+from fedlsg.privacy.totals import READERS, STRONGEST, multiplier_against, shares_hidden, shares_known
 
 ENTRY = Entry(
     client=0, round=1, attempt=0, steps=1, sample_rate=0.2, noise_multiplier=2.0, clip_norm=1.0, num_examples=50,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlsg.accounting import compose
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
 from fedlsg.privacy import Entry, Ledger, Mechanism, ShuffledBatches
-from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
+from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
 from fedlsg.privacy.totals import Totals
 from fedlsg.randomness import SecretStream, reproducible_stream
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlsg.carriers import prepare_model
 from fedlsg.method import Schedule, aggregate
-from fedlsg.participation import select_clients
+from fedlsg.selection import UNIFORM
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import recipe
@@ -123,11 +123,11 @@ def test_a_divisor_that_is_no_positive_number_is_refused():
 def test_selection_is_public_and_without_replacement(clients, data, round, seed):
     per_round = data.draw(st.integers(1, clients))
     torch.manual_seed(data.draw(st.integers(0, 9)))  # no global state is read
-    asked = select_clients(clients, per_round, round=round, seed=seed)
+    asked = UNIFORM.select(clients, per_round, round=round, seed=seed)
     assert asked == sorted(set(asked))
     assert len(asked) == per_round
     assert 0 <= asked[0] <= asked[-1] < clients
-    assert asked == select_clients(clients, per_round, round=round, seed=seed)
+    assert asked == UNIFORM.select(clients, per_round, round=round, seed=seed)
 
 
 def test_the_sum_does_not_depend_on_a_lucky_order():

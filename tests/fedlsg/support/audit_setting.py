@@ -13,11 +13,11 @@ from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.unit_mode import Recording, record
 from fedlsg.attacks.audit.verdict import Verdict, judge, stated_claim
-from fedlsg.client_level import ClientUnit
 from fedlsg.discrete import SumTerms
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Schedule, make_frame
 from fedlsg.training.client import LocalTraining
+from fedlsg.units import CLIENT
 from tests.fedlsg.support.observed import mlp
 
 DELTA = 1e-5
@@ -77,8 +77,8 @@ def at_client_level(made: Setting, trust: str) -> Setting:
     q = made.local.sample_rate if trust == "server" else 1.0
     sigma = made.mechanism.effective_noise_multiplier(len(made.frame.blocks))
     stated = stated_at(sigma, sample_rate=q, steps=made.rounds, trust="client", unit="client")
-    unit = ClientUnit(sample_rate=q, at_server=trust == "server")
-    made = replace(made, stated=stated, client_unit=unit)
+    unit = replace(CLIENT, sample_rate=q, at_server=trust == "server")
+    made = replace(made, stated=stated, unit=unit)
     if trust == "server":
         return replace(made, stated=replace(stated, trust="server", clients=30))
     return secure(made, clients=6, survivors=5)

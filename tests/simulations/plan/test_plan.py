@@ -10,7 +10,7 @@ from torch import nn
 import simulations.workloads.partition
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.events import Event
-from fedlsg.participation import select_clients
+from fedlsg.selection import UNIFORM
 from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan
 from simulations.rundir.rundir import RunDir
@@ -109,7 +109,7 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
         clients=4, clients_per_round=2, rounds=5, noise_multiplier=None, epsilon=4.0, reproducible=False,
     )  # fmt: skip
     asked = [row.asked for row in run.rows]
-    expected = [select_clients(4, 2, round=r, seed=0) for r in range(1, 6)]
+    expected = [UNIFORM.select(4, 2, round=r, seed=0) for r in range(1, 6)]
     assert asked == [" ".join(map(str, clients)) for clients in expected]
     counts = [sum(client in clients for clients in expected) for client in range(4)]
     assert run.plan.steps == counts

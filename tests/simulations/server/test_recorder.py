@@ -13,10 +13,10 @@ from flwr.app import Context, Message, MessageType
 from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import epsilon
-from fedlsg.participation import select_clients
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
 from fedlsg.privacy.run_ledger import ClientCharges
+from fedlsg.selection import UNIFORM
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import Row
@@ -219,7 +219,7 @@ def test_a_round_reads_the_ledgers_of_the_clients_that_it_asked_alone(tmp_path, 
 
 def test_what_a_client_charges_after_its_round_is_in_the_next_checkpoint(tmp_path):
     """Else a resumed run would not miss it, were it lost: the straggler's noise has left all the same."""
-    first, second = (select_clients(6, 2, round=round, seed=0) for round in (1, 2))
+    first, second = (UNIFORM.select(6, 2, round=round, seed=0) for round in (1, 2))
     late = next(client for client in first if client not in second)
     plan, directory = plan_at(tmp_path / "run", clients=6, clients_per_round=2, min_survivors=1)
 

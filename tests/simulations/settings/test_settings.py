@@ -32,7 +32,7 @@ RUN_CONFIG = PYPROJECT["tool"]["flwr"]["app"]["config"]
 def values_of_kind(declared: Declared) -> st.SearchStrategy[Any]:
     """Values that a setting accepts."""
     if declared.choices:
-        return st.sampled_from(declared.choices)
+        return st.sampled_from(tuple(declared.choices))
     words = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1).filter(lambda s: s != PRESET)
     floats = st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1)
     kinds = {bool: st.booleans(), str: words, int: st.integers(0, 10**6), float: floats}

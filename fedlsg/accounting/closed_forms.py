@@ -1,4 +1,17 @@
-"""A quick upper bound on epsilon: Renyi divergences in closed form, and at fractional orders by quadrature.
+"""Bounds in closed form: the exact epsilon of full batches, and a quick upper bound of sampled ones.
+
+Full batches: T Gaussian mechanisms are one (Balle & Wang 2018, theorem 8).
+
+    mu = sqrt(sum T_i / sigma_i^2)
+    delta(epsilon) = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu)
+
+With t = epsilon / mu - mu / 2 both terms have the factor phi(t), the normal density:
+
+    delta(epsilon) = phi(t) (m(t) - m(t + mu)),     m(t) = (1 - Phi(t)) / phi(t)  (Mills' ratio, which falls)
+
+so nothing underflows and nothing is lost at a small delta. No grid and no transform.
+
+Sampled batches: Renyi divergences in closed form, and at fractional orders by quadrature.
 
     A(a) = sum over k <= a of  C(a, k) (1 - q)^(a - k) q^k exp((k^2 - k) / (2 sigma^2))     one step, integer order a
     A(a) = E[(1 - q + q e^((2 x - 1) / (2 sigma^2)))^a], x ~ N(0, sigma^2)                  one step, any order a > 1
@@ -33,6 +46,7 @@ from fedlsg.accounting.step import log_expectations
 INTEGERS = tuple(range(2, 257))
 FRACTIONS = tuple(1 + k / 20 for k in range(1, 140) if k % 20)
 ORDERS = np.array([*INTEGERS, *FRACTIONS])
+TINY = 1e-6  # below it the difference of Mills' ratios is replaced by its bound, the slope at t
 ROUNDING = 4e-12  # of log A in float64: terms of up to 1,200 with errors of 2^-52 each
 _LOG_FACTORIALS = np.array([math.lgamma(n + 1) for n in range(INTEGERS[-1] + 1)])
 
@@ -85,3 +99,35 @@ def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndar
         found[i] = terms.max() + math.log(np.exp(terms - terms.max()).sum())
     found[len(INTEGERS) :] = log_expectations(sample_rate, noise_multiplier, FRACTIONS)
     return found
+
+
+def gaussian_interval(noise_multiplier: float, delta: float) -> Interval:
+    """Epsilon of one full batch at ``noise_multiplier``, exact but for rounding, which both ends leave room for."""
+    mu = 1 / noise_multiplier
+    room = 1e-12 + 1e-13 / min(mu, 1.0) + (0.0 if mu >= TINY else 20 * mu)
+    upper = _gaussian_epsilon(mu, math.log(delta) + math.log1p(-min(room, 0.5))) * (1 + 1e-12)
+    lower = _gaussian_epsilon(mu, math.log(delta) + 2 * room) * (1 - 1e-12)
+    return Interval(lower=lower, estimate=(lower + upper) / 2, upper=upper)
+
+
+def _gaussian_epsilon(mu: float, log_delta: float) -> float:
+    if log_delta >= 0 or _log_delta(0.0, mu) <= log_delta:
+        return 0.0
+    from scipy.optimize import brentq  # most processes never need it
+
+    # Phi(-t) <= e^(-t^2 / 2) / 2, so delta is below the target at the larger end.
+    largest = mu * (mu / 2 + math.sqrt(-2 * log_delta))
+    return float(brentq(lambda epsilon: _log_delta(epsilon, mu) - log_delta, 0.0, largest, xtol=1e-300, rtol=1e-14))
+
+
+def _log_delta(epsilon: float, mu: float) -> float:
+    """log delta(epsilon); for a tiny mu an upper bound, at most 20 mu above it."""
+    from scipy.special import erfcx, log_ndtr
+
+    t = epsilon / mu - mu / 2
+    if t < -8:  # delta is 1 to within e^-32, less a term that is as small or exact
+        return math.log1p(-min(math.exp(log_ndtr(t)) + math.exp(min(epsilon + log_ndtr(-t - mu), 0.0)), 1 - 1e-16))
+    mills = math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
+    further = math.sqrt(math.pi / 2) * erfcx((t + mu) / math.sqrt(2))
+    difference = mu * (1 - t * mills) if mu < TINY else mills - further
+    return math.log(difference) - t * t / 2 - math.log(math.sqrt(2 * math.pi)) if difference > 0 else -math.inf
