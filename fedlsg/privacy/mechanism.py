@@ -169,12 +169,18 @@ def clipped_sum(
 
 def clipped_sums(
     gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, runs: Sequence[range]
-) -> list[Float[Tensor, " kept"]]:
+) -> Sequence[Float[Tensor, " kept"]]:
     """The clipped sum of each run of rows, such as those of one client; in float64 where it has many examples.
 
-    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are.
+    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are: only
+    where runs begin decides how they are summed. Runs that begin at equal distances are summed by one product a block.
     """
     norms = clip_norms(gradients, mechanism)
+    slot = runs[1].start - runs[0].start if len(runs) > 1 else 0
+    even = all(run.start == slot * i and len(run) <= slot for i, run in enumerate(runs)) and 0 < slot <= NARROW_SUM
+    narrow = narrow_type(gradients)
+    if even and all(block.dtype == narrow for block in gradients):
+        return _sums_of_slots(gradients, norms, mechanism, [len(run) for run in runs], slot).unbind()
     found = []
     for run in runs:
         own = [
@@ -183,9 +189,33 @@ def clipped_sums(
         found.append(
             _clipped_sum(own, norms[:, run.start : run.stop], mechanism, wide=len(run) > NARROW_SUM)
             if run
-            else torch.zeros(sum(math.prod(b.shape[1:]) for b in own), dtype=narrow_type(own), device=norms.device)
+            else torch.zeros(sum(math.prod(b.shape[1:]) for b in own), dtype=narrow, device=norms.device)
         )
     return found
+
+
+def _sums_of_slots(
+    gradients: Sequence[Tensor | GhostGradients],
+    norms: Float[Tensor, "blocks batch"],
+    mechanism: Mechanism,
+    counts: Sequence[int],
+    slot: int,
+) -> Float[Tensor, "slots kept"]:
+    """The clipped sums of the first ``counts`` rows of each slot; the others have the factor 0."""
+    rows, sizes = len(counts) * slot, [math.prod(block.shape[1:]) for block in gradients]
+    norms, finite = norms[:, :rows], norms[:, :rows].isfinite().all(0)
+    inside = (torch.arange(slot) < torch.tensor(counts).unsqueeze(1)).flatten().to(norms.device)
+    factors = clip_factors(norms, mechanism.clip_norm, narrow_type(gradients), sum(sizes))
+    factors = factors.masked_fill(~(inside & finite), 0.0).unflatten(1, (-1, slot)).expand(len(sizes), -1, -1)
+    total = torch.empty(len(counts), sum(sizes), dtype=factors.dtype, device=norms.device)
+    with without_autocast(norms.device.type):
+        for out, own, block in zip(total.split(sizes, 1), factors, gradients, strict=True):
+            if isinstance(block, GhostGradients):
+                out.copy_(block.part(0, rows).weighted_sums(own, finite))
+            else:
+                kept = block[:rows] if finite.all() else zero_rows(block[:rows], ~finite)
+                out.copy_(torch.bmm(own.unsqueeze(1), kept.reshape(len(counts), slot, -1)).squeeze(1))
+    return total
 
 
 def narrow_type(gradients: Sequence[Tensor | GhostGradients]) -> torch.dtype:
