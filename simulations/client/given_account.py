@@ -65,7 +65,8 @@ class GivenAccount:
 
     def next_batch(self, entry: Entry) -> Entry:
         """The entry with the shuffled batches that the driver has charged."""
-        return replace(entry, first_batch=self._entry.first_batch)
+        first = self._entry.first_batch
+        return entry if entry.first_batch == first else replace(entry, first_batch=first)
 
     def batch_key(self, entry: Entry) -> bytes:
         """The key of the orders of shuffled batches, which the driver has sent."""

@@ -1,11 +1,12 @@
-"""Flower messages as bytes, without copying the arrays in them: their size, and a copy that shares only bytes.
+"""Flower messages without copying the arrays in them: their size as bytes, and a copy that shares only bytes.
 
-Most of a message is in its arrays, which are immutable ``bytes``. So the message is serialized without them.
+Most of a message is in its arrays, which are immutable ``bytes``. So it is serialized without them for its size.
 """
 
+from copy import copy
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
 from flwr.common.serde_utils import metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -40,15 +41,19 @@ def wire_size(message: Message) -> int:
 
 
 def over_the_wire(message: Message) -> Message:
-    """The message after serialization to bytes and back; arrays share their immutable data with the original."""
-    copy = message_from_proto(ProtoMessage.FromString(_without_data(message).SerializeToString()))
-    if message.has_content():
-        for name, record in message.content.items():
-            received = arrays_in(copy.content, name)
-            if isinstance(record, ArrayRecord) and received is not None:
-                for key, array in record.items():
-                    received[key].data = array.data
-    return copy
+    """The message as it arrives: a copy that shares only immutable values with it, among them the data of arrays.
+
+    Records refuse whatever cannot be serialized when it is put into them, so nothing would be lost on the way.
+    """
+    if not message.has_content():
+        return message_from_proto(message_to_proto(message))
+    content = message.content.copy()
+    for name, record in content.items():
+        content[name] = own = record.copy()
+        for key, value in own.items():
+            if isinstance(value, (Array, list)):
+                own[key] = copy(value)
+    return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]
 
 
 def _without_data(message: Message) -> ProtoMessage:
