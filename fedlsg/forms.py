@@ -22,7 +22,6 @@ from fedlsg.lowrank import (
     add_core,
     add_reconstruction,
     average_core,
-    flatten_kernel,
     lift_core,
     project,
     project_core,
@@ -94,7 +93,7 @@ class Tangent(Form):
     name, parts = "tangent", ("L", "R")
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
-        m, n = flatten_kernel(W).shape
+        m, n = W.shape[0], math.prod(W.shape[1:])
         return Sizes(m, rank, rank, n)
 
     def values(self, sizes: Sizes) -> int:
@@ -133,7 +132,7 @@ class Core(Form):
     name: FormName = "core"
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
-        m, n = flatten_kernel(W).shape
+        m, n = W.shape[0], math.prod(W.shape[1:])
         return Sizes(m, min(out_rank or rank, m), min(rank, n), n)
 
     def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
@@ -152,7 +151,7 @@ class Preconditioned(Core):
     name = "preconditioned"
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
-        m, n = flatten_kernel(W).shape
+        m, n = W.shape[0], math.prod(W.shape[1:])
         return Sizes(m, m, n, n)
 
     def pays(self, sizes: Sizes, share: float) -> bool:

@@ -58,7 +58,7 @@ class SecretStream:
         Their support ends at 8.2 standard deviations on either side.
         """
         draws = torch.empty(count, dtype=torch.float64)
-        for part in draws.split(AT_ONCE) if count else ():
+        for part in draws.split(AT_ONCE) if count > AT_ONCE else (draws,) * min(count, 1):
             # 2 u - 1 for u of _uniform, as exactly: with its first bit turned a word is signed. sqrt(2) erfinv(2 u - 1)
             # is ndtri(u), true to 2 units in the last place in the tails, too, and takes half the time. The words are
             # written where the numbers will be.

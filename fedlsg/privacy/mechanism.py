@@ -237,14 +237,16 @@ def _clipped_sum(
         gradients = [zero_rows(block, ~finite) for block in gradients]
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
-    rows = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes)).split(1)
-    each = list(zip(rows if len(rows) == len(gradients) else rows * len(gradients), gradients, strict=True))
+    factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
+    rows = [factors] * len(gradients) if len(factors) == 1 else [factors[i : i + 1] for i in range(len(factors))]
+    each = list(zip(rows, gradients, strict=True))
     with without_autocast(norms.device.type):
         if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):
             return torch.cat([part_of(row[0], block, finite, dtype).flatten() for row, block in each])  # for attacks
         total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
         exact = dtype == torch.float64 or keeps_digits(norms.device.type)
-        for own, (row, block) in zip(total.unsqueeze(0).split(sizes, 1), each, strict=True):  # no second copy to join
+        parts = torch.split_with_sizes(total.unsqueeze(0), sizes, 1)
+        for own, (row, block) in zip(parts, each, strict=True):  # no second copy to join
             if exact and isinstance(block, Tensor) and block.dtype == dtype == row.dtype and block.is_contiguous():
                 torch.mm(row, block.flatten(1), out=own)  # ``weighted_sum``, in place
             else:
@@ -294,7 +296,7 @@ def clip_factors(
     """
     info = torch.finfo(dtype)
     margin = 1 - 4 * info.eps - coordinates * torch.finfo(torch.float64).eps
-    scale = torch.where(norms > clip_norm * margin, clip_norm * margin / norms, torch.ones_like(norms))
+    scale = (clip_norm * margin / norms).clamp(max=1)
     return scale.masked_fill(scale < info.tiny, 0.0).to(dtype)
 
 
@@ -303,6 +305,7 @@ def add_noise(total: Float[Tensor, " kept"], mechanism: Mechanism, noise: Secret
     if not mechanism.adds_noise:
         return total
     noisy = torch.empty_like(total)
-    for part, out in zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
+    whole = len(total) <= AT_ONCE
+    for part, out in [(total, noisy)] if whole else zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
         out.copy_(noise.normal(part.numel()).to(total.device).mul_(mechanism.noise_std).add_(part))
     return noisy

@@ -132,8 +132,8 @@ def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
 
     Products in float64 count twice.
     """
-    weight = layer.get_parameter("weight")
-    if type(layer) not in (nn.Linear, nn.Conv2d) or not worth_it(weight, g):
+    weight = layer._parameters["weight"] if type(layer) in (nn.Linear, nn.Conv2d) else None
+    if weight is None or not worth_it(weight, g):
         return False
     if not isinstance(layer, nn.Conv2d):
         return product_is_cheaper(weight, g)
@@ -146,8 +146,8 @@ def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
 
 def worth_it(weight: Tensor, g: Tensor) -> bool:
     """Whether ghost clipping of a weight is exact on this device, and the weight large enough to consider it."""
-    exact = weight.dtype in (torch.float32, torch.float64) and keeps_float32_digits(g.device.type)
-    return exact and weight.numel() >= SMALLEST_WEIGHT
+    exact = weight.dtype in (torch.float32, torch.float64) and weight.numel() >= SMALLEST_WEIGHT
+    return exact and keeps_float32_digits(g.device.type)
 
 
 def product_is_cheaper(weight: Float[Tensor, "m c"], g: Float[Tensor, "batch *t m"]) -> bool:
