@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.failure import is_users
-from fedlsg.gradients.calls.nested import map_tensors
+from fedlsg.gradients.calls.torch_func import map_tensors
 
 MANY = 10_000
 """Items of a list or dict above which it is data, and not part of a loss."""

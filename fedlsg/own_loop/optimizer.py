@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlsg.carriers.probe import ProbeSource
-from fedlsg.carriers.probe.source import on_device_of
+from fedlsg.carriers.probe.carrier import on_device_of
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.public import name_of
 from fedlsg.randomness import own_draws, public_generator

@@ -13,8 +13,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg.carriers import RandomCarriers, carried_parameters
+from fedlsg.carriers.probe.carrier import ProbeSource
 from fedlsg.carriers.probe.moments import Moments, second_moments
-from fedlsg.carriers.probe.source import ProbeSource
 from fedlsg.carriers.statistics import residual
 from fedlsg.forms import CORE, TANGENT, FormName
 from fedlsg.randomness import public_generator

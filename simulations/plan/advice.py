@@ -15,8 +15,8 @@ from fedlsg.accounting.bounds import certified_or_inf, rough
 from fedlsg.carriers import Lora, embeddings_of
 from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
+from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import measure
-from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.state import different_terms
 from fedlsg.training.auto import FEWEST_UPDATES
 from simulations.plan.noise import pull

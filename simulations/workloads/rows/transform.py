@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.independence.rows import differing
+from fedlsg.gradients.independence.cast import differing
 from fedlsg.randomness import own_draws
 from simulations.workloads.base.workload import Progress
 
