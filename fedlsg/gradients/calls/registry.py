@@ -26,7 +26,7 @@ from fedlsg.gradients.calls.torch_func import (
     attention_refusal,
     by_torch_func,
 )
-from fedlsg.gradients.formulas import calls
+from fedlsg.gradients.formulas import rows
 from fedlsg.gradients.formulas.layers import LAYERS, has_formulas
 
 
@@ -114,8 +114,8 @@ def _dimensions(module: nn.Module) -> int:
     return 2 if isinstance(module, nn.Linear | nn.Bilinear | nn.GroupNorm) else 1
 
 
-_CONVOLUTION = Kind(gradients=calls.convolution, least=_dimensions)
-_INSTANCE_NORM = Kind(gradients=calls.instance_norm, least=lambda module: module._get_no_batch_dim() + 1,
+_CONVOLUTION = Kind(gradients=rows.convolution, least=_dimensions)
+_INSTANCE_NORM = Kind(gradients=rows.instance_norm, least=lambda module: module._get_no_batch_dim() + 1,
                       refusal=_statistics_refusal)  # fmt: skip
 _RECURRENT = Kind(
     gradients=recurrent.gradients, least=lambda module: 3, axes=recurrent.axes, size=recurrent.size,
@@ -124,10 +124,10 @@ _RECURRENT = Kind(
 _CELL = Kind(gradients=recurrent.cell, least=lambda module: 2, by_torch_func=True)
 GENERAL = Kind(gradients=by_torch_func, least=_dimensions, by_torch_func=True)
 BUILT_IN: Mapping[type[nn.Module], Kind] = {
-    nn.Embedding: Kind(gradients=calls.embedding, refusal=_table_refusal),
-    nn.EmbeddingBag: Kind(gradients=calls.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal),
+    nn.Embedding: Kind(gradients=rows.embedding, refusal=_table_refusal),
+    nn.EmbeddingBag: Kind(gradients=rows.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal),
     nn.RMSNorm: Kind(
-        gradients=calls.rms_norm, least=lambda module: 1 + len(module.normalized_shape), positions=True
+        gradients=rows.rms_norm, least=lambda module: 1 + len(module.normalized_shape), positions=True
     ),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _INSTANCE_NORM),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONVOLUTION),
