@@ -213,8 +213,10 @@ def _sums_of_slots(
             if isinstance(block, GhostGradients):
                 out.copy_(block.part(0, rows).weighted_sums(own, finite))
             else:
-                kept = block[:rows] if finite.all() else zero_rows(block[:rows], ~finite)
-                out.copy_(torch.bmm(own.unsqueeze(1), kept.reshape(len(counts), slot, -1)).squeeze(1))
+                kept = block[:rows].reshape(len(counts), slot, -1)
+                if not finite.all():
+                    kept = kept.masked_fill(~finite.view(-1, slot, 1), 0.0)
+                out.copy_(torch.bmm(own.unsqueeze(1), kept).squeeze(1))
     return total
 
 
