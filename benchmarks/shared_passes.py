@@ -3,7 +3,7 @@
     JOB="100 20 100 20" python -m benchmarks.shared_passes --json FILE [--models mlp lenet] [--pairs 6]
 
 One process: rounds of the ``local`` engine take turns, one with passes and one without, each followed by a round of the
-loop with Opacus on the same clients. The job is that of ``benchmarks.jobs``.
+loop with Opacus on the same clients and, for an MLP, by one of its arithmetic alone. The job: ``benchmarks.jobs``.
 """
 
 import shutil
@@ -22,14 +22,15 @@ from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 
-ARMS = ("passes", "alone", "opacus", "bare")
-
 
 def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
     """Medians of each arm, and ratios of the rounds that follow each other."""
     plan = make_plan(from_mapping(jobs.settings(model, method, rounds=2 * pairs + 3, engine="local")))
     others = {"opacus": opacus_job.private(plan), "bare": bare.private(plan)}
-    seconds: dict[str, list[float]] = {name: [] for name in ARMS}
+    if model.startswith("mlp"):
+        others |= {"floor": bare.floor(plan, payloads=False), "floor, payloads": bare.floor(plan, payloads=True)}
+    arms = ("passes", "alone", *others)
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
     shared, mark = passes.passes, time.process_time()
 
     def on_round(row: Row) -> None:
@@ -55,7 +56,7 @@ def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
         passes.passes = shared
         shutil.rmtree(folder)
     found: dict[str, Any] = {name: statistics.median(own) for name, own in seconds.items()}
-    for name in ARMS[1:]:
+    for name in arms[1:]:
         found[f"{name} / passes"] = estimate([a / b for a, b in zip(seconds[name], seconds["passes"], strict=False)])
     return found
 

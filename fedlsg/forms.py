@@ -18,16 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.choices import did_you_mean
-from fedlsg.lowrank import (
-    add_core,
-    add_reconstruction,
-    average_core,
-    flatten_kernel,
-    lift_core,
-    project,
-    project_core,
-    reconstruct,
-)
+from fedlsg.lowrank import add_core, add_reconstruction, average_core, lift_core, project, project_core, reconstruct
 
 Part = Literal["L", "R", "core", "rest", "dense"]
 FormName = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]
@@ -95,7 +86,7 @@ class Tangent(Form):
     name, parts = "tangent", ("L", "R")
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
-        m, n = flatten_kernel(W).shape
+        m, n = W.shape[0], math.prod(W.shape[1:])
         return Sizes(m, rank, rank, n)
 
     def values(self, sizes: Sizes) -> int:
@@ -132,7 +123,7 @@ class Core(Form):
     name: FormName = "core"
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
-        m, n = flatten_kernel(W).shape
+        m, n = W.shape[0], math.prod(W.shape[1:])
         return Sizes(m, min(out_rank or rank, m), min(rank, n), n)
 
     def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
@@ -151,7 +142,7 @@ class Preconditioned(Core):
     name = "preconditioned"
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
-        m, n = flatten_kernel(W).shape
+        m, n = W.shape[0], math.prod(W.shape[1:])
         return Sizes(m, m, n, n)
 
     def pays(self, sizes: Sizes, share: float) -> bool:

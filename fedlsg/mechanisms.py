@@ -16,7 +16,8 @@ def gaussian(total: Any, std: float, noise: Any) -> Any:
     from fedlsg.tensors import AT_ONCE
 
     noisy = total.new_empty(total.shape)
-    for part, out in zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
+    whole = len(total) <= AT_ONCE
+    for part, out in [(total, noisy)] if whole else zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
         out.copy_(noise.normal(part.numel()).to(total.device).mul_(std).add_(part))
     return noisy
 

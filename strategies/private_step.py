@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fedlsg.carriers import prepare_model
-from fedlsg.carriers.probe.source import Draw
+from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits

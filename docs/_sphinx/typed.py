@@ -50,7 +50,7 @@ def _of_runs() -> str:
     more = {field.name: _written(field.name, field.type) for field in fields(Workload)
             if field.name in MORE - known.keys()}  # fmt: skip
     lines = [f'"""Types of the settings of runs. {MADE}"""', "", "from collections.abc import Callable, Sequence",
-             "from typing import Any, Literal", "", "from fedlsg.carriers.probe.source import Draw",
+             "from typing import Any, Literal", "", "from fedlsg.carriers.probe.carrier import Draw",
              "from strategies.settings_typed import MethodSettings", "", ""]  # fmt: skip
     return "\n".join([
         *lines, *_class("RunSettings", "MethodSettings", "Settings of a run, and further arguments of ``Workload``.",

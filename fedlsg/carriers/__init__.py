@@ -1,13 +1,21 @@
 """How the gradients of a model's weights travel: one class, one file a carrier.
 
 base      what every carrier answers, and which weights pay
-dense     no carriers       low_rank   of W, of W - W_0, or random       lora       trained factors next to a frozen W
+low_rank  none, of W, of W - W_0, or random       lora       trained factors next to a frozen W
 powersgd  factors of a noisy update     probe   directions of public gradients      own   of a user's function
 """
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, carried_sizes, of_pairs, prepare_model
-from fedlsg.carriers.dense import Dense
-from fedlsg.carriers.head import find_classifier, find_output_layer
+from fedlsg.carriers.base import (
+    Carrier,
+    PowerSteps,
+    Rank,
+    carried_parameters,
+    carried_sizes,
+    find_classifier,
+    find_output_layer,
+    of_pairs,
+    prepare_model,
+)
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import (
     Adapted,
@@ -21,6 +29,7 @@ from fedlsg.carriers.lora import (
     merge,
 )
 from fedlsg.carriers.low_rank import (
+    Dense,
     LowRank,
     LowRankChange,
     RandomCarriers,

@@ -2,6 +2,15 @@
 
 Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
 Everything here is public: it reads weights, the round and the public seed.
+
+The head of a model is what ``linear-probe`` trains, what LoRA does not adapt, and the group ``classifier`` of rates
+and clip weights. The output layer is the one layer of it that is never carried.
+
+Some carriers let the rounding of one example's gradient fill the clip of others. The number of rows in a pass decides
+the last bit of every row's gradient. A scale multiplies that bit: scales of 1e6 turn it into 0.7 C (``power=1``,
+``damping=1e-6``, an adversary's rows, a network of 256-64-10). It adds up over rows and grows with the layer. The rest
+of an embedding is nothing but such bits where L spans the gradient, and it is clipped by itself. So microbatches of
+such a frame have one number of rows (``training.local``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +18,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, cast
 
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
-from fedlsg.carriers.head import find_classifier, find_output_layer
 from fedlsg.forms import CORE, TANGENT, Form, Part, Sizes
 from fedlsg.frame import Block, Coordinates
 from fedlsg.gradients import check_initialized
-from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.masks import Mask
 from fedlsg.privacy import Mechanism
@@ -225,3 +234,41 @@ def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
         f"{given} carries no layer of {model}: {rule} < {PAYS_BELOW} m n holds for no Linear or Conv2d layer before "
         f"the classifier; choose a smaller {smaller}, or a dense method such as dpsgd"
     )
+
+
+def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
+    """Path of the head, which may have several layers: the module that is named, else the last Linear, else "".
+
+    Raises ValueError for a name that is no module of the model.
+    """
+    if classifier is None:
+        return _last_linear(model)
+    if not any(name == classifier for name, _ in model.named_modules()):
+        raise ValueError(f"{classifier=} is no module of {type(model).__name__}")
+    return classifier
+
+
+def find_output_layer(model: nn.Module, classifier: str | None = None) -> str:
+    """Path of the layer that makes the outputs: the last Linear of the head, or the head itself if it has none.
+
+    It is never carried: "all fully connected and attention layers except the classification layer" are (Ito et al.
+    2023, sec. 4). In RoBERTa's head ``dense`` is carried and ``out_proj`` is not.
+    Raises ValueError for a ``classifier`` that is no module of the model.
+    """
+    head = find_classifier(model, classifier)
+    last = _last_linear(model.get_submodule(head))
+    return f"{head}.{last}" if head and last else head or last
+
+
+def _last_linear(model: nn.Module) -> str:
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return linear[-1] if linear else ""
+
+
+EVEN = 4.0
+"""Largest scale on either side of a weight at which microbatches may differ in their number of rows."""
+
+
+def longest(matrix: Tensor, dim: int) -> float:
+    """The norm of the longest column (``dim`` 0) or row (1); they are orthogonal."""
+    return float(vector_norm(matrix.float(), dim=dim).max())

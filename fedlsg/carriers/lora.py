@@ -17,10 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank, weights_that_pay
-from fedlsg.carriers.dense import freeze_all_but
-from fedlsg.carriers.head import find_classifier
-from fedlsg.carriers.low_rank import LowRank
+from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank, find_classifier, weights_that_pay
+from fedlsg.carriers.low_rank import LowRank, freeze_all_but
 from fedlsg.frame import Block, Keep, Part
 from fedlsg.gradients.formulas.layers import TransposedLinear, is_turned
 from fedlsg.lowrank import decompose, orthonormal_rows

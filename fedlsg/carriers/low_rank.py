@@ -1,6 +1,7 @@
-"""Carriers of the weights themselves, of their change, or at random: what LSG and RGP send dL and dR in.
+"""Carriers of the weights themselves, of their change, or at random, in which LSG and RGP send dL and dR; and none.
 
 Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
+Without carriers every trained parameter is sent as it is; all of the model is trained, or its head, or its biases.
 """
 
 from collections.abc import Iterator
@@ -11,13 +12,55 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, check_rank, of_pairs
-from fedlsg.carriers.dense import Dense
 from fedlsg.carriers.own import OwnCarriers, unit_vectors
-from fedlsg.frame import Coordinates
+from fedlsg.frame import Coordinates, Part
+from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.public import Public
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting
+
+BIAS = ".bias"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Carrier):
+    """Gradients unchanged. ``train="classifier"`` freezes everything but the head, ``"biases"`` everything but it and
+    the bias terms."""
+
+    kind: ClassVar[str] = "dense"
+    dense: ClassVar[bool] = True
+    parts: ClassVar[tuple[Part, ...]] = ("dense",)
+    train: Literal["all", "classifier", "biases"] = "all"
+
+    def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
+        """Freeze what is not trained. Raises ValueError if the model has no classifier, or no bias terms, to train."""
+        if self.train == "classifier":
+            if not head:
+                raise ValueError(f"{type(model).__name__} has no Linear layer to train as its classifier")
+            freeze_all_but(model, (), head)
+        if self.train == "biases":
+            biases = [
+                name for name in trainable(model) if f".{name}".endswith(BIAS) and not name.startswith(head + ".")
+            ]
+            if not biases:
+                raise ValueError(
+                    f"{type(model).__name__} has no bias terms to train outside of its classifier {head!r}: choose a "
+                    "model whose layers have biases, or method linear-probe"
+                )
+            freeze_all_but(model, biases, head)
+
+
+def freeze_all_but(model: nn.Module, kept: "tuple[str, ...] | list[str]", head: str) -> None:
+    """Freeze all parameters but those named and those of the module at ``head``."""
+    for name, parameter in model.named_parameters():
+        if name not in kept and not name.startswith(head + "."):
+            parameter.requires_grad_(False)
+
 
 Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
 Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")]

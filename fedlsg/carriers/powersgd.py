@@ -17,8 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank
-from fedlsg.carriers.dense import Dense
-from fedlsg.carriers.low_rank import Warmup, changes, low_rank_coordinates
+from fedlsg.carriers.low_rank import Dense, Warmup, changes, low_rank_coordinates
 from fedlsg.carriers.personal import shared_values, with_zeros
 from fedlsg.frame import Coordinates, Frame, Part
 from fedlsg.lowrank import flatten_kernel, orthonormal_columns

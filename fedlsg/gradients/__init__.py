@@ -1,9 +1,8 @@
 """Per-example gradients in the coordinates of a frame; the dense gradient of a carried layer is never formed."""
 
 from fedlsg.gradients.calls import registered_layers
-from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
-from fedlsg.gradients.formulas.layers import LAYERS, kept_values
+from fedlsg.gradients.formulas.layers import LAYERS, Factors, kept_values
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.losses import per_example_loss

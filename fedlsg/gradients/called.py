@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
-from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+from fedlsg.gradients.calls.registry import Ways
 from fedlsg.gradients.calls.survey import FLAT, Axis, Survey
-from fedlsg.gradients.calls.ways import Ways
+from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.layers import kept_values
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
 from fedlsg.gradients.plan import Slot, make_slot

@@ -19,40 +19,29 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.activation_storage import ActivationStorage
-from fedlsg.gradients.blocks import (
-    LayerMemory,
-    choose_block,
-    keep_input,
-    needs_input,
-    remember,
-    remember_output,
-)
-from fedlsg.gradients.called import (
-    CallLayer,
-    arguments,
-    check_batch,
-    examples_first,
-    own_memory,
-    producer,
-    watch_call,
-)
+from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, release
+from fedlsg.gradients.blocks import LayerMemory, choose_block, keep_input, needs_input, remember, remember_output
+from fedlsg.gradients.called import CallLayer, arguments, check_batch, examples_first, own_memory, producer, watch_call
 from fedlsg.gradients.calls import unsupported
-from fedlsg.gradients.calls.errors import ReadElsewhereError
-from fedlsg.gradients.calls.registry import BUILT_IN
+from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereError, Ways
 from fedlsg.gradients.calls.survey import Axis, Survey
-from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
-from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.formulas.layers import Factors
 from fedlsg.gradients.plan import Layer
 from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.prepared import Prepared, place
-from fedlsg.gradients.rematerialize import Rematerialization, release
-from fedlsg.gradients.sources import replace_parameters, table, takes_shared, without_batch
+from fedlsg.gradients.sources import (
+    axis_of,
+    is_constant,
+    leads_to,
+    replace_parameters,
+    table,
+    takes_shared,
+    without_batch,
+)
 from fedlsg.gradients.supported import Checked
 from fedlsg.gradients.unbatched import axis_of_read, plain
 from fedlsg.gradients.uses import Uses
-from fedlsg.gradients.where import axis_of, is_constant, leads_to
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
 Call = tuple[str, int]
@@ -245,7 +234,7 @@ class Pass:
             if not same and memory.x is x and given.itemsize < x.itemsize:
                 memory.x, memory.version = given, given._version  # autograd keeps this one, not the wider copy
             if self.storage is not None:
-                self.storage.pack_memory(memory)
+                memory.round_by(self.storage)
             return memory
 
     def on_gradient(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlsg.gradients.calls.nested import map_tensors
+from fedlsg.gradients.calls.torch_func import map_tensors
 from fedlsg.user_code.failure import is_users
 
 MANY = 10_000

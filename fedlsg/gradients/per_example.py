@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
-from fedlsg.gradients.calls.errors import ReadElsewhereError
+from fedlsg.gradients.blocks import embed
+from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.calls.survey import Survey, copies_of, survey
-from fedlsg.gradients.embedding import embed
-from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.formulas.layers import Factors
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.prepared import force_eager, prepare

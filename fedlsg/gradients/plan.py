@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, Part
-from fedlsg.gradients.calls.ways import Ways, ways_of
+from fedlsg.gradients.calls.registry import Ways, ways_of
 from fedlsg.gradients.formulas.layers import CarriedGradients, LayerGradients, formulas_of, is_turned
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.known import modules_of

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from fedlsg.frame import Frame
+from fedlsg.gradients.activation_storage import NORMS
 from fedlsg.gradients.called import CallLayer, call_layers
-from fedlsg.gradients.calls.ways import BY_LAYERS, Ways, ways_of
+from fedlsg.gradients.calls.registry import BY_LAYERS, Ways, ways_of
 from fedlsg.gradients.known import Known, known, modules_of
 from fedlsg.gradients.plan import Layer, make_layers, through_outputs
 from fedlsg.gradients.precision import Precision
-from fedlsg.gradients.rematerialize import NORMS
 from fedlsg.gradients.supported import Checked, check
 
 

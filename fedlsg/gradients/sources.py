@@ -1,19 +1,24 @@
-"""Where values that all examples share enter a pass (``uses``), and the frame's blocks that take their gradients."""
+"""Where the examples are in what a layer reads, and where values that all examples share enter a pass (``uses``).
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+The frame's blocks take the gradients of shared values here.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.blocks import choose_block, remember, remember_output
 from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
-from fedlsg.gradients.calls.ways import Place
+from fedlsg.gradients.calls import unsupported
+from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
+from fedlsg.gradients.calls.survey import FLAT, UNKNOWN, Axis
 from fedlsg.gradients.formulas.layers import is_turned
-from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
-from fedlsg.gradients.formulas.tied import TiedGradients, tied
+from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, TiedGradients, tied
 from fedlsg.gradients.plan import Layer, Slot, make_slot
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.gradients.unbatched import Unbatched, plain
@@ -132,3 +137,72 @@ def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
     if len(parts) != 2 or len(tables) != 1 or len(linear) != 1 or not linear[0].cheaper:
         return None
     return tied(linear[0], tables[0])
+
+
+def surveyed(step: Graph, layer: Layer | CallLayer, call: int) -> Axis:
+    """The axis of the examples in the input of a call, by its number from 1."""
+    known = step.survey.layers.get(layer.path, ())
+    return known[call - 1] if call <= len(known) else UNKNOWN if set(known) - {0} else 0
+
+
+def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
+    """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
+    return (isinstance(x, Unbatched) or not x.requires_grad) and surveyed(
+        step, layer, step.called[layer.path] + 1
+    ) is None
+
+
+def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
+    """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
+    axis, size = surveyed(step, layer, step.called[layer.path]), -1
+    if axis == 0 and x.ndim and x.shape[0] == step.batch and isinstance(layer, Layer) and layer.formulas.batch_first(x):
+        return 0
+    if axis is None and (read := leaves_of(x)):
+        names = [name for name, p in step.parameters.items() if any(p is q for q in read)]
+        if names:
+            raise ReadElsewhereError(names)
+    formulas = layer.formulas if isinstance(layer, Layer) else None
+    if axis == FLAT:
+        size = step.batch if len(x) % step.batch == 0 else -1
+        if step.uses is not None:
+            step.uses.flat.add(len(x))
+    elif axis is not None and 0 <= axis < x.ndim and (formulas is None or formulas.batch_first(x)):
+        size = x.shape[axis]
+    if size == step.batch and (axis == 0 or takes_shared(layer, x)):
+        return axis
+    raise unsupported(
+        layer.path,
+        layer.module,
+        f"expected an input whose first dimension is the batch of {step.batch}, got shape {tuple(x.shape)}; "
+        "keep examples on the first dimension (no flattening of positions into it), or freeze it",
+    )
+
+
+def leaves_of(x: Tensor) -> list[Tensor]:
+    """The parameters from which a value was computed."""
+    if x.is_leaf:
+        return [x] if x.requires_grad else []
+    seen: set[Node] = set()
+    due, found = [x.grad_fn], []
+    while due:
+        node = due.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            due += [before for before, _ in node.next_functions]
+    return found
+
+
+def leads_to(end: Node | None, places: Collection[Node]) -> bool:
+    """Whether the value of node ``end`` was computed from the value of one of the nodes ``places``."""
+    seen: set[Node] = set()
+    due = [end]
+    while due:
+        node = due.pop()
+        if node is None or node in seen:
+            continue
+        if node in places:
+            return True
+        seen.add(node)
+        due += [before for before, _ in node.next_functions]
+    return False

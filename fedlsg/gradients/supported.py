@@ -19,8 +19,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown
-from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown, ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
 from fedlsg.gradients.known import Known, known
 

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from fedlsg.gradients.called import Graph, producer
 from fedlsg.gradients.calls import UnsupportedLayerError
-from fedlsg.gradients.calls.errors import ReadElsewhereError
-from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.calls.survey import is_row_numbers
+from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
 from fedlsg.gradients.unbatched import (
     ELEMENTWISE,

@@ -1,11 +1,27 @@
 """Which coordinates a round keeps: importance of units, weights or gradients, random draws, pruning before training."""
 
-from fedlsg.masks.dp_snip import keep_snip, pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.masks.kinds import carrier_importance, keep_chosen, not_pruned
 from fedlsg.masks.mask import Mask, Sparsity, SparsityFrom
-from fedlsg.masks.pruning import Masks, Prune, prunable, prune_in_place
-from fedlsg.masks.ranking import Memory, noisy_everywhere
-from fedlsg.masks.rules import Direction, frozen_count, keep_units, smallest, uniform, unit_importance
+from fedlsg.masks.pruning import (
+    Masks,
+    Prune,
+    keep_snip,
+    prunable,
+    prune_in_place,
+    pruning_mechanism,
+    saliency_frame,
+    saliency_scale,
+)
+from fedlsg.masks.rules import (
+    Direction,
+    Memory,
+    frozen_count,
+    keep_units,
+    noisy_everywhere,
+    smallest,
+    uniform,
+    unit_importance,
+)
 from fedlsg.masks.synflow import keep_public
 
 __all__ = [

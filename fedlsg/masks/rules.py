@@ -2,15 +2,24 @@
 
 Pure functions of public values. Of equal values the one of lower index is frozen first; at least one is kept.
 Symbols: W (m, n) weight, O and I importance of its out and in units, p sparsity, e epoch of E.
+
+Ranked sparsification (Zhu and Blaschko 2023, Algorithm 4 and Appendix I) freezes the coordinates that the last epoch's
+noisy gradients rank lowest. The ranking is post-processing of what was released already, so it costs no privacy; but
+it is a function of the server's memory, which clients do not have: the server sends them the kept positions. Differs
+from the paper: there a client also adds noise to frozen coordinates, so that their estimate is not 0 and they can come
+back. Here payloads have kept coordinates only, and the server adds that noise to its memory itself, from the public
+generator and with the same deviation: pure noise has the same distribution on either side.
 """
 
 import math
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fedlsg.frame import Frame
 from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting
 from fedlsg.tensors import matrix_in_memory_order, sum_over_taps
@@ -84,3 +93,51 @@ def check_sparsity(sparsity: float) -> None:
     """Raise ValueError unless 0 <= sparsity < 1."""
     if not 0 <= sparsity < 1:
         raise ValueError(f"expected 0 <= {sparsity=} < 1: it is the share of coordinates that is frozen")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Memory:
+    """Sums of noisy gradients: ``current`` over the ``updates`` of ``epoch``, ``last`` over an epoch before it."""
+
+    epoch: int = 0
+    updates: int = 0
+    current: Float[Tensor, " size"] | None = None
+    last: Float[Tensor, " size"] | None = None
+
+    def add(self, gradient: Float[Tensor, " size"], epoch: int) -> "Memory":
+        """The memory after one more server update."""
+        now = self.at(epoch)
+        total = gradient.clone() if now.current is None else now.current + gradient
+        return replace(now, updates=now.updates + 1, current=total)
+
+    def at(self, epoch: int) -> "Memory":
+        """The memory as an epoch begins or goes on; an epoch without any update leaves the one before it in place."""
+        if epoch == self.epoch:
+            return self
+        return Memory(epoch=epoch, last=self.last if self.current is None else self.current)
+
+    def kept(self, rate: float, epoch: int) -> Int[Tensor, " k"] | None:
+        """Kept positions, ascending: all but the floor(p d) of smallest magnitude; None before the first update."""
+        last = self.at(epoch).last
+        if last is None:
+            return None
+        frozen = min(frozen_count(len(last), rate), len(last) - 1)
+        if frozen == 0:
+            return torch.arange(len(last))
+        return (~smallest(last.abs().cpu(), frozen)).nonzero().squeeze(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {"epoch": self.epoch, "updates": self.updates, "current": self.current, "last": self.last}
+
+
+def noisy_everywhere(
+    values: Float[Tensor, " kept"], frame: Frame, noise_std: float, *, generator: torch.Generator
+) -> Float[Tensor, " size"]:
+    """The noisy gradient, with N(0, noise_std^2) on frozen coordinates too (before the clip's weights), on the CPU."""
+    full = torch.cat([piece.flatten() for piece in frame.split(values)]).cpu()
+    frozen = torch.ones(frame.size, dtype=torch.bool)
+    frozen[frame.indices] = False
+    full[frozen] = noise_std * torch.randn(int(frozen.sum()), generator=generator, dtype=full.dtype)
+    weights = torch.cat([torch.full((block.size,), block.weight, dtype=full.dtype) for block in frame.blocks])
+    return full / weights

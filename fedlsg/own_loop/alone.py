@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.independence.rows import row_differs
+from fedlsg.gradients.independence.cast import row_differs
 from fedlsg.own_loop.user_inputs import Items, Stored, guarded, named
 from fedlsg.randomness import own_draws, seed_draws
 from fedlsg.tensors import spaced

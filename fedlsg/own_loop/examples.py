@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlsg.carriers import Adapted, Lora
 from fedlsg.carriers.probe import ProbeSource
-from fedlsg.carriers.probe.source import on_device_of
+from fedlsg.carriers.probe.carrier import on_device_of
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_cast, check_independent
 from fedlsg.gradients.independence.cast import joined

@@ -175,12 +175,18 @@ def clipped_sum(
 
 def clipped_sums(
     gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, runs: Sequence[range]
-) -> list[Float[Tensor, " kept"]]:
+) -> Sequence[Float[Tensor, " kept"]]:
     """The clipped sum of each run of rows, such as those of one client; in float64 where it has many examples.
 
-    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are.
+    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are: only
+    where runs begin decides how they are summed. Runs that begin at equal distances are summed by one product a block.
     """
     norms = clip_norms(gradients, mechanism)
+    slot = runs[1].start - runs[0].start if len(runs) > 1 else 0
+    even = all(run.start == slot * i and len(run) <= slot for i, run in enumerate(runs)) and 0 < slot <= NARROW_SUM
+    narrow = narrow_type(gradients)
+    if even and all(block.dtype == narrow for block in gradients):
+        return _sums_of_slots(gradients, norms, mechanism, [len(run) for run in runs], slot).unbind()
     found = []
     for run in runs:
         own = [
@@ -189,9 +195,35 @@ def clipped_sums(
         found.append(
             _clipped_sum(own, norms[:, run.start : run.stop], mechanism, wide=len(run) > NARROW_SUM)
             if run
-            else torch.zeros(sum(math.prod(b.shape[1:]) for b in own), dtype=narrow_type(own), device=norms.device)
+            else torch.zeros(sum(math.prod(b.shape[1:]) for b in own), dtype=narrow, device=norms.device)
         )
     return found
+
+
+def _sums_of_slots(
+    gradients: Sequence[Tensor | GhostGradients],
+    norms: Float[Tensor, "blocks batch"],
+    mechanism: Mechanism,
+    counts: Sequence[int],
+    slot: int,
+) -> Float[Tensor, "slots kept"]:
+    """The clipped sums of the first ``counts`` rows of each slot; the others have the factor 0."""
+    rows, sizes = len(counts) * slot, [math.prod(block.shape[1:]) for block in gradients]
+    norms, finite = norms[:, :rows], norms[:, :rows].isfinite().all(0)
+    inside = (torch.arange(slot) < torch.tensor(counts).unsqueeze(1)).flatten().to(norms.device)
+    factors = clip_factors(norms, mechanism.clip_norm, narrow_type(gradients), sum(sizes))
+    factors = factors.masked_fill(~(inside & finite), 0.0).unflatten(1, (-1, slot)).expand(len(sizes), -1, -1)
+    total = torch.empty(len(counts), sum(sizes), dtype=factors.dtype, device=norms.device)
+    with without_autocast(norms.device.type):
+        for out, own, block in zip(total.split(sizes, 1), factors, gradients, strict=True):
+            if isinstance(block, GhostGradients):
+                out.copy_(block.part(0, rows).weighted_sums(own, finite))
+            else:
+                kept = block[:rows].reshape(len(counts), slot, -1)
+                if not finite.all():
+                    kept = kept.masked_fill(~finite.view(-1, slot, 1), 0.0)
+                out.copy_(torch.bmm(own.unsqueeze(1), kept).squeeze(1))
+    return total
 
 
 def narrow_type(gradients: Sequence[Tensor | GhostGradients]) -> torch.dtype:
@@ -213,14 +245,16 @@ def _clipped_sum(
         gradients = [zero_rows(block, ~finite) for block in gradients]
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
-    rows = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes)).split(1)
-    each = list(zip(rows if len(rows) == len(gradients) else rows * len(gradients), gradients, strict=True))
+    factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
+    rows = [factors] * len(gradients) if len(factors) == 1 else [factors[i : i + 1] for i in range(len(factors))]
+    each = list(zip(rows, gradients, strict=True))
     with without_autocast(norms.device.type):
         if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):
             return torch.cat([part_of(row[0], block, finite, dtype).flatten() for row, block in each])  # for attacks
         total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
         exact = dtype == torch.float64 or keeps_digits(norms.device.type)
-        for own, (row, block) in zip(total.unsqueeze(0).split(sizes, 1), each, strict=True):  # no second copy to join
+        parts = torch.split_with_sizes(total.unsqueeze(0), sizes, 1)
+        for own, (row, block) in zip(parts, each, strict=True):  # no second copy to join
             if exact and isinstance(block, Tensor) and block.dtype == dtype == row.dtype and block.is_contiguous():
                 torch.mm(row, block.flatten(1), out=own)  # ``weighted_sum``, in place
             else:
@@ -270,7 +304,7 @@ def clip_factors(
     """
     info = torch.finfo(dtype)
     margin = 1 - 4 * info.eps - coordinates * torch.finfo(torch.float64).eps
-    scale = torch.where(norms > clip_norm * margin, clip_norm * margin / norms, torch.ones_like(norms))
+    scale = (clip_norm * margin / norms).clamp(max=1)
     return scale.masked_fill(scale < info.tiny, 0.0).to(dtype)
 
 

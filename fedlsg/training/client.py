@@ -26,7 +26,7 @@ from fedlsg.gradients import (
     summed_gradient,
     summed_gradients,
 )
-from fedlsg.gradients.embedding import clip_parts
+from fedlsg.gradients.blocks import clip_parts
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -88,11 +89,11 @@ def _pass(steps: Sequence[StepInputs], slots: Sequence[int], fitting: Sequence[i
     filled = [[fill(part, slot) for part in rows.get(i, _first(spare))] for i, slot in enumerate(slots)]
     size = math.ceil(sum(slots) / ROWS_ON_CPU) * ROWS_ON_CPU
     inputs, targets = (fill(_joined(parts), size) for parts in zip(*filled, strict=True))
-    starts = [sum(slots[:i]) for i in range(len(slots))]
-    runs = [range(starts[i], starts[i] + len(drawn[i].positions)) for i in fitting]
+    starts = list(accumulate(slots, initial=0))[:-1]
+    counts = [len(own.positions) if i in fitting else 0 for i, own in enumerate(drawn)]
+    runs = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
     totals = clipped_sums(units_of(steps[0], inputs, targets, size), steps[0].mechanism, runs)
-    found = dict(zip(fitting, totals, strict=True))
-    return [replace(own, total=found.get(i)) for i, own in enumerate(drawn)]
+    return [replace(own, total=totals[i] if i in fitting else None) for i, own in enumerate(drawn)]
 
 
 def _first(batch: tuple[Inputs, Any]) -> tuple[Inputs, Any]:

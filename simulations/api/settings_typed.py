@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from fedlsg.carriers.probe.source import Draw
+from fedlsg.carriers.probe.carrier import Draw
 from strategies.settings_typed import MethodSettings
 
 

@@ -169,7 +169,8 @@ class GivenAccount(Account):
         return self._entry.attempt
 
     def next_batch(self, entry: Entry) -> Entry:
-        return replace(entry, first_batch=self._entry.first_batch)
+        first = self._entry.first_batch
+        return entry if entry.first_batch == first else replace(entry, first_batch=first)
 
     def batch_key(self, entry: Entry) -> bytes:
         return _bytes(self.record["batches"])

@@ -6,10 +6,12 @@ Even the type of any other error may reveal private data: memory that ran out, t
 label. The client's log has the whole error. In a simulation, a full disk is reported as well: it is the run's disk.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from logging import WARNING
 from typing import Any
 
@@ -18,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedlsg.privacy import LedgerError
+from fedlsg.user_code import permit
 from fedlsg.user_code.failure import without_exit
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
@@ -26,7 +29,7 @@ from simulations.client.train import answer
 from simulations.grids.virtual import SHARED, RefusalError, SettingsError, in_simulation, log_failure
 from simulations.rundir.files import cause_of
 from simulations.settings.published import from_run_config, unfolded
-from simulations.settings.settings import Settings, permit_code
+from simulations.settings.settings import Settings, code_in
 from strategies.federation.proofs import OtherCodeError, check_same_code
 from strategies.federation.stages import MASKED
 from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, stage_of, update
@@ -85,9 +88,16 @@ def _settings(config: tuple[tuple[str, Any], ...]) -> Settings:
 
 def _of_run_config(message: Message, context: Context) -> Settings:
     if is_simulated(context):
-        with suppress(ValueError):  # run_settings reports it
-            permit_code(unfolded(context.run_config))  # it is on the machine of who named the code
+        permit(*_code_in(tuple(sorted(context.run_config.items())), os.getcwd()))  # on the machine of who named it
     return run_settings(context.run_config)
+
+
+@lru_cache(maxsize=4)
+def _code_in(config: tuple[tuple[str, Any], ...], folder: str) -> tuple[str, ...]:
+    """Names of code in a run config, absolute in a working directory; none where ``run_settings`` refuses it."""
+    with suppress(ValueError):
+        return tuple(chain.from_iterable(code_in(unfolded(dict(config))).values()))
+    return ()
 
 
 def read_simulated(message: Message, context: Context, read: Read) -> tuple[Settings, int]:

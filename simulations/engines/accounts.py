@@ -200,7 +200,7 @@ class Accounts:
             if isinstance(box, FeedbackBox) and returned.memory is not None:
                 box.store(question, payload, returned.memory, round=entry.round)
             elif isinstance(box, LastPayload) and keeps_payload(self._plan):
-                box.store(question, payload)
+                box.store(question, payload, alone=True)
             return reply
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))

@@ -1,7 +1,6 @@
 """Engine ``local``: the same ServerApp code and the same ClientApp, in one process, without Ray.
 
-Messages are serialised to bytes and read back on both ways, so that client and server share only
-bytes, which are immutable.
+Messages are copied on both ways, so that client and server share only bytes, which are immutable.
 """
 
 import math

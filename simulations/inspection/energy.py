@@ -17,9 +17,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedlsg.carriers import RandomCarriers, carried_parameters
+from fedlsg.carriers.probe.carrier import ProbeSource
 from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments
-from fedlsg.carriers.probe.source import ProbeSource
 from fedlsg.carriers.statistics import residual
 from fedlsg.forms import CORE, TANGENT, FormName
 from fedlsg.gradients import trainable

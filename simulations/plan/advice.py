@@ -19,8 +19,8 @@ from fedlsg.carriers import Lora, embeddings_of
 from fedlsg.discrete import plan_release
 from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
+from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import measure
-from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.privacy import rho
 from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
 from fedlsg.training.auto import FEWEST_UPDATES

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlsg import user_code
 from fedlsg.carriers.probe import ProbeSource
-from fedlsg.carriers.probe.source import Draw, on_device_of
+from fedlsg.carriers.probe.carrier import Draw, on_device_of
 from fedlsg.randomness import public_generator
 from fedlsg.user_code import DATA, shown
 from simulations import workloads

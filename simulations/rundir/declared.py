@@ -20,9 +20,10 @@ rejections and times; these are not in the list, and a new number is not either 
 hands on a report without them (``ServerNoiseExchange.end``), so that nothing here would know them.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -118,9 +119,10 @@ COMMANDS = (
 """What commands write next to a run, or into ``--out``: computed from training rows without noise."""
 
 
-def find(name: str, among: Iterable[Declared] = (*RUN, *COMMANDS)) -> Declared | None:
-    """The declaration of a file by its path in the folder; None for one that is not fedlsg's."""
-    return next((one for one in among if _matches(name, one.pattern)), None)
+@lru_cache(4096)  # a round names the same files of its clients again and again
+def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | None:
+    """The declaration of a file by its path in the folder; None for one that is not fedlsg's, ``among`` or a run's."""
+    return next((one for one in among or (*RUN, *COMMANDS) if _matches(name, one.pattern)), None)
 
 
 def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:

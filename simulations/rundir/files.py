@@ -52,9 +52,10 @@ def write_atomically(path: Path, *content: bytes, durable: bool = True, private:
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
+            os.replace(temporary, path)
+        except BaseException:
             temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedlsg.owner_only import make_folder
 from fedlsg.privacy import Entry, LedgerError
-from simulations.rundir.files import write_atomically
+from simulations.rundir.files import naming, write_atomically
 from simulations.rundir.lock import locked_folder
 
 PAYLOAD_KEYS = {"question", "bytes", "sha256"}
@@ -84,14 +84,19 @@ class LastPayload:
             return None
         return known["question"], payload
 
-    def store(self, request_id: str, payload: bytes) -> None:
-        """Replace the stored payload, atomically.
+    def store(self, request_id: str, payload: bytes, *, alone: bool = False) -> None:
+        """Replace the stored payload, atomically; ``alone``: no other process writes, and the file is written over.
 
         Not synced: if a crash of the machine loses the file, the next attempt is charged; if it damages the file, the
-        digest shows it.
+        digest shows it. So it does where a process ends while it writes over a file, which takes a tenth of the time.
         """
-        head = json.dumps(_head(request_id, payload)).encode()
-        write_atomically(self.path, head + b"\n", payload, durable=False)
+        head = json.dumps(_head(request_id, payload)).encode() + b"\n"
+        if not (alone and self.path.exists()):
+            write_atomically(self.path, head, payload, durable=False)
+            return
+        with naming(self.path), self.path.open("r+b") as file:
+            file.writelines((head, payload))
+            file.truncate()
 
 
 def _head(request_id: str, payload: bytes) -> dict[str, Any]:

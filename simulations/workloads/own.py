@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg import user_code
-from fedlsg.carriers.probe.source import Draw
+from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
 from fedlsg.user_code.digest import digest_of_all

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedlsg import user_code
-from fedlsg.carriers.probe.source import Draw, ProbeSource
+from fedlsg.carriers.probe.carrier import Draw, ProbeSource
 from fedlsg.choices import did_you_mean
 from simulations import workloads
 from simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Split, silent

@@ -9,10 +9,11 @@
     client -> server   identity, once: partition and its declared number of examples N_k
 
 Only the noisy payload of a reply is computed from a client's data. Most of a message is in its arrays, which are
-immutable ``bytes``: to measure or copy a message, it is serialized without them.
+immutable ``bytes``: to measure a message, it is serialized without them; a copy shares them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -248,15 +249,20 @@ def wire_size(message: Message) -> int:
 
 
 def over_the_wire(message: Message) -> Message:
-    """The message after serialization to bytes and back; arrays share their immutable data with the original."""
-    copy = message_from_proto(ProtoMessage.FromString(_without_data(message).SerializeToString()))
-    if message.has_content():
-        for name, record in message.content.items():
-            received = arrays_in(copy.content, name)
-            if isinstance(record, ArrayRecord) and received is not None:
-                for key, array in record.items():
-                    received[key].data = array.data
-    return copy
+    """The message as it arrives: a copy that shares only immutable values with it, among them the data of arrays.
+
+    Records refuse whatever cannot be serialized when it is put into them, so nothing would be lost on the way.
+    """
+    if not message.has_content():
+        return message_from_proto(message_to_proto(message))
+    content = message.content.copy()
+    for name, record in content.items():
+        own: Any = record.copy()
+        content[name] = own
+        for key, value in own.items():
+            if isinstance(value, (Array, list)):
+                own[key] = copy(value)
+    return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]
 
 
 def _without_data(message: Message) -> ProtoMessage:

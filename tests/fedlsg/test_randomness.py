@@ -44,6 +44,9 @@ def constant_word(stream: SecretStream, word: int) -> SecretStream:
         def update(self, data: bytes) -> bytes:
             return struct.pack("<Q", word) * (len(data) // 8)
 
+        def update_into(self, data: bytes, out: memoryview) -> None:
+            out[:] = bytes(a ^ b for a, b in zip(data, self.update(data), strict=True))
+
     stream._cipher = Constant()  # type: ignore[assignment]
     return stream
 

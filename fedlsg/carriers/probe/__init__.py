@@ -10,18 +10,18 @@
 No private example is read anywhere in this package, so a probe costs no privacy.
 """
 
-from fedlsg.carriers.probe.basis import Basis, probe_basis, refresh_of
+from fedlsg.carriers.probe.basis import Basis, flatten, probe_basis, refresh_of, unflatten
 from fedlsg.carriers.probe.carrier import (
+    CannotDrawError,
     CarrierRefresh,
     Damping,
     Power,
     Probe,
     ProbeInputs,
     Probes,
+    ProbeSource,
     ResidualClip,
 )
-from fedlsg.carriers.probe.flat import flatten, unflatten
-from fedlsg.carriers.probe.source import CannotDrawError, ProbeSource
 
 __all__ = [
     "Basis", "CannotDrawError", "CarrierRefresh", "Damping", "Power", "Probe", "ProbeInputs", "ProbeSource", "Probes",

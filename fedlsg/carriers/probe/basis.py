@@ -3,9 +3,12 @@
 Symbols: A (n, n), B (m, m) second moments of the probes' gradients of a weight W (m, n), lambda and nu their
 eigenvalues; L (m, r) the top eigenvectors of B, R (s, n) those of A. In the form preconditioned they are (B / mean +
 damping I)^-power and the same of A, where mean is that of the eigenvalues.
+
+For checkpoints and messages a basis is one flat vector: L, R and both energies of every carried weight. The round is
+not in it: it follows from that of the state or message.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +17,9 @@ from torch import Tensor
 
 from fedlsg.carriers.base import Carrier
 from fedlsg.carriers.own import check_orthonormal
-from fedlsg.carriers.probe.anchors import anchor_basis, anchor_gradients
-from fedlsg.carriers.probe.carrier import Probe
-from fedlsg.carriers.probe.eigen import top_eigenvectors
+from fedlsg.carriers.probe.carrier import Probe, ProbeSource
+from fedlsg.carriers.probe.eigen import anchor_basis, anchor_gradients, top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments
-from fedlsg.carriers.probe.source import ProbeSource
 from fedlsg.forms import PRECONDITIONED, TANGENT, Sizes
 from fedlsg.public import Public
 
@@ -146,3 +147,39 @@ def scaled(vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: 
 def scales(energy: Float[Tensor, " c"], units: int, carrier: Probe) -> Float[Tensor, " c"]:
     """(lambda / mean + damping)^-power, where mean is that of all ``units`` eigenvalues."""
     return (energy * units + carrier.damping) ** -carrier.power
+
+
+def flatten(basis: Basis) -> Float[Tensor, " numbers"]:
+    """All numbers of a basis in the order of its weights, float32."""
+    pairs = basis.pairs.values()
+    return torch.cat([X.flatten() for pair in pairs for X in (pair.L, pair.R, pair.out_energy, pair.in_energy)])
+
+
+def unflatten(
+    flat: Float[Tensor, " numbers"],
+    carrier: Carrier,
+    weights: Mapping[str, Tensor],
+    carried: Sequence[str],
+    *,
+    round: int,
+) -> Basis:
+    """The basis of ``round`` with these numbers, on the device of the weights.
+
+    Raises ValueError for another length, or for numbers that are not finite float32.
+    """
+    shapes = [shape for name in carried for shape in _shapes(carrier, weights[name])]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    if flat.shape != (sum(sizes),) or flat.dtype != torch.float32 or not bool(flat.isfinite().all()):
+        raise ValueError(
+            f"expected {sum(sizes)} finite float32 numbers of a basis, got {tuple(flat.shape)} {flat.dtype}"
+        )
+    device = next(iter(weights.values())).device
+    parts = [part.reshape(shape) for part, shape in zip(flat.to(device).split(sizes), shapes, strict=True)]
+    fours = [Pair(*(part.clone() for part in parts[i : i + 4])) for i in range(0, len(parts), 4)]
+    return Basis(round=round, pairs=dict(zip(carried, fours, strict=True)))
+
+
+def _shapes(carrier: Carrier, W: Tensor) -> tuple[tuple[int, ...], ...]:
+    sizes = carrier.sizes(W)
+    rows, columns = carrier.form.energies(sizes, W)
+    return (sizes.m, sizes.r), (sizes.s, sizes.n), (rows,), (columns,)

@@ -1,13 +1,22 @@
-"""Top eigenvectors of a symmetric matrix, with signs that do not depend on the solver.
+"""Directions of a probe: top eigenvectors of a symmetric matrix, or a basis of anchor gradients by the power method.
 
-Symbols: A (k, k) a sum of g^T g, c the eigenvectors wanted, Q (k, c + EXTRA) orthonormal columns.
-A small matrix is decomposed whole. A large one of which few vectors are wanted, by subspace iteration: Q from a
-Gaussian start, STEPS times Q = qr(A Q), then the eigenvectors of Q^T A Q (Halko, Martinsson and Tropp 2011, Alg. 4.4).
+Eigenvectors have signs that do not depend on the solver. Symbols: A (k, k) a sum of g^T g, c the eigenvectors wanted,
+Q (k, c + EXTRA) orthonormal columns. A small matrix is decomposed whole. A large one of which few vectors are wanted,
+by subspace iteration: Q from a Gaussian start, STEPS times Q = qr(A Q), then the eigenvectors of Q^T A Q (Halko,
+Martinsson and Tropp 2011, Alg. 4.4).
+
+Anchors (GEP: Yu et al. 2021): G (N, m) gradients of public inputs in one parameter, flattened; L (m, k) their basis.
+Differs from the source: a group is one parameter, and has at most k vectors; there all parameters are cut into groups
+of equal length. Targets are those of every probe (``ProbeSource.batch``).
 """
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedlsg.carriers.probe.moments import part_of
+from fedlsg.frame import Coordinates, Frame, make_blocks
+from fedlsg.gradients import Batch, LossFunction, batch_size, check, per_example_gradients, trainable
 
 WHOLE_UP_TO = 256
 """Sides up to which the whole decomposition takes less than 5 ms on a CPU."""
@@ -59,3 +68,54 @@ def subspace(A: Float[Tensor, "k k"], Q: Float[Tensor, "k w"]) -> tuple[Float[Te
         Q = torch.linalg.qr(A @ Q)[0]
     values, rotation = torch.linalg.eigh((Q.mT @ (A @ Q)).double())
     return values, Q.double() @ rotation
+
+
+POWER_STEPS = 2
+"""Multiplications by G^T G."""
+AT_ONCE, LARGEST = 64, 2**29
+"""Examples of a microbatch; largest N times parameters, whose gradients take 2 GiB in float32."""
+
+
+def anchor_gradients(
+    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch
+) -> dict[str, Float[Tensor, "anchors m"]]:
+    """Every anchor's gradient of every trainable parameter, in float32, by name. The model is not changed.
+
+    An anchor whose gradient is not finite is left out. Raises ValueError if none is left, or for too many numbers.
+    """
+    coordinates = tuple(Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items())
+    frame = Frame(coordinates=coordinates, blocks=make_blocks(coordinates))
+    count = batch_size(inputs, targets)
+    if count * frame.size > LARGEST:
+        raise ValueError(
+            f"probes={count} anchor gradients of {frame.size:,} parameters are too many to hold: choose probes of at "
+            f"most {LARGEST // frame.size}, or freeze a part of the model"
+        )
+    checked = check(model, frame)
+    found: list[list[Tensor]] = []
+    for start in range(0, count, AT_ONCE):
+        x, y = (part_of(batch, start, start + AT_ONCE) for batch in (inputs, targets))
+        found.append([g.float() for g in per_example_gradients(model, loss_fn, x, y, frame, checked=checked)])
+    each = [torch.cat(parts) for parts in zip(*found, strict=True)]
+    finite = torch.stack([g.isfinite().all(1) for g in each]).all(0)
+    if not bool(finite.any()):
+        raise ValueError(
+            f"none of the {count} anchors has a finite gradient: check the weights and the source's inputs"
+        )
+    return {c.name: g[finite] for c, g in zip(coordinates, each, strict=True)}
+
+
+def anchor_basis(
+    G: Float[Tensor, "anchors m"], count: int, *, generator: torch.Generator
+) -> tuple[Float[Tensor, "m k"], Float[Tensor, " k"]]:
+    """An orthonormal basis of k = ``count`` columns near the top of G^T G, and the shares of |G|^2 along them.
+
+    L = qr(G^T G L), from a Gaussian start. Where G has fewer directions than k, the others are what is left of the
+    start. Guarantee: the columns are orthonormal to rounding for any G, zero included.
+    """
+    start = torch.randn(G.shape[1], count, generator=generator).to(G)
+    L = torch.linalg.qr(start)[0]
+    for _ in range(POWER_STEPS):
+        L = torch.linalg.qr(G.mT @ (G @ L))[0]
+    energy = (G @ L).square().sum(0) / G.square().sum().clamp_min(torch.finfo(G.dtype).tiny)
+    return L.contiguous(), energy

@@ -1,7 +1,14 @@
 """Layers whose per-example gradients are a function of one call: built in, by torch.func, or registered by a user."""
 
-from fedlsg.gradients.calls.errors import UnsupportedLayerError, unsupported
-from fedlsg.gradients.calls.registry import CallGradients, Kind, kind_of, register_layer, registered_layers
+from fedlsg.gradients.calls.registry import (
+    CallGradients,
+    Kind,
+    UnsupportedLayerError,
+    kind_of,
+    register_layer,
+    registered_layers,
+    unsupported,
+)
 from fedlsg.gradients.calls.torch_func import by_torch_func
 
 __all__ = [

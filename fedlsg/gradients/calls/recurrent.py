@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from fedlsg.gradients.calls.nested import tensors_in
-from fedlsg.gradients.calls.torch_func import Axes, by_torch_func
+from fedlsg.gradients.calls.torch_func import Axes, by_torch_func, tensors_in
 
 State = tuple[Tensor, ...]
 

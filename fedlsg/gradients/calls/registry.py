@@ -1,10 +1,15 @@
-"""Which layers have their gradients from one call: the built-in ones, and those that a user registered.
+"""How each trainable parameter gets its per-example gradients, by the modules that own it; the error where none has.
 
-A layer is looked up by its exact type: a subclass may compute something else. torch.func computes what has no entry.
+A layer whose gradients come from one call is built in, or registered by a user. It is looked up by its exact type: a
+subclass may compute something else. torch.func computes what has no entry.
+
+layer   the five types of ``LAYERS``, hooked as in ``plan``
+call    a module that ``kind_of`` knows; it answers for the modules inside it, too
+use     every other parameter (a class token, a scale, a shared weight, one that is read next to its layer): ``uses``
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,10 +18,38 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from fedlsg.gradients.calls import attention, recurrent
-from fedlsg.gradients.calls.torch_func import Axes, by_torch_func
-from fedlsg.gradients.formulas import calls
+from fedlsg.gradients.calls import recurrent
+from fedlsg.gradients.calls.torch_func import (
+    Axes,
+    attention_axes,
+    attention_gradients,
+    attention_refusal,
+    by_torch_func,
+)
+from fedlsg.gradients.formulas import rows
 from fedlsg.gradients.formulas.layers import LAYERS, has_formulas
+
+
+class UnsupportedLayerError(ValueError):
+    """A layer or parameter has no per-example gradient; the message says which, why, and what to do."""
+
+
+class ReadElsewhereError(UnsupportedLayerError):
+    """Parameters whose gradient came next to their layers' calls, where it cannot be split by example."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        super().__init__(
+            f"{', '.join(names)}: used outside of its own layer's call, where its gradient cannot be split by "
+            "example; call the layer instead of reading its weight (F.linear(x, layer.weight), layer.forward(x), a "
+            "penalty in the loss), or freeze it"
+        )
+
+
+def unsupported(path: str, module: nn.Module, reason: str) -> UnsupportedLayerError:
+    """The error that names a module, its type, and the reason with its fix."""
+    return UnsupportedLayerError(f"{path or 'the model itself'} ({type(module).__name__}): {reason}")
+
 
 CallGradients = Callable[[Any, tuple[Any, ...], Any], Mapping[str, Tensor]]
 """``gradients(module, inputs, output_gradient)``, as ``register_layer`` explains it."""
@@ -81,8 +114,8 @@ def _dimensions(module: nn.Module) -> int:
     return 2 if isinstance(module, nn.Linear | nn.Bilinear | nn.GroupNorm) else 1
 
 
-_CONVOLUTION = Kind(gradients=calls.convolution, least=_dimensions)
-_INSTANCE_NORM = Kind(gradients=calls.instance_norm, least=lambda module: module._get_no_batch_dim() + 1,
+_CONVOLUTION = Kind(gradients=rows.convolution, least=_dimensions)
+_INSTANCE_NORM = Kind(gradients=rows.instance_norm, least=lambda module: module._get_no_batch_dim() + 1,
                       refusal=_statistics_refusal)  # fmt: skip
 _RECURRENT = Kind(
     gradients=recurrent.gradients, least=lambda module: 3, axes=recurrent.axes, size=recurrent.size,
@@ -91,16 +124,16 @@ _RECURRENT = Kind(
 _CELL = Kind(gradients=recurrent.cell, least=lambda module: 2, by_torch_func=True)
 GENERAL = Kind(gradients=by_torch_func, least=_dimensions, by_torch_func=True)
 BUILT_IN: Mapping[type[nn.Module], Kind] = {
-    nn.Embedding: Kind(gradients=calls.embedding, refusal=_table_refusal),
-    nn.EmbeddingBag: Kind(gradients=calls.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal),
+    nn.Embedding: Kind(gradients=rows.embedding, refusal=_table_refusal),
+    nn.EmbeddingBag: Kind(gradients=rows.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal),
     nn.RMSNorm: Kind(
-        gradients=calls.rms_norm, least=lambda module: 1 + len(module.normalized_shape), positions=True
+        gradients=rows.rms_norm, least=lambda module: 1 + len(module.normalized_shape), positions=True
     ),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _INSTANCE_NORM),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONVOLUTION),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _CONVOLUTION),
     nn.MultiheadAttention: Kind(
-        gradients=attention.gradients, least=lambda module: 3, axes=attention.axes, refusal=attention.refusal,
+        gradients=attention_gradients, least=lambda module: 3, axes=attention_axes, refusal=attention_refusal,
         by_torch_func=True,
     ),
     **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _RECURRENT),
@@ -171,3 +204,71 @@ def _without_formula(module: nn.Module) -> Kind | None:
 
 
 _Type = type
+
+
+Place = tuple[nn.Module, str]
+"""A module and its own name of a parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """Names of trainable parameters: of each call by the path of its module, and with all places of each use."""
+
+    calls: Mapping[str, list[str]] = field(default_factory=dict)
+    uses: Mapping[str, list[Place]] = field(default_factory=dict)
+
+    @property
+    def others(self) -> set[str]:
+        """All parameters that are not by layers."""
+        return {name for names in self.calls.values() for name in names} | self.uses.keys()
+
+
+def ways_of(model: nn.Module, read: Collection[str] = ()) -> Ways:
+    """The way of every trainable parameter; a shared one under its first name. Those in ``read`` are by their uses."""
+    if not read and _by_layers(model, set()):
+        return BY_LAYERS
+    places: dict[nn.Parameter, list[tuple[str, str | None, Place]]] = {}
+    for name, call, place in _places(model, "", None):
+        places.setdefault(place[0]._parameters[place[1]], []).append((name, call, place))  # type: ignore[arg-type]
+    calls: dict[str, list[str]] = {}
+    uses: dict[str, list[Place]] = {}
+    for found in places.values():
+        name, call, (module, _) = found[0]
+        if name in read or len(found) > 1 or (call is None and not has_formulas(module)):
+            uses[name] = [place for _, _, place in found]
+        elif call is not None:
+            calls.setdefault(call, []).append(name)
+    return Ways(calls=calls, uses=uses)
+
+
+BY_LAYERS = Ways()
+"""All parameters are by layers."""
+
+
+def _by_layers(module: nn.Module, seen: set[int]) -> bool:
+    """Whether all parameters are by layers, and none is shared: the answer for most models, in little time."""
+    own, children = module._parameters, module._modules
+    if not own and not children:
+        return True
+    by_formulas = has_formulas(module)
+    if not by_formulas and kind_of(module) is not None:
+        return False
+    for p in own.values():
+        if p is not None and p.requires_grad:
+            if not by_formulas or id(p) in seen:
+                return False
+            seen.add(id(p))
+    return all(_by_layers(child, seen) for child in children.values() if child is not None)
+
+
+def _places(module: nn.Module, path: str, call: str | None) -> Iterator[tuple[str, str | None, Place]]:
+    """Name, path of the call that answers for it, and place of each trainable parameter; a shared one repeatedly."""
+    if call is None and kind_of(module) is not None:
+        call = path
+    prefix = f"{path}." if path else ""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.requires_grad:
+            yield prefix + name, call, (module, name)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _places(child, prefix + name, call)

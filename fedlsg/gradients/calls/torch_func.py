@@ -3,8 +3,12 @@
 The module is called again, example by example in one vectorised call, from the inputs that it had in the forward pass.
 So it must be a function of its inputs and parameters: a module that draws random numbers (dropout) is refused, because
 the draws would be others. This is for modules without a formula, and costs more than a formula.
+Inputs and outputs are tensors in nested tuples, lists and dicts: torch's own functions for these leave the tensors to
+the collector. nn.MultiheadAttention is done here: its own ``out_proj`` is never called, so that its parameters count as
+the module's.
 """
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +18,29 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [t for item in items for t in tensors_in(item)]
+
+
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        changed = copy.copy(value)
+        for key, item in value.items():
+            changed[key] = map_tensors(change, item)
+        return changed
+    if not isinstance(value, tuple | list) or not tensors_in(value):
+        return value
+    items = [map_tensors(change, item) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
 
 Axes = Sequence[int | None]
 """The axis of the examples in each tensor; None for a tensor that all examples share."""
@@ -106,3 +132,44 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
     finally:
         for m, name, hooks in saved:
             m.__dict__[name] = hooks
+
+
+Inputs = tuple[Any, ...]
+"""query, key, value, key_padding_mask, need_weights, attn_mask, ..., as ``forward`` takes them."""
+
+
+def attention_refusal(module: nn.MultiheadAttention) -> str | None:
+    """Dropout would be drawn again."""
+    if module.dropout > 0 and module.training:
+        return "its dropout cannot be repeated in backward; set dropout=0 on it (module.dropout = 0.0)"
+    return None
+
+
+def attention_axes(module: nn.MultiheadAttention, inputs: Inputs) -> Axes:
+    """The axis of the examples in query, key, value and the masks that are given.
+
+    A mask (T, S) is shared. A mask (B heads, T, S) counts as one with the examples first.
+    """
+    batch = 0 if module.batch_first else 1
+    mask = inputs[5] if len(inputs) > 5 else None
+    padding: Axes = (0,) if len(inputs) > 3 and inputs[3] is not None else ()
+    shared: Axes = (None,) if isinstance(mask, Tensor) and mask.ndim == 2 else ()
+    return (batch, batch, batch, *padding, *shared, *((0,) if isinstance(mask, Tensor) and mask.ndim == 3 else ()))
+
+
+def attention_gradients(module: nn.MultiheadAttention, inputs: Inputs, output_gradient: Any) -> dict[str, Tensor]:
+    """As ``by_torch_func``, with the masks in the form of one example."""
+    where = attention_axes(module, inputs)
+    given = list(inputs)
+    if len(given) > 5 and isinstance(given[5], Tensor) and given[5].ndim == 3:
+        given[5] = given[5].unflatten(0, (-1, module.num_heads))
+    outputs = tensors_in(output_gradient)
+    back = [where[0], 0][: len(outputs)]
+    return by_torch_func(module, tuple(given), output_gradient, forward=_attend, in_axes=where, out_axes=back)
+
+
+def _attend(module: nn.MultiheadAttention, *inputs: Any) -> Any:
+    given = list(inputs)
+    if len(given) > 5 and isinstance(given[5], Tensor) and given[5].ndim == 4:
+        given[5] = given[5].flatten(0, 1)
+    return module(*given)

@@ -65,14 +65,36 @@ class GhostGradients:
 
         It is above the norm if positions cancel to a thousandth: such an example is clipped to less than C.
         """
-        squares = squared_norms(self.layer, self.g, self.x)
         lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
         overlap = math.prod(self.layer.kernel_size) if isinstance(self.layer, nn.Conv2d) else 1
         positions = lengths[0] * lengths[1] * math.sqrt(overlap)
         pairs = (self.g[0].numel() // len(self.layer.weight)) ** 2
+        single = pairs == 1 and not isinstance(self.layer, nn.Conv2d)  # a product of two vectors
+        squares = positions.square() if single else squared_norms(self.layer, self.g, self.x)
         lost = (sum(self.layer.weight.flatten(1).shape) + pairs) * torch.finfo(torch.float64).eps * positions.square()
         bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * positions)
+
+    def weighted_sums(
+        self, factors: Float[Tensor, "slots each"], finite: Bool[Tensor, " batch"]
+    ) -> Float[Tensor, "slots size"]:
+        """``weighted_sum`` of each of some slots of as many examples, by one product where the layer is one."""
+        each = factors.shape[1]
+        if type(self) is not GhostGradients or isinstance(self.layer, nn.Conv2d):
+            places = range(0, len(self.x), each)
+            return torch.stack(
+                [
+                    self.part(i, i + each).weighted_sum(f, finite[i : i + each])
+                    for i, f in zip(places, factors, strict=True)
+                ]
+            )
+        assert self.g._version == self.version
+        g, x = self.g.double(), self.x.double()
+        if not finite.all():
+            g, x = (t.masked_fill(~finite.view(-1, *[1] * (t.ndim - 1)), 0.0) for t in (g, x))
+        scaled = g * factors.double().view(-1, *[1] * (g.ndim - 1))
+        scaled, x = (t.reshape(len(factors), -1, t.shape[-1]) for t in (scaled, x))
+        return torch.bmm(scaled.mT, x).flatten(1)
 
     def part(self, start: int, stop: int) -> "GhostGradients":
         """The ghost gradients of the examples from ``start`` to ``stop``."""
@@ -110,8 +132,8 @@ def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
 
     Products in float64 count twice.
     """
-    weight = layer.get_parameter("weight")
-    if type(layer) not in (nn.Linear, nn.Conv2d) or not worth_it(weight, g):
+    weight = layer._parameters["weight"] if type(layer) in (nn.Linear, nn.Conv2d) else None
+    if weight is None or not worth_it(weight, g):
         return False
     if not isinstance(layer, nn.Conv2d):
         return product_is_cheaper(weight, g)
@@ -124,8 +146,8 @@ def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
 
 def worth_it(weight: Tensor, g: Tensor) -> bool:
     """Whether ghost clipping of a weight is exact on this device, and the weight large enough to consider it."""
-    exact = weight.dtype in (torch.float32, torch.float64) and keeps_float32_digits(g.device.type)
-    return exact and weight.numel() >= SMALLEST_WEIGHT
+    exact = weight.dtype in (torch.float32, torch.float64) and weight.numel() >= SMALLEST_WEIGHT
+    return exact and keeps_float32_digits(g.device.type)
 
 
 def product_is_cheaper(weight: Float[Tensor, "m c"], g: Float[Tensor, "batch *t m"]) -> bool:

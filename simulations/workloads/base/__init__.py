@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlsg.carriers.probe.source import Draw
+from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import LossFunction
 from simulations.workloads.base.split import Augment, Inputs, NoRows, Split
 from simulations.workloads.base.synthetic import Pixels

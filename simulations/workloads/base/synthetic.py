@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg import user_code
-from fedlsg.carriers.probe.source import Draw
+from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.synthetic import Vocabulary, bags_of_words, dead_leaves, pink
 
 LEAST_SIDE = 8

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.carriers.probe.source import Draw
+from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.choices import choose
 from simulations.models import vision
 from simulations.models.small import WIDTH, heads

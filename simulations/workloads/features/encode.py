@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.carriers.probe.source import Draw
+from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.randomness import public_generator
 from simulations.models.small import GROUPS
 from simulations.workloads.base import Progress

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.independence.rows import differing
+from fedlsg.gradients.independence.cast import differing
 from fedlsg.own_loop.alone import LARGEST
 from fedlsg.own_loop.fills import ROWS
 from fedlsg.own_loop.made_up import Maker, of_fields

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedlsg.carriers import OwnCarriers
+from fedlsg.carriers.base import EVEN
 from fedlsg.carriers.probe import Probe
-from fedlsg.carriers.rounding import EVEN
 from fedlsg.forms import CORE
 from fedlsg.frame import Coordinates
 

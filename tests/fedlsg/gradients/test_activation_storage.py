@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.gradients import activation_storage, rematerialize
+from fedlsg.gradients import activation_storage
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.per_example import per_example_gradients
 from tests.fedlsg.gradients.test_per_example_pass import failing_loss, state
@@ -107,7 +107,7 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
 def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
     """64 values of an example are made again, and 63 are not, however many examples there are."""
-    monkeypatch.setattr(rematerialize, "REMATERIALIZED_FROM", 64)
+    monkeypatch.setattr(activation_storage, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
         layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]

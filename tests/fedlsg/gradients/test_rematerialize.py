@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedlsg.gradients.rematerialize
+import fedlsg.gradients.activation_storage
+from fedlsg.gradients.activation_storage import Rematerialization, Rematerialized
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.rematerialize import Rematerialization, Rematerialized
 from tests.fedlsg.gradients.test_per_example_pass import cross_entropy, make_frame
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive, naive_error
 
@@ -98,7 +98,7 @@ HELD = {
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.rematerialize, "REMATERIALIZED_FROM", 1)
+    monkeypatch.setattr(fedlsg.gradients.activation_storage, "REMATERIALIZED_FROM", 1)
 
 
 def rebuilt_values(monkeypatch: pytest.MonkeyPatch) -> list[Rematerialized]:
@@ -133,7 +133,7 @@ def test_a_wrong_value_is_seen(monkeypatch):
     """Negative control: what is made again is what gradients are made of."""
     model, inputs = with_norm(nn.ReLU())
     frame = make_frame(model, rank=2, sparsity=0.0)
-    monkeypatch.setitem(fedlsg.gradients.rematerialize.RESULT_SAVED, "ReluBackward0", torch.tanh_)
+    monkeypatch.setitem(fedlsg.gradients.activation_storage.RESULT_SAVED, "ReluBackward0", torch.tanh_)
     assert naive_error(model, cross_entropy, inputs, torch.arange(B), frame) > 1e-3
 
 

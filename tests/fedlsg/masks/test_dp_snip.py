@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.masks.dp_snip import pruning_mechanism, saliency_frame, saliency_scale
-from fedlsg.masks.pruning import Prune
+from fedlsg.masks.pruning import Prune, pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream

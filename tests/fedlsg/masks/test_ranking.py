@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.frame import Block, Frame, Keep
-from fedlsg.masks.ranking import Memory, noisy_everywhere
+from fedlsg.masks.rules import Memory, noisy_everywhere
 from fedlsg.training import accumulated_noise
 from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
 

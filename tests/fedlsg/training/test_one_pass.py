@@ -21,7 +21,8 @@ from tests.fedlsg.support.step_oracle import CLIP_ONLY, EXACT, FRAMES, Problem, 
 LOCAL = LocalTraining(sample_rate=0.5, expected_batch=5.5)
 SIZES = (3, 0, 11, 1, 4)
 SLOTS = (5, 4, 8, 2, 4)
-"""The third client's batch does not fit."""
+EVEN = (5, 5, 5, 5, 5)
+"""The third client's batch does not fit. Even slots are summed by one product a block."""
 
 
 def wide() -> nn.Module:
@@ -50,10 +51,10 @@ def totals(steps: list[StepInputs], slots=SLOTS) -> list[torch.Tensor | None]:
     return [drawn.total for drawn in sums_in_one_pass(steps, slots)]
 
 
-def assert_own_sums(p: Problem, mechanism: Mechanism = CLIP_ONLY) -> None:
+def assert_own_sums(p: Problem, mechanism: Mechanism = CLIP_ONLY, slots=SLOTS) -> None:
     """Every client's sum is that of its own examples, and the one that does not fit is left to its own step."""
     steps = clients(p, mechanism=mechanism)
-    found = totals(steps)
+    found = totals(steps, slots)
     assert found[2] is None
     for x, total in zip(steps, found, strict=True):
         if total is not None:
@@ -62,15 +63,15 @@ def assert_own_sums(p: Problem, mechanism: Mechanism = CLIP_ONLY) -> None:
     assert not found[1].any(), "an empty batch is a sum of zeros, to which noise is added"
 
 
-def assert_independent(p: Problem) -> None:
+def assert_independent(p: Problem, slots=SLOTS) -> None:
     """No bit of another client's sum changes with one client's rows or their number."""
-    before = totals(clients(p))
+    before = totals(clients(p), slots)
     for seeds, sizes in (
         ((9, 1, 2, 3, 4), SIZES),
         ((0, 1, 2, 3, 4), (2, 0, 11, 1, 4)),
         ((0, 1, 2, 3, 4), (0, 0, 11, 1, 4)),
     ):
-        after = totals(clients(p, sizes, seeds))
+        after = totals(clients(p, sizes, seeds), slots)
         for i in (1, 3, 4):
             assert torch.equal(before[i], after[i])
     assert not torch.equal(before[0], after[0])
@@ -79,24 +80,27 @@ def assert_independent(p: Problem) -> None:
 @pytest.mark.parametrize("make", [mlp, cnn, wide])
 @pytest.mark.parametrize("name", ["dpsgd", "lsg", "rs", "core"])
 @pytest.mark.parametrize("kind", ["joint", "per-block"])
-def test_a_sum_is_that_of_the_clients_own_examples(make, name, kind):
-    assert_own_sums(problem(*FRAMES[name], make=make), replace(CLIP_ONLY, clip=kind))
+@pytest.mark.parametrize("slots", [SLOTS, EVEN])
+def test_a_sum_is_that_of_the_clients_own_examples(make, name, kind, slots):
+    assert_own_sums(problem(*FRAMES[name], make=make), replace(CLIP_ONLY, clip=kind), slots)
 
 
 @pytest.mark.parametrize("make", [mlp, cnn, wide])
 @pytest.mark.parametrize("name", ["dpsgd", "lsg"])
-def test_no_bit_of_a_sum_depends_on_other_clients_rows(make, name):
-    assert_independent(problem(*FRAMES[name], make=make, dtype=torch.float32))
+@pytest.mark.parametrize("slots", [SLOTS, EVEN])
+def test_no_bit_of_a_sum_depends_on_other_clients_rows(make, name, slots):
+    assert_independent(problem(*FRAMES[name], make=make, dtype=torch.float32), slots)
 
 
 @pytest.mark.parametrize("make", [mlp, wide])
-def test_an_example_that_is_not_finite_changes_its_own_client_alone(make):
+@pytest.mark.parametrize("slots", [SLOTS, EVEN])
+def test_an_example_that_is_not_finite_changes_its_own_client_alone(make, slots):
     p = problem(*FRAMES["dpsgd"], make=make, dtype=torch.float32)
     steps = clients(p)
-    before = totals(steps)
+    before = totals(steps, slots)
     inputs, targets = steps[0].batch(torch.arange(3))
     inputs[1] = math.nan
-    found = totals([replace(steps[0], batch=lambda rows: (inputs[rows], targets[rows])), *steps[1:]])
+    found = totals([replace(steps[0], batch=lambda rows: (inputs[rows], targets[rows])), *steps[1:]], slots)
     assert torch.equal(found[4], before[4])
     assert found[0].isfinite().all()
     alone = clipped_batch_sum(replace(steps[0], draws=Drawn(positions=torch.tensor([0, 2]))))
@@ -164,11 +168,12 @@ def by_position(patch):
 
 
 @pytest.mark.parametrize("plant", [others_rows, counted_twice, by_position])
-def test_rows_of_other_clients_in_a_sum_are_caught(plant, monkeypatch):
+@pytest.mark.parametrize("slots", [SLOTS, EVEN])
+def test_rows_of_other_clients_in_a_sum_are_caught(plant, slots, monkeypatch):
     p = problem(*FRAMES["dpsgd"])
     plant(monkeypatch)
     with pytest.raises((AssertionError, IndexError)):
-        assert_own_sums(p)
+        assert_own_sums(p, slots=slots)
 
 
 def test_a_sum_over_all_rows_before_it_is_split_is_caught(monkeypatch):
@@ -177,8 +182,9 @@ def test_a_sum_over_all_rows_before_it_is_split_is_caught(monkeypatch):
     monkeypatch.setattr(
         one_pass, "units_of", lambda x, i, t, n: [g + g.sum() * 1e-6 for g in _honest_units(x, i, t, n)]
     )
-    with pytest.raises(AssertionError):
-        assert_independent(p)
+    for slots in (SLOTS, EVEN):
+        with pytest.raises(AssertionError):
+            assert_independent(p, slots)
 
 
 _honest_units = one_pass.units_of

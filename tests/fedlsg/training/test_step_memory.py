@@ -10,14 +10,13 @@ from torch import nn
 
 import fedlsg.gradients.activation_storage
 import fedlsg.gradients.hooks
-import fedlsg.gradients.rematerialize
 import fedlsg.training.server
 from benchmarks.arms import plain, private
 from benchmarks.subjects import Encoder, Subject
 from fedlsg.carriers import Dense
 from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.activation_storage import Rematerialization
 from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.gradients.rematerialize import Rematerialization
 from fedlsg.gradients.supported import trainable
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.public import Public
@@ -32,7 +31,7 @@ MEGABYTE = 2**20
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors are made again, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.rematerialize, "REMATERIALIZED_FROM", 1)
+    monkeypatch.setattr(fedlsg.gradients.activation_storage, "REMATERIALIZED_FROM", 1)
 
 
 def small_wrn() -> Subject:

@@ -11,11 +11,13 @@ from simulations.rundir.last_payload import LastPayload
 from tests.simulations.support.runs import run_local
 
 
-@given(question=st.text(), other=st.text(), payload=st.binary())
-def test_the_payload_comes_back_for_its_question_only(tmp_path_factory, question, other, payload):
+@given(question=st.text(), other=st.text(), payload=st.binary(), before=st.none() | st.binary())
+def test_the_payload_comes_back_for_its_question_only(tmp_path_factory, question, other, payload, before):
     outbox = LastPayload(tmp_path_factory.mktemp("outbox") / "a" / "client.bin")
     assert outbox.find(question) is None
-    outbox.store(question, payload)
+    if before is not None:
+        outbox.store("before", before)
+    outbox.store(question, payload, alone=True)
     assert outbox.find(question) == payload
     assert (outbox.find(other) == payload) == (other == question)
 

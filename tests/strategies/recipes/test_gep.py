@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.accounting import Event, compose
-from fedlsg.carriers.probe.anchors import LARGEST, anchor_gradients
+from fedlsg.carriers.probe.eigen import LARGEST, anchor_gradients
 from fedlsg.frame import Frame
 from fedlsg.gradients import per_example_gradients, trainable
 from fedlsg.privacy import clipped_sum

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.carriers.probe import moments, products
+from fedlsg.carriers.probe import moments
 from fedlsg.carriers.probe.moments import Moments, second_moments
 from fedlsg.gradients import StandardizedConv2d
 
@@ -120,9 +120,9 @@ def distance(found: Mapping[str, Moments], expected: Mapping[str, Moments]) -> f
 def test_moments_are_those_of_autograd(name: str, way: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs, targets, carried = subject(name)
     if way != "cheaper":
-        monkeypatch.setattr(products, "gram_is_cheaper", lambda *sizes: way == "gram")
+        monkeypatch.setattr(moments, "gram_is_cheaper", lambda *sizes: way == "gram")
     monkeypatch.setattr(moments, "MOST", most)
-    monkeypatch.setattr(products, "BLOCKED_FROM", 6)  # some matrices in blocks
+    monkeypatch.setattr(moments, "BLOCKED_FROM", 6)  # some matrices in blocks
     found = second_moments(model, losses, inputs, targets, carried)
     assert distance(found, oracle(model, inputs, targets, carried)) < 2e-6
     for A, B in found.values():

@@ -9,7 +9,7 @@ from torch import nn
 from fedlsg.gradients import block_gradients
 from fedlsg.gradients.calls import recurrent, registry
 from fedlsg.gradients.calls.registry import BUILT_IN
-from fedlsg.gradients.formulas import calls
+from fedlsg.gradients.formulas import rows
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable
@@ -85,7 +85,7 @@ def test_the_same_on_cuda(case):
 
 def test_a_gradient_of_another_example_is_caught(monkeypatch):
     """Negative controls of the oracle."""
-    honest, step = calls.rms_norm, recurrent._step
+    honest, step = rows.rms_norm, recurrent._step
     monkeypatch.setattr(recurrent, "_step", lambda mode, a, u, state: step(mode, a * 1.0001, u, state))
     mixed = replace(
         BUILT_IN[nn.RMSNorm],

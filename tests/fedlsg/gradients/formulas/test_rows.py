@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlsg.gradients import block_gradients
-from fedlsg.gradients.formulas.rows import RowGradients, product
-from fedlsg.gradients.formulas.tied import TiedGradients, tied
+from fedlsg.gradients.formulas.rows import RowGradients, TiedGradients, product, tied
 from fedlsg.privacy import Mechanism, clipped_sum
 from tests.fedlsg.support.gradient_oracle import make_frame, squared_error
 
