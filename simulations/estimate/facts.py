@@ -1,7 +1,6 @@
 """What a run would send, spend and take: the numbers of ``fedlsg plan``, from the plan of the run and a trial of it."""
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,8 @@ from fedlsg.privacy import rho
 from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
+from simulations.engines.choice import with_engine
+from simulations.engines.cluster import processors
 from simulations.estimate.trial import Trial, time_step, try_rounds
 from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan, count_blocks, events_of
@@ -171,12 +172,11 @@ def _epsilon(plan: Plan) -> float:
 def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
     """Time of a step and of the run on this machine, and memory: from one measured step."""
     seconds, rows, memory = time_step(plan)
-    s = plan.settings
+    s = with_engine(plan)[0].settings
     batch = max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True))
     step = seconds * max(batch, 1.0) / rows
     client = plan.local.steps * step + trial.seconds / trial.clients
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(s.workers or cores, s.clients_per_round) if s.engine != "local" else 1
+    workers = min(s.workers or processors(), s.clients_per_round) if s.engine != "local" else 1
     whole = plan.schedule.rounds * s.clients_per_round * client
     return {
         "step": {"seconds": step, "batch": batch, "measured_rows": rows, "measured_seconds": seconds},
