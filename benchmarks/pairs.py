@@ -126,7 +126,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def machine() -> dict[str, Any]:
     """The machine and the versions of a measurement."""
-    cpuinfo = Path("/proc/cpuinfo")
+    cpuinfo, spec = Path("/proc/cpuinfo"), sys.modules["__main__"].__spec__
     names = (
         [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         if (cpuinfo.exists())
@@ -137,7 +137,7 @@ def machine() -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join([f"python -m {spec.name if spec else Path(sys.argv[0]).stem}", *sys.argv[1:]]),
     }
 
 

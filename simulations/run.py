@@ -19,6 +19,7 @@ from fedlsg.user_code import shown
 from simulations.callbacks import Callback
 from simulations.callbacks.named import named
 from simulations.engines import engine
+from simulations.engines.choice import with_engine
 from simulations.engines.door import limited_memory
 from simulations.engines.watchers import RayLostError, last_word
 from simulations.live.follow import following
@@ -61,12 +62,19 @@ def run_command(given: dict[str, Any], out: str | None, console: Console, *, ope
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with working(console, "loading data, calibrating noise") as say:
         plan = ready_plan(settings, progress=say, given=names_given(given))
+    plan, directory = begun(plan, out, console)
+    with following(directory.path, console) if opens else nullcontext():
+        execute(plan, directory, console, callbacks=callbacks)
+
+
+def begun(plan: Plan, out: str | None, console: Console) -> tuple[Plan, RunDir]:
+    """Choose the engine, make the run directory and say what is about to run."""
+    plan, why = with_engine(plan)
     directory = create(out, plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     begin(plan, directory)
-    announce(plan, console)
-    with following(directory.path, console) if opens else nullcontext():
-        execute(plan, directory, console, callbacks=callbacks)
+    announce(plan, console, why)
+    return plan, directory
 
 
 def resume_command(
@@ -165,8 +173,8 @@ def execute(
     console.print(f"[bold]run directory[/bold]  {escape(str(directory.path))}", highlight=False, soft_wrap=True)
 
 
-def announce(plan: Plan, console: Console) -> None:
-    """Print what is about to run, and a warning if it is not private."""
+def announce(plan: Plan, console: Console, why: str = "") -> None:
+    """Print what is about to run, why this engine if nobody named it, and a warning if it is not private."""
     s, mechanism = plan.settings, plan.method.mechanism
     sizes = plan.sizes
     print_line(
@@ -175,6 +183,8 @@ def announce(plan: Plan, console: Console) -> None:
         f"{shown(s.method)}, engine {s.engine}",
         console,
     )
+    if why:
+        print_line(f"engine {s.engine}: {why}", console)
     if plan.workload.said:
         print_line(plan.workload.said, console)
     if s.sampling == "shuffle":

@@ -16,7 +16,7 @@ noise alone moves a coordinate by c; the best c is nearly the same in all tasks 
 root mean square of the gradients, which is nu where noise dominates. So its rate needs no sigma, N, q or clients.
 Noise alone moves d numbers by 0.2 sqrt(d) together: sqrt(5000 / d) keeps that length at the one of 5,000 numbers.
 That was too much for wide dense layers, so they have half of the power.
-The rule reads noisy gradients and public numbers, so it changes no epsilon. ``benchmarks/defaults.py`` measures it.
+The rule reads noisy gradients and public numbers, so it changes no epsilon; ``benchmarks.accuracy.defaults`` measures.
 """
 
 import math

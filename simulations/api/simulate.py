@@ -1,7 +1,7 @@
 """``fedlsg.simulate``: a model, data and a loss in; a run directory and its results out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -18,10 +18,8 @@ from simulations.api.settings_typed import RunSettings
 from simulations.callbacks import Callback, as_callbacks
 from simulations.callbacks.named import named
 from simulations.engines import ahead
-from simulations.plan.continuity import begin
 from simulations.plan.start import from_root
-from simulations.run import announce, continued, execute
-from simulations.rundir.lock import create
+from simulations.run import begun, continued, execute
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
@@ -50,7 +48,7 @@ def simulate(
     clients: int | None = None,
     partition: str | Sequence[Any] | None = None,
     rounds: int | Literal["auto"] | None = None,
-    engine: str = "ray",
+    engine: str = "auto",
     out: str | Path | None = None,
     callbacks: str | Callbacks = (),
     workload: str | Workload | Callable[[], Workload] | None = None,
@@ -75,7 +73,7 @@ def simulate(
     clients: int | None = None,
     partition: str | Sequence[Any] | None = None,
     rounds: int | Literal["auto"] | None = None,
-    engine: str = "ray",
+    engine: str = "auto",
     out: str | Path | None = None,
     callbacks: str | Callbacks = (),
     workload: str | Workload | Callable[[], Workload] | None = None,
@@ -96,7 +94,8 @@ def simulate(
     clients: number of clients (default 5, or what the partition has).
     rounds: server rounds. Rounds, sample rate, optimizer and learning rates that nobody gives follow from a rule that
         needs no tuning (``fedlsg docs choosing``).
-    engine: ``"ray"``, or ``"local"`` for this process alone. With ``reproducible=True`` both give the same weights.
+    engine: ``"local"`` for this process alone, ``"ray"`` for workers of Ray, which take seconds to start; ``"auto"``
+        chooses by the work. With ``reproducible=True`` both give the same weights.
     out: the run directory, new or empty; default ``runs/<time>-<workload>-<method>``.
     callbacks: ``fedlsg.Callback`` instances, or functions that are called after each round with a dict of its row; or
         the setting of this name. One that raises ``fedlsg.StopRun`` ends the run; after any other exception ``resume``
@@ -150,10 +149,7 @@ def _run(
         settings = from_mapping(from_root(resolve(given)))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
         plan = ready_plan(settings, given=names_given(given))
-        directory = create(None if out is None else str(out), plan.settings, private=not plan.covered)
-        plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
-        begin(plan, directory)
-        announce(plan, console)
+        plan, directory = begun(plan, None if out is None else str(out), console)
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
     execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
     return Run(directory.path, plan=plan)
@@ -165,7 +161,7 @@ def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
     said = {
         name: value
         for name, value in from_root(parse(given)).items()
-        if name not in ("preset", "data_dir", "data_root")
+        if name not in ("preset", "data_dir", "data_root") and (name, value) != ("engine", "auto")
     }
     if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")

@@ -236,6 +236,8 @@ class Grid:
         axes = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
         coordinates = {name: value for name, value in axes.items() if value is not None} | dict(varied)
         fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
+        if own.get("engine") == "auto":  # cells share the processors among them
+            own["engine"] = "local"
         words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
         return Cell(
             name="-".join(words), label=entry.label, given={**fixed, **own, **coordinates}, varied=varied

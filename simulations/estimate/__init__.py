@@ -17,6 +17,8 @@ from fedlsg.state import mean_frame
 from fedlsg.units import unit_in
 from fedlsg.user_code import shown
 from simulations.callbacks.named import named
+from simulations.engines.choice import with_engine
+from simulations.engines.cluster import processors
 from simulations.estimate.trial import Trial, time_step, try_rounds
 from simulations.plan.advice import rho_of, sum_bits
 from simulations.plan.plan import Plan, count_blocks, events_of
@@ -182,12 +184,11 @@ def _epsilon(plan: Plan) -> float:
 def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
     """Time of a step and of the run on this machine, and memory: from one measured step."""
     seconds, rows, memory = time_step(plan)
-    s = plan.settings
+    s = with_engine(plan)[0].settings
     batch = max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True))
     step = seconds * max(batch, 1.0) / rows
     client = plan.local.steps * step + trial.seconds / trial.clients
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(s.workers or cores, s.clients_per_round) if s.engine != "local" else 1
+    workers = min(s.workers or processors(), s.clients_per_round) if s.engine != "local" else 1
     whole = plan.schedule.rounds * s.clients_per_round * client
     return {
         "step": {"seconds": step, "batch": batch, "measured_rows": rows, "measured_seconds": seconds},

@@ -161,9 +161,9 @@ class Processes:
     """Where it runs"""
 
     engine: Annotated[
-        Literal["ray", "local", "flower"],
-        Setting("ray: Ray workers; local: this process; flower: written by flwr run."),
-    ] = "ray"
+        Literal["auto", "ray", "local", "flower"],
+        Setting("auto: by the work; ray: Ray workers; local: this process; flower: written by flwr run."),
+    ] = "auto"
     device: Annotated[
         Device,
         Setting("Where models are computed; auto: CUDA in each process that finds it.", aliases=("gpu",)),
@@ -191,7 +191,7 @@ class Processes:
     client_timeout: Annotated[
         float | None,
         Setting(
-            "Longest wait for a client; default 10 times what others take, 60 at least.",
+            "Longest wait for a client; default 10 times what others take, 60 at least; engine=auto is ray then.",
             "seconds", above=0, below=inf,
         ),
     ] = None  # fmt: skip

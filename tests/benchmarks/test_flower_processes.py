@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import flower_processes as processes
-from benchmarks.flower_processes import Process, of_run
+from benchmarks.flower import flower_processes as processes
+from benchmarks.flower.flower_processes import Process, of_run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import least_squares as ls
+from benchmarks.privacy import least_squares as ls
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import public_generator, reproducible_stream
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import strategies
-from benchmarks.audit_malicious import verdict
-from benchmarks.malicious.craft import fishing, imprint, traps
-from benchmarks.malicious.read import read
+from benchmarks.privacy.audit_malicious import verdict
+from benchmarks.privacy.craft import fishing, imprint, traps
+from benchmarks.privacy.read import read
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors
 from fedlsg.attacks.observation import DoesNotApply, Guess, Observation
@@ -89,7 +89,7 @@ def test_the_audit_at_crafted_weights_reaches_the_claim_and_sees_halved_noise():
     """300 canaries: too few for a proof, enough for the estimate. Negative controls: random weights, halved noise."""
     arms = {"crafted": (True, None), "halved": (True, "halved-noise"), "random": (False, None)}
     found = {
-        arm: verdict("lsg, r 8, p .3", crafted=crafted, plant=plant, epsilon=8.0, seeds=3)[0]
+        arm: verdict("lsg, r 8, p .3", crafted=crafted, plant=plant, epsilon=8.0, seeds=3)
         for arm, (crafted, plant) in arms.items()
     }
     assert not found["crafted"].falsified

@@ -1,6 +1,6 @@
-"""``benchmarks.scale``: the run of a measurement has all that is done to it afterwards."""
+"""``benchmarks.speed.scale``: the run of a measurement has all that is done to it afterwards."""
 
-from benchmarks import scale
+from benchmarks.speed import scale
 
 
 def test_a_measured_run_can_be_resumed_and_reported(tmp_path):

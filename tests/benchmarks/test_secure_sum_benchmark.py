@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import secure_sum
+from benchmarks.privacy import secure_sum
 
 
 @pytest.mark.slow

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.arms import OURS
 from benchmarks.pairs import Estimate, estimate, interleave, summary, table, write
-from benchmarks.rivals import RIVALS
-from benchmarks.step import device_peaks
-from benchmarks.subjects import Subject, on_device
+from benchmarks.speed.arms import OURS
+from benchmarks.speed.rivals import RIVALS
+from benchmarks.speed.step import device_peaks
+from benchmarks.speed.subjects import Subject, on_device
 
-FREE = ("vmap", "rgp reparametrised")
+FREE = ("vmap",)
 
 
 def tiny() -> Subject:

@@ -174,6 +174,7 @@ def options_without_place(line: str) -> list[str]:
     words = shlex.split(line, comments=True)
     path = words[2].replace(".", "/") + ".py" if words[1] == "-m" else words[1]
     texts = (REPOSITORY / path).read_text()
-    helpers = re.findall(r"from (benchmarks\.\w+) import", texts)
-    texts += "".join((REPOSITORY / (helper.replace(".", "/") + ".py")).read_text() for helper in helpers)
+    helpers = re.findall(r"from (benchmarks\.[\w.]+) import", texts)
+    files = [REPOSITORY / f"{helper.replace('.', '/')}.py" for helper in helpers]
+    texts += "".join(file.read_text() for file in files if file.exists())  # the others are folders
     return [word for word in words if word.startswith("--") and f'"{word.replace("--no-", "--")}"' not in texts]

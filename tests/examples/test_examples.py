@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedlsg
-from benchmarks.flower_app import simulate
+from benchmarks.flower.flower_app import simulate
 from tests.places import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"

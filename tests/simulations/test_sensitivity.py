@@ -1,7 +1,7 @@
 """One example moves the released sum by at most C (1 + 1e-4): built-in models, in the precision that users run.
 
-The sum is that of the shipped ``client_step`` with the batches and groups of simulations (benchmarks/neighbours.py).
-The data and the example that leaves are an adversary's (benchmarks/adversaries.py). All pairs of settings run here,
+The sum is that of the shipped ``client_step`` with the batches and groups of simulations (``neighbours``).
+The data and the example that leaves are an adversary's (``adversaries``). All pairs of settings run here,
 those of ``LATER`` and the full product with ``-m slow``. Dropout masks go by place in the batch: a test with dropout
 would have to give each example its own mask again (simulations/client/train.py says why the release does not). No
 built-in model has dropout.
@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import strategies
-from benchmarks import adversaries
-from benchmarks.adversaries import align, image_cases, made_images, made_texts, summed_in, text_cases
-from benchmarks.neighbours import BOUND, Moved, Subject, move, of_tensors, subject
+from benchmarks.privacy import adversaries
+from benchmarks.privacy.adversaries import align, image_cases, made_images, made_texts, summed_in, text_cases
+from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, of_tensors, subject
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.frame import Frame
 from fedlsg.gradients.known import Watching

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.neighbours import BOUND, Subject, move, of_tensors
+from benchmarks.privacy.neighbours import BOUND, Subject, move, of_tensors
 from fedlsg.gradients.formulas.rows import RowGradients
 from fedlsg.gradients.precision import Precision
 from tests.fedlsg.support.gradient_oracle import make_frame

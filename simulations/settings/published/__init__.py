@@ -168,7 +168,7 @@ def first_look(given: Mapping[str, object]) -> str:
     _check_names(str(said.get("workload", WORKLOADS[0])), str(said.get("method", AUTO)))
     engine = str(said.get("engine", RUN["engine"].default))
     if engine == "flower":
-        raise ValueError("engine=flower is what `flwr run .` uses; fedlsg run has engine=ray and engine=local")
+        raise ValueError("engine=flower is what `flwr run .` uses; fedlsg run has engine=auto, ray and local")
     return engine
 
 

@@ -11,8 +11,8 @@ from prv_accountant import PoissonSubsampledGaussianMechanism
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from benchmarks.exact_epsilon import full_batch as exact_full_batch
-from benchmarks.exact_epsilon import one_step as exact_one_step
+from benchmarks.privacy.exact_epsilon import full_batch as exact_full_batch
+from benchmarks.privacy.exact_epsilon import one_step as exact_one_step
 from fedlsg.accounting import pld as accountant_pld
 from fedlsg.accounting import prv as accountant_prv
 from fedlsg.accounting.bounds import compose, epsilon, upper_or_inf

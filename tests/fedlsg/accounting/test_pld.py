@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.exact_epsilon import full_batch, inverted, one_step
+from benchmarks.privacy.exact_epsilon import full_batch, inverted, one_step
 from fedlsg.accounting import closed_forms, compose, pld, prv, step, tilt
 from fedlsg.accounting.events import AccountingError, Event
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.exact_epsilon import full_batch as exact_full_batch
-from benchmarks.exact_epsilon import inverted, one_step
+from benchmarks.privacy.exact_epsilon import full_batch as exact_full_batch
+from benchmarks.privacy.exact_epsilon import inverted, one_step
 from fedlsg.accounting import closed_forms, pld, tilt
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps

@@ -11,8 +11,8 @@ from torch import nn
 import fedlsg.gradients.activation_storage
 import fedlsg.gradients.hooks
 import fedlsg.training.server
-from benchmarks.arms import plain, private
-from benchmarks.subjects import Encoder, Subject
+from benchmarks.speed.arms import plain, private
+from benchmarks.speed.subjects import Encoder, Subject
 from fedlsg.carriers import Dense
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.activation_storage import Rematerialization

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.deployment import Deployed, deploy
-from benchmarks.flower_processes import carrying
-from benchmarks.socket_proxy import split_http
-from benchmarks.socket_traffic import Message, Moved, count_moved
+from benchmarks.flower.deployment import Deployed, deploy
+from benchmarks.flower.flower_processes import carrying
+from benchmarks.flower.socket_proxy import split_http
+from benchmarks.flower.socket_traffic import Message, Moved, count_moved
 from simulations.rundir.journal import Line, read_lines
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local

@@ -10,8 +10,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 import strategies.federation.nodes
-from benchmarks.false_node import KINDS, FalseNode
-from benchmarks.node_fuzz import fuzz
+from benchmarks.flower.false_node import KINDS, FalseNode
+from benchmarks.flower.node_fuzz import fuzz
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import make_plan
@@ -113,7 +113,7 @@ class Large(FalseNode):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_same_of_raw_nodes_at_a_real_superlink(tmp_path):
-    """A hundred replies that no honest node sends, some of which are no messages; ``benchmarks.node_fuzz`` has more."""
+    """A hundred replies that no honest node sends, some of which are no messages; ``node_fuzz`` has more."""
     found = fuzz(tmp_path, messages=100, clients=22, seed=0, patience=900)
     assert found["status"] == "finished:completed"
     assert (found["honest replies rejected"], found["without update"]) == (0, 0)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.deployment import deploy
+from benchmarks.flower.deployment import deploy
 from fedlsg.privacy import Ledger
 from tests.simulations.support.runs import plan_at
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.flower_app import free_port
-from benchmarks.flower_processes import carrying
+from benchmarks.flower.flower_app import free_port
+from benchmarks.flower.flower_processes import carrying
 from fedlsg.privacy.ledger import Entry, Ledger
 from tests.places import REPOSITORY
 from tests.simulations.support.how_to import Block, blocks

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from benchmarks.deployment import deploy
-from benchmarks.flower_app import simulate, write_app
+from benchmarks.flower.deployment import deploy
+from benchmarks.flower.flower_app import simulate, write_app
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local
 

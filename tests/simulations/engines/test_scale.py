@@ -9,7 +9,7 @@ from tests.places import REPOSITORY
 
 ROUNDS = """
 import resource, sys, tempfile
-from benchmarks import jobs
+from benchmarks.rounds import jobs
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import create

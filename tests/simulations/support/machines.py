@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import flower_processes as processes
+from benchmarks.flower import flower_processes as processes
 
 PATIENCE = 240.0
 """Seconds that a command, or a line in a log, may take on a machine with much to do."""

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy.stats import norm
 
-from benchmarks.attack_closed_forms import measure
+from benchmarks.privacy.attack_closed_forms import measure
 from fedlsg.attacks.membership import closed_form_tpr, filter_payload
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clipped_sum

@@ -1,0 +1,1 @@
+"""Accuracy of methods and of settings that nobody tuned."""

@@ -1,0 +1,1 @@
+"""Flower's own processes: what they carry, and what they withstand."""

@@ -1,0 +1,1 @@
+"""Epsilon, what an attack reads, and what an audit finds."""

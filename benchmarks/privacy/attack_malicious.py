@@ -1,0 +1,168 @@
+"""A server that chooses the weights: crafted weights on digits, against every kind of coordinates.
+
+    python -m benchmarks.privacy.attack_malicious --out docs/results/attack_malicious.md
+
+The model is 64-128-10 with tanh. A client takes eight test images, by the library's own ``client_step``. The server's
+prior and the places of its bins are from the other half of the test split. An image counts as recovered where its PSNR
+is above 20 dB and 3 dB above that of the blind guess, the mean public image. Guesses are matched to images; images
+without a guess have the blind one.
+"""
+
+import argparse
+import math
+import platform
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import strategies
+from benchmarks.privacy.attack_closed_forms import cross_entropy
+from benchmarks.privacy.craft import fishing, imprint, traps
+from benchmarks.privacy.read import read
+from fedlsg.accounting import calibrate_noise_multiplier
+from fedlsg.attacks.inversion.prior import Prior, prior_from
+from fedlsg.attacks.metrics import best_matching, mean_interval, psnr, squared_errors
+from fedlsg.attacks.observation import DoesNotApply, Observation
+from fedlsg.carriers import prepare_model
+from fedlsg.method import LocalTraining, Method, Schedule, client_step
+from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.state import PublicState
+from simulations.workloads import load
+
+BATCH, HIDDEN, RANK, CLIP = 8, 128, 8, 0.1
+RECOVERED, ABOVE_BLIND, MOST = 20.0, 3.0, 60.0
+RATE, STEPS, DELTA = 0.05, 100, 1e-5
+"""Of the noise multipliers for an epsilon."""
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dpsgd": ("dpsgd", {}),
+    "rs, p .5": ("rs", {"sparsity": 0.5, "cooling": False}),
+    "rs, p .9": ("rs", {"sparsity": 0.9, "cooling": False}),
+    "dp-ssgd, drop .5": ("dp-ssgd", {"prune": "none", "drop": "random", "drop_rate": 0.5}),
+    "rgp-random, r 8": ("rgp-random", {"rank": RANK}),
+    "lsg, r 8": ("lsg", {"rank": RANK, "sparsity": 0.0}),
+    "lsg, r 8, p .3": ("lsg", {"rank": RANK, "sparsity": 0.3}),
+    "bitfit": ("bitfit", {}),
+    "ffa-lora, r 8": ("ffa-lora", {"rank": RANK}),
+}
+KINDS = ("imprint", "imprint, aimed", "traps", "fishing")
+
+
+def images() -> tuple[Tensor, Tensor, Tensor]:
+    """Halves of digits' test split: public images (n, 1, 8, 8), private images and their labels."""
+    test = load("digits").test
+    rows = torch.randperm(len(test), generator=public_generator(0, "malicious")).tensor_split(2)
+    (public, _), (private, labels) = (test.batch(part) for part in rows)
+    return public.double(), private.double(), labels
+
+
+def crafted(kind: str, method: Method, prior: Prior, target: int, *, seed: int) -> nn.Module:
+    """The model with the server's weights, as the method trains it."""
+    torch.manual_seed(seed)
+    layers = OrderedDict(
+        flatten=nn.Flatten(), hidden=nn.Linear(64, HIDDEN), activation=nn.Tanh(), classifier=nn.Linear(HIDDEN, 10)
+    )
+    model = nn.Sequential(layers).double()
+    if kind == "traps":
+        weights = traps(model, prior, batch=BATCH, generator=public_generator(seed, "traps"))
+    elif kind == "fishing":
+        weights = fishing(model, target=target)
+    else:
+        weights = imprint(model, prior, steer=kind.endswith("aimed"))
+    model.load_state_dict(weights, strict=False)
+    return prepare_model(model, method.carrier, classifier="classifier", seed=seed)
+
+
+def update(method: Method, model: nn.Module, batch: tuple[Tensor, Tensor], *, seed: int) -> Observation:
+    """A client's payload under the method."""
+    x, y = batch
+    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    frame, local = public.frame(1, updates=0), LocalTraining(expected_batch=float(len(y)))
+    values = client_step(
+        model, lambda rows: (x[rows], y[rows]), cross_entropy, frame=frame, mechanism=method.mechanism, local=local,
+        num_examples=len(y), sampler=reproducible_stream(seed, "sampler"), charge=lambda: None,
+        noise=reproducible_stream(seed, "noise"),
+    )  # fmt: skip
+    return Observation(
+        model=model, loss_fn=cross_entropy, frame=frame, values=values, mechanism=method.mechanism, local=local,
+        noise_std=method.mechanism.noise_std,
+    )  # fmt: skip
+
+
+def one(name: str, kind: str, mechanism: dict[str, Any], seed: int) -> tuple[int, float, float]:
+    """(images recovered, mean PSNR of the guesses, mean PSNR of the blind guess) of one batch."""
+    public, private, labels = images()
+    recipe, choices = METHODS[name]
+    method = strategies.recipe(recipe, **mechanism, **choices)
+    rows = torch.randperm(len(labels), generator=public_generator(seed, "batch"))[:BATCH]
+    x, y = private[rows], labels[rows]
+    prior = prior_from(public, low=float(public.min()), high=float(public.max()))
+    model = crafted(kind, method, prior, int(y[0]), seed=seed)
+    seen = update(method, model, (x, y), seed=seed)
+    blind = psnr(prior.expected(BATCH), x, data_range=prior.span)
+    own = blind.clone()
+    try:
+        guess = read(seen, prior, kind.removesuffix(", aimed"), target=int(y[0]))
+        order, truths = best_matching(squared_errors(guess.inputs, x))
+        own[truths] = psnr(guess.inputs[order], x[truths], data_range=prior.span).clamp(max=MOST)
+    except DoesNotApply as error:
+        if "above the noise" not in str(error):
+            raise
+    found = (own > RECOVERED) & (own > blind + ABOVE_BLIND)
+    return int(found.sum()), float(own.mean()), float(blind.mean())
+
+
+def table(seeds: int) -> Iterator[str]:
+    """One line for each method and kind of weights, a column for each mechanism."""
+    sigmas = [calibrate_noise_multiplier(epsilon=eps, sample_rate=RATE, steps=STEPS, delta=DELTA) for eps in (8.0, 1.0)]
+    mechanisms: dict[str, dict[str, Any]] = {
+        "no clip": {"mechanism": "none"},
+        "clip": {"mechanism": "clip-only", "clip_norm": CLIP},
+        "sigma 0.01": {"clip_norm": CLIP, "noise_multiplier": 0.01},
+        f"epsilon 8 (sigma {sigmas[0]:.2f})": {"clip_norm": CLIP, "noise_multiplier": sigmas[0]},
+        f"epsilon 1 (sigma {sigmas[1]:.2f})": {"clip_norm": CLIP, "noise_multiplier": sigmas[1]},
+    }
+    yield f"| method | weights | {' | '.join(mechanisms)} |"
+    yield "|---|---|" + "---|" * len(mechanisms)
+    for name in METHODS:
+        for kind in KINDS:
+            cells = []
+            for mechanism in mechanisms.values():
+                try:
+                    found = [one(name, kind, mechanism, seed) for seed in range(seeds)]
+                except DoesNotApply as error:
+                    cells.append(f"cannot be read: {error}")
+                    break
+                count, own, blind = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
+                cells.append(f"{count.mean():.1f}; {mean_interval(own - blind)}")
+            yield f"| `{name}` | {kind} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start, lines = time.monotonic(), []
+    for line in table(options.seeds):
+        print(line, flush=True)
+        lines.append(line)
+    minutes = math.ceil((time.monotonic() - start) / 60)
+    lines += [
+        "",
+        f"Seeds 0 to {options.seeds - 1}; {platform.machine()}, one thread of a 2-core virtual machine, no GPU, "
+        f"{minutes} minutes; torch {torch.__version__}. "
+        f"Command: `python -m benchmarks.privacy.attack_malicious --seeds {options.seeds}`",
+    ]
+    if options.out is not None:
+        options.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""An audit in which the server chooses the weights: canaries that a neuron of their own isolates, on digits.
+
+    python -m benchmarks.privacy.audit_malicious --out docs/results/audit_malicious.md
+
+The model is 64-128-10 with tanh. A client holds 200 training images and, each with probability 1/2, 100 canaries:
+images of two tones, labelled 0. It takes one step on all of them by the library's own ``client_step`` at the noise of
+the claim, for each of many seeds. The auditor knows all but the coins and the noise: it subtracts the rest of the
+images, half of every canary, and scores each canary along its clipped gradient. Bounds are those of ``fedlsg audit``.
+"""
+
+import argparse
+import math
+import platform
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import strategies
+from benchmarks.privacy.attack_closed_forms import cross_entropy
+from benchmarks.privacy.craft import isolating
+from fedlsg.accounting import calibrate_noise_multiplier
+from fedlsg.attacks.audit.plants import planted
+from fedlsg.attacks.audit.training_mode import look, scored
+from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
+from fedlsg.attacks.observation import Observation
+from fedlsg.carriers import prepare_model
+from fedlsg.method import LocalTraining, Method, Schedule, client_step
+from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.state import PublicState
+from simulations.workloads import load
+
+HIDDEN, IMAGES, CANARIES, CLIP, DELTA = 128, 200, 100, 0.1, 1e-5
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dpsgd": ("dpsgd", {}),
+    "rs, p .5": ("rs", {"sparsity": 0.5, "cooling": False}),
+    "rgp-random, r 8": ("rgp-random", {"rank": 8}),
+    "lsg, r 8, p .3": ("lsg", {"rank": 8, "sparsity": 0.3}),
+}
+
+
+def data(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(images, their labels, canaries)."""
+    train, generator = load("digits").train, public_generator(seed, "audited images")
+    x, y = train.batch(torch.randperm(len(train), generator=generator)[:IMAGES])
+    assert isinstance(x, Tensor)
+    x = x.double()
+    tones = torch.rand((CANARIES, *x.shape[1:]), generator=generator) < 0.5
+    return x, y, torch.where(tones, x.min(), x.max())
+
+
+def audited(method: Method, *, crafted: bool, seed: int) -> tuple[Tensor, Tensor]:
+    """(scores, coins) of the canaries of one client."""
+    x, y, canaries = data(seed)
+    targets = torch.zeros(CANARIES, dtype=y.dtype)
+    torch.manual_seed(seed)
+    layers = OrderedDict(
+        flatten=nn.Flatten(), hidden=nn.Linear(64, HIDDEN), activation=nn.Tanh(), classifier=nn.Linear(HIDDEN, 10)
+    )
+    model = nn.Sequential(layers).double()
+    if crafted:
+        model.load_state_dict(isolating(model, canaries, x), strict=False)
+    prepare_model(model, method.carrier, classifier="classifier", seed=seed)
+    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    included = reproducible_stream(seed, "coins").bernoulli(CANARIES, 0.5)
+    inputs, labels = torch.cat([x, canaries[included]]), torch.cat([y, targets[included]])
+    frame, local = public.frame(1, updates=0), LocalTraining(expected_batch=float(IMAGES), sample_rate=1.0)
+    values = client_step(
+        model, lambda rows: (inputs[rows], labels[rows]), cross_entropy, frame=frame, mechanism=method.mechanism,
+        local=local, num_examples=len(labels), sampler=reproducible_stream(seed, "sampler"), charge=lambda: None,
+        noise=reproducible_stream(seed, "noise"),
+    )  # fmt: skip
+    seen = Observation(
+        model=model, loss_fn=cross_entropy, frame=frame, values=values, mechanism=method.mechanism, local=local,
+        noise_std=method.mechanism.noise_std,
+    )  # fmt: skip
+    found = look(seen, (canaries, targets), (x, y), included)
+    return scored([found], seen.noise_std, 1.0), included
+
+
+def verdict(name: str, *, crafted: bool, plant: str | None, epsilon: float, seeds: int) -> Verdict:
+    """The verdict from all canaries of all seeds."""
+    recipe, choices = METHODS[name]
+    sigma = calibrate_noise_multiplier(epsilon=epsilon, sample_rate=1.0, steps=1, delta=DELTA)
+    method = strategies.recipe(recipe, clip_norm=CLIP, noise_multiplier=sigma, **choices)
+    with planted(plant):
+        found = [audited(method, crafted=crafted, seed=seed) for seed in range(seeds)]
+    scores, included = (np.concatenate([pair[i].numpy() for pair in found]) for i in (0, 1))
+    claim = Claim(epsilon=epsilon, delta=DELTA, sample_rate=1.0, noise_multiplier=sigma, steps=1)
+    return judge(scores, included, claim)
+
+
+def table(seeds: int) -> Iterator[str]:
+    """One line for each method and claim."""
+    yield ("| method | claim | weights | one-run bound | f-DP bound | estimate (95 %) | noise halved: f-DP bound |")
+    yield "|---|---|---|---|---|---|---|"
+    for name in METHODS:
+        for epsilon in (1.0, 4.0, 8.0):
+            for crafted in (False, True):
+                true = verdict(name, crafted=crafted, plant=None, epsilon=epsilon, seeds=seeds)
+                wrong = verdict(name, crafted=crafted, plant="halved-noise", epsilon=epsilon, seeds=seeds)
+                guess = true.estimate.epsilon
+                yield (
+                    f"| `{name}` | {epsilon:g} | {'crafted' if crafted else 'random'} | {true.one_run.epsilon:.2f} | "
+                    f"{true.f_dp.epsilon:.2f}{', falsified' if true.falsified else ''} | "
+                    f"{guess.value:.2f} ({guess.low:.2f} to {guess.high:.2f}) | "
+                    f"{wrong.f_dp.epsilon:.2f}{', falsified' if wrong.falsified else ''} |"
+                )
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start, lines = time.monotonic(), []
+    for line in table(options.seeds):
+        print(line, flush=True)
+        lines.append(line)
+    minutes = math.ceil((time.monotonic() - start) / 60)
+    lines += [
+        "",
+        f"Seeds 0 to {options.seeds - 1}, {options.seeds * CANARIES:,} canaries a row; {platform.machine()}, one "
+        f"thread of a 2-core virtual machine, no GPU, {minutes} minutes; torch {torch.__version__}. "
+        f"Command: `python -m benchmarks.privacy.audit_malicious --seeds {options.seeds}`",
+    ]
+    if options.out is not None:
+        options.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

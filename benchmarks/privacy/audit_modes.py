@@ -1,0 +1,83 @@
+"""The audit in every trust mode and unit: correct code, and every mistake that the mode can have; one table.
+
+    python benchmarks/privacy/audit_modes.py --seeds 3 --canaries 200
+
+Prints a line for each audit, then the section of docs/results/audit.md. Seconds are those of recording and judging.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from fedlsg.attacks.audit.checks import unit_checks
+from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
+from fedlsg.attacks.audit.setting import silent_rounds
+from fedlsg.attacks.audit.unit_mode import record
+from fedlsg.attacks.audit.verdict import Verdict, judge
+from simulations.audit import Audited, audited_settings
+
+SHORT = {"method": "lsg", "epsilon": 8.0, "rounds": 8}
+CLIENTS = SHORT | {"unit": "client", "batch_size": 20, "local_steps": 3, "clip_norm": 1.0}
+MODES: dict[str, dict[str, Any]] = {
+    "client, example": SHORT | {"clients": 10},
+    "aggregate, example": SHORT | {"trust": "aggregate", "clients": 10, "min_survivors": 9},
+    "secure, example": SHORT | {"trust": "secure", "clients": 10, "min_survivors": 9, "colluders": 1},
+    "secure, client": CLIENTS | {"trust": "secure", "clients": 10, "min_survivors": 9, "colluders": 1},
+    "server, client": CLIENTS | {"trust": "server", "clients": 100, "clients_per_round": 30},
+}
+
+
+def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> tuple[Verdict, float]:
+    """The verdict, and the seconds that it took."""
+    setting, began = audited.setting, time.monotonic()
+    with planted(plant, clients=setting.stated.members):
+        seen = record(setting, canaries, seed=seed)
+    found = judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting))
+    return found, time.monotonic() - began
+
+
+def fits(plant: str, audited: Audited) -> bool:
+    """Whether the mode can have this mistake."""
+    try:
+        refuse_plant(plant, audited.setting)
+    except ValueError:
+        return False
+    return True
+
+
+def rows(mode: str, given: dict[str, Any], seeds: int, canaries: int) -> list[str]:
+    """A row for correct code and one for each plant."""
+    audited = audited_settings(given)
+    outputs = 2 * silent_rounds(audited.setting)
+    clean = [audit(audited, None, canaries, seed) for seed in range(seeds)]
+    accused = sum(verdict.falsified for verdict, _ in clean)
+    found = [f"| {mode} | none | {accused} of {seeds} accused | {outputs} | {clean[0][1]:.1f} |"]
+    print(found[0], flush=True)
+    for plant in PLANTS:
+        if fits(plant, audited):
+            verdict, seconds = audit(audited, plant, canaries, 0)
+            names = dict.fromkeys(reason.split(",")[0] for reason in verdict.reasons)
+            found.append(f"| {mode} | {plant} | {', '.join(names) or '**missed**'} | {outputs} | {seconds:.1f} |")
+            print(found[-1], flush=True)
+    return found
+
+
+def main() -> None:
+    """Audit every mode, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--canaries", type=int, default=200)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    table = [row for mode, given in MODES.items() for row in rows(mode, given, args.seeds, args.canaries)]
+    print(
+        "\n".join(
+            ["| trust, unit | plant | falsified by | silent outputs | seconds |", "|---|---|---|---|---|", *table]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

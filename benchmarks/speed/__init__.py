@@ -1,0 +1,1 @@
+"""What training costs: one step, one wait, one million clients."""

@@ -1,0 +1,86 @@
+"""``engine=auto``: which engine a run takes. Weights, payloads and ledgers are the same on both; only time differs.
+
+Ray takes seconds to start and to end, and some milliseconds more for each message. It saves the work of the clients
+that run at the same time. Where the numbers below come from: ``fedlsg docs performance``, "Which engine".
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.own_loop.row_checks import model_outputs
+from fedlsg.randomness import own_draws
+from fedlsg.row_checks import spread
+from fedlsg.user_code.objects import restored
+from simulations.engines.cluster import processors
+from simulations.engines.door import in_use, joins_cluster
+from simulations.plan.plan import Plan
+from simulations.settings.settings import RUN
+from simulations.workloads import to_device
+
+START = 5.0
+"""Seconds that Ray's start, the imports of its workers and its end add to a run."""
+MESSAGE = 0.001
+"""Seconds of a worker for the transport of a client's message."""
+CLIENT, STEP = 0.002, 0.001
+"""Seconds of a client's turn, and of a private step, without arithmetic."""
+SPEED = 25e9
+"""Operations a second and thread in a private step."""
+OF_RAY = ("workers", "client_cpus", "client_gpus", "data_from", "client_timeout")
+"""Settings that only Ray has. Engine ``local`` has a ``client_timeout``, too, but cannot stop code that never returns
+to Python, and is lost with a client that ends its process."""
+ROWS = 4
+HERE = "engine=local runs all clients in this process"
+
+
+def with_engine(plan: Plan) -> tuple[Plan, str]:
+    """The plan with an engine in place of ``auto``, and why, in words; as it is, and "", where an engine was given."""
+    s = plan.settings
+    if s.engine != "auto":
+        return plan, ""
+    if joins_cluster() or in_use():
+        return _with(plan, "ray"), f"there is a Ray to join ({HERE})"
+    if asked := [name for name in OF_RAY if getattr(s, name) != RUN[name].default]:
+        return _with(plan, "ray"), f"{asked[0]} is given ({HERE})"
+    here, workers = seconds_of(plan), min(processors(), s.clients_per_round)
+    there = START + (here + MESSAGE * plan.schedule.rounds * s.clients_per_round) / workers
+    work = f"about {round(here, -math.floor(math.log10(max(here, 1)))):g} s of work for clients"
+    if there < here:
+        return _with(plan, "ray"), f"{workers} processors share {work} ({HERE})"
+    return _with(plan, "local"), f"{work} does not pay for Ray's start (engine=ray starts it)"
+
+
+def seconds_of(plan: Plan) -> float:
+    """Seconds that all clients of the run take, one after the other, on a usual processor: from public numbers."""
+    s, local = plan.settings, plan.local
+    size = sum(plan.sizes) / len(plan.sizes)
+    rows = plan.rate_of(round(size)) * size * s.multiplicity
+    step = STEP + rows * 6 * multiplications(plan) / (SPEED * s.threads)
+    return plan.schedule.rounds * s.clients_per_round * (CLIENT + local.steps * step)
+
+
+@torch.no_grad()
+def multiplications(plan: Plan) -> float:
+    """Multiplications by weights in one forward pass of an example, the mean of a few public rows."""
+    found = [0.0]
+
+    def count(layer: nn.Module, _: object, result: object) -> None:
+        first = next(iter(result.values() if isinstance(result, dict) else result), None) if isinstance(
+            result, dict | tuple) else result  # fmt: skip
+        if isinstance(first, Tensor) and not isinstance(layer, nn.Embedding):
+            weights = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
+            found[0] += sum(w.numel() * max(1.0, first.numel() / len(rows) / len(w)) for w in weights)
+
+    test, model = plan.workload.test, plan.build_model().eval()
+    rows = spread(len(test), ROWS)
+    for layer in model.modules():
+        layer.register_forward_hook(count)
+    with restored(plan.workload.models), own_draws(plan.device):
+        model_outputs(model, to_device(test.batch(rows)[0], plan.device))
+    return found[0]
+
+
+def _with(plan: Plan, engine: str) -> Plan:
+    return replace(plan, settings=replace(plan.settings, engine=engine))

@@ -1,0 +1,87 @@
+"""``engine=auto``: chosen by the work, by what only Ray has, and never against what the user said."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from simulations.engines import choice
+from simulations.engines.choice import multiplications, with_engine
+from simulations.plan.plan import Plan, make_plan
+from simulations.settings.settings import from_mapping
+from tests.simulations.support.own import quick
+from tests.simulations.support.runs import SMALL, Run
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Two small clients, two rounds."""
+    return make_plan(from_mapping(SMALL | {"engine": "auto"}))
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Two processors, and no Ray that this process or its environment names."""
+    monkeypatch.setattr(choice, "processors", lambda: 2)
+    monkeypatch.setattr(choice, "in_use", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def said(plan: Plan, **changes) -> tuple[str, str]:
+    found, why = with_engine(replace(plan, settings=replace(plan.settings, **changes)))
+    return found.settings.engine, why
+
+
+def test_little_work_runs_here_and_much_work_on_ray(plan, monkeypatch):
+    assert said(plan)[0] == "local"
+    assert "does not pay for Ray's start (engine=ray" in said(plan)[1]
+    long = replace(plan, schedule=replace(plan.schedule, rounds=100_000))
+    assert said(long)[0] == "ray"
+    assert "2 processors share about" in said(long)[1]
+    monkeypatch.setattr(choice, "processors", lambda: 1)
+    assert said(long)[0] == "local", "one worker saves nothing"
+
+
+def test_an_engine_that_is_given_stays(plan):
+    for engine in ("local", "ray", "flower"):
+        assert said(plan, engine=engine) == (engine, "")
+
+
+@pytest.mark.parametrize("asked", [{"workers": 1}, {"client_timeout": 5.0}, {"client_cpus": 2}, {"data_from": "node"}])
+def test_what_only_ray_has_takes_ray(plan, asked):
+    assert said(plan, **asked) == (
+        "ray",
+        f"{next(iter(asked))} is given (engine=local runs all clients in this process)",
+    )
+
+
+def test_a_ray_to_join_is_joined(plan, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert said(plan)[0] == "ray"
+
+
+def test_multiplications_count_positions(plan):
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 3, 3), nn.Flatten(), nn.Linear(186, 10)
+        )
+
+    assert multiplications(plan) == 64 * 64 + 64 * 10
+    other = replace(plan.workload, models={plan.settings.model: model}, classifier=None)
+    assert multiplications(replace(plan, workload=other)) == 3 * 3 * 62 + 186 * 10
+
+
+def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
+    """With the weights of the engine that is named."""
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path / "auto", engine="auto", rounds=2, callbacks=[stop])
+    monkeypatch.setattr(choice, "START", -1e9)  # now Ray would be chosen, as on another machine
+    resumed = quick(tmp_path / "auto", engine="auto", rounds=2, resume=True)
+    assert (Run(resumed.directory).config["engine"], resumed.summary["engine"]) == ("local", "local")
+    wanted = quick(tmp_path / "named", engine="local", rounds=2).model.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in resumed.model.state_dict().items())
