@@ -6,10 +6,11 @@ from fedlsg.own_loop.batches import batches_of, guarded
 from fedlsg.own_loop.examples import check_example, check_families, check_start, check_synthetic, first_rows, synthetic
 from fedlsg.own_loop.optimizer import Optimizers, make_own, own_source
 from fedlsg.own_loop.rehearsal import Independence
-from fedlsg.own_loop.release import Rehearsals, Release
+from fedlsg.own_loop.release import Rehearsals, Release, Watcher
 
 __all__ = [
-    "Account", "Independence", "Optimizers", "Rehearsals", "Release", "Spending", "batches_of", "check_batches",
-    "check_example", "check_families", "check_spending", "check_start", "check_synthetic", "check_untrained",
-    "first_rows", "guarded", "make_own", "note_trained", "own_source", "same_function", "synthetic", "terms_of",
+    "Account", "Independence", "Optimizers", "Rehearsals", "Release", "Spending", "Watcher", "batches_of",
+    "check_batches", "check_example", "check_families", "check_spending", "check_start", "check_synthetic",
+    "check_untrained", "first_rows", "guarded", "make_own", "note_trained", "own_source", "same_function", "synthetic",
+    "terms_of",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,8 @@ from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.training import Groups, together
 from fedlsg.training.microbatches import Shape, runs_of, shape_of
 
+Watcher = Callable[[RoundPlan, Positions, Tensor], None]
+
 
 def nothing() -> None:
     """The charge of a rehearsal."""
@@ -41,7 +43,8 @@ def nothing() -> None:
 class Release:
     """What every round reads. ``reproducible``: batches and noise follow from the public seed, and nothing is private.
 
-    No secret is kept here: the streams of batches and noise are new in every round.
+    watchers: are given each training round's plan, the rows of its batch, which are secret, and its noisy values,
+    before the model moves. No secret is kept here: the streams of batches and noise are new in every round.
     """
 
     state: ServerState
@@ -50,6 +53,7 @@ class Release:
     account: Account
     spending: Spending
     reproducible: bool
+    watchers: list[Watcher] = field(default_factory=list)
 
     def run(self, batch: Batch, groups: Groups, terms: ClientTerms) -> None:
         """The next round of the state: training, or the pruning before it.
@@ -59,8 +63,18 @@ class Release:
         plan = self._plan(terms)
         entry = self._entry(plan)
         charge = partial(self.account.charge, entry, self.spending.budget)
+        rows: list[Positions] = []
+
+        def noted(positions: Positions) -> Any:
+            rows.append(positions)
+            return batch(positions)
+
         with self.draws():
-            values = self._values(plan, batch, groups, self.spending.num_examples, "", charge)
+            values = self._values(
+                plan, noted if self.watchers else batch, groups, self.spending.num_examples, "", charge
+            )
+        for watch in self.watchers if plan.phase is Phase.TRAINING else ():
+            watch(plan, torch.cat([torch.empty(0, dtype=torch.int64), *rows]), values)
         self._apply(values, plan)
 
     def rehearse(self, inputs: Inputs, targets: Inputs, terms: ClientTerms) -> None:

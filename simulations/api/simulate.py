@@ -125,7 +125,7 @@ def simulate(
         given["partition"] = _named(partition)
     if isinstance(callbacks, str):
         given["callbacks"], callbacks = callbacks, ()
-    given["workload"], given["method"] = _workload_name(workload), _method_name(method)
+    given["workload"], given["method"] = workload_name(workload), _method_name(method)
     if twice := given.keys() & settings.keys():
         raise ValueError(f"{', '.join(sorted(twice))}: given twice")
     chosen = {name: value for name, value in (given | settings).items() if value is not None}
@@ -171,7 +171,7 @@ def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 
 
-def _workload_name(workload: Any) -> str:
+def workload_name(workload: Any) -> str:
     """The name that settings have for a workload: its own, or one that this process finds it under."""
     if isinstance(workload, str):
         return workload

@@ -20,6 +20,7 @@ from simulations.attack.recorded.target import LARGE_BATCH, Options, batch_sizes
 from simulations.attack.recording import record_all, record_like
 from simulations.attack.texts.attack import attack_texts
 from simulations.attack.texts.page import text_findings
+from simulations.attack.whole_updates import attack_whole_updates, has_whole_updates
 from simulations.compare.cells.grid_file import numbers, words
 from simulations.report.figure import interactive, plot, png
 from simulations.report.progress import Tick, bar
@@ -76,6 +77,8 @@ def attack_command(
     if compare is None and any(axes.values()):
         raise ValueError("--sparsities and --sigmas are of runs that --compare records: add that, or leave them out")
     folder = output_folder(runs, out)
+    if len(runs) == 1 and not record and has_whole_updates(runs[0]):
+        return attack_whole_updates(runs[0], console, out=out)
     for path in runs:
         refuse_features(checked(path, RESULTS if record else RECORD, console).read_config().features)
     if compare is not None:

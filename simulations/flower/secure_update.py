@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from logging import WARNING
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from fedlsg.training.client import AddNoise
 from simulations.client.secure_sum import begin, check_noise, restore, store
 from simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
 from simulations.grids.refusals import SecureSumRefusedError
+from simulations.rundir.updates import save_whole
 from strategies.federation.secure_sum.wire import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage, write_stage
 
 
@@ -148,7 +150,13 @@ class SecureRound:
             return None
         words = torch.from_numpy(found.values.astype("int64"))
         total = self._release.decode(words, seed=self._here.terms.seed, round=self._here.terms.round)
-        return total / len(found.survivors)
+        self._survivors = len(found.survivors)
+        return total / self._survivors
+
+    def keep(self, folder: Path, mean: Tensor) -> None:
+        """Record the sum that ``mean`` is of."""
+        noise, count = self._release.noise_std(self._survivors), self._survivors
+        save_whole(folder, self._here.terms.round, "sum", total=mean * count, noise_std=noise, clients=float(count))
 
     def _ask(self, name: str, messages: dict[int, bytes]) -> dict[int, bytes]:
         asked = []

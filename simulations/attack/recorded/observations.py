@@ -134,7 +134,9 @@ class Record:
 
     def _frame(self, state: PublicState, round: int) -> Frame:
         folder = round_folder(self.run.path, round)
-        if state.source is not None:  # probed in another round, whose weights this one does not have
+        if (
+            state.source is not None or not self.run.rounds.exists()
+        ):  # probed in another round; of a Flower app's own loop
             return read_frame(folder)[0]
         path = folder / "kept.npy"
         kept = read_array(path, "the kept positions of a round") if path.exists() else None
