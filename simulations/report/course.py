@@ -36,7 +36,8 @@ def _tested(rows: Sequence[Row], chance: float | None) -> Chart:
     levels = () if chance is None else (guessing(100 * chance),)
     if losses:
         return Chart(title="test loss", x=ROUND, series=(line, *levels), height=300)
-    return Chart(title="test accuracy, %", x=ROUND, y=Axis(unit="%"), series=(line, *levels), height=300)
+    top = 100.0 if any(value > 80 for _, value in measured) else None  # else the axis ends at 120 %
+    return Chart(title="test accuracy, %", x=ROUND, y=Axis(unit="%", high=top), series=(line, *levels), height=300)
 
 
 def _epsilon(rows: Sequence[Row]) -> Chart:

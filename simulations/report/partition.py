@@ -16,7 +16,7 @@ from rich.markup import escape
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
 from simulations.report.chart import Axis, Chart, Series, level, spaced
-from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, NAVY, ORANGE, PLUM, RED, SKY, VIOLET
 from simulations.report.figure import interactive, plot, png
 from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
 from simulations.report.render import render
@@ -24,7 +24,7 @@ from simulations.report.terminal import fits, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.settings.settings import from_mapping, names_given
 
-COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, "#aa4499", BLACK, "#8c8c2c", "#7a3f9d", GREY)
+COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, VIOLET, BLACK, PLUM, NAVY, GREY)
 """Of classes; of more, the most frequent ones have a colour, and the others share the last one."""
 PLAIN = Axis()
 BARS = 100

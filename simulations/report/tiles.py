@@ -139,5 +139,6 @@ def _took(summary: Mapping[str, Any]) -> list[Tile]:
     if "wall_seconds" not in summary:
         return []
     parts = sorted(summary.get("seconds", {}).items(), key=lambda part: -part[1])
-    shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
+    each = (f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
+    shown = ", ".join(part.replace(" ", "\u00a0") for part in each)
     return [Tile(name="time", value=duration(summary["wall_seconds"]), note=shown or f"on {summary['device']}")]
