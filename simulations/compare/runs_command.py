@@ -56,7 +56,8 @@ def runs_command(
     if html or opens:
         file = Path(html).expanduser() if html else place / PAGE
         with writing_to(file.parent):
-            write_atomically(file, runs_page(printable(place if place.name else place.resolve().name), runs, ticked, left_out).encode())
+            named = printable(place if place.name else place.resolve().name)
+            write_atomically(file, runs_page(named, runs, ticked, left_out).encode())
         print_whole(f"page  {printable(file)}", console)
         if opens and not open_file(file):
             print_note("no browser was found: open this file in one", console)
