@@ -24,7 +24,7 @@ from simulations.report.terminal import fits, print_table, print_whole
 from simulations.rundir.files.atomic import write_atomically, writing_to
 from simulations.settings.settings import from_mapping, names_given
 
-COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, VIOLET, BLACK, PLUM, NAVY, GREY)
+COLOURS = (BLUE, ORANGE, NAVY, SKY, PLUM, GREEN, RED, BLACK, VIOLET, GREY)
 """Of classes; of more, the most frequent ones have a colour, and the others share the last one."""
 PLAIN = Axis()
 BARS = 100
