@@ -65,7 +65,12 @@ def convolutions() -> Iterator[Case]:
         paddings = (0, 1) if transposed else (0, 1, "same", "valid")
         modes = ("zeros",) if transposed else ("zeros", "circular", "reflect", "replicate")
         for given in options(
-            groups=(1, 2, 4), stride=(1, 2), dilation=(1, 2), padding=paddings, padding_mode=modes, bias=(True, False),
+            groups=(1, 2, 4),
+            stride=(1, 2),
+            dilation=(1, 2),
+            padding=paddings,
+            padding_mode=modes,
+            bias=(True, False),
             kernel_size=(2, 3),
         ):
             if (given["padding"] == "same" and given["stride"] > 1) or (given["padding_mode"] != "zeros" and n == 3):
