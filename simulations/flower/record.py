@@ -36,7 +36,7 @@ AppWorkload = str | Workload | Callable[[], Workload]
 def record(step: PrivateStep, folder: str | Path, *, workload: AppWorkload, client: int = 0) -> None:
     """Keep what each step of ``step`` releases in ``folder``, which ``fedlsg attack FOLDER`` reads; for simulations.
 
-        fedlsg.flower.record(step, f"records/client-{k}", workload="my_app/task.py:workload", client=k)
+        record(step, f"records/client-{k}", workload="my_app/task.py:workload", client=k)
 
     workload: describes the app's model, data and loss, as ``fedlsg.simulate`` takes it; ``FILE.py:NAME`` for an attack
     in another process. Its ``partition`` is the app's: the rows of client k are its k-th list, in the order of the data
