@@ -61,18 +61,24 @@ def options(**values: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
 def convolutions() -> Iterator[Case]:
     for n, transposed in product((1, 2, 3), (False, True)):
         kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{n}d")
-        sides = {1: (9,), 2: (7, 6), 3: (5, 4, 5)}[n]
+        sides = {1: (9,), 2: (7, 6), 3: (5, 6, 5)}[n]
         paddings = (0, 1) if transposed else (0, 1, "same", "valid")
         modes = ("zeros",) if transposed else ("zeros", "circular", "reflect", "replicate")
         for given in options(
-            groups=(1, 2, 4), stride=(1, 2), dilation=(1, 2), padding=paddings, padding_mode=modes, bias=(True, False)
+            groups=(1, 2, 4),
+            stride=(1, 2),
+            dilation=(1, 2),
+            padding=paddings,
+            padding_mode=modes,
+            bias=(True, False),
+            kernel_size=(2, 3),
         ):
             if (given["padding"] == "same" and given["stride"] > 1) or (given["padding_mode"] != "zeros" and n == 3):
                 continue
             if given["padding_mode"] != "zeros" and (given["dilation"] == 2 or given["padding"] == "valid"):
                 continue
             more = {"output_padding": 1} if transposed and given["stride"] == 2 else {}
-            yield kind.__name__, lambda kind=kind, kw={**given, **more}: kind(4, 8, 2, **kw), (4, *sides), plainly
+            yield kind.__name__, lambda kind=kind, kw={**given, **more}: kind(4, 8, **kw), (4, *sides), plainly
 
 
 def recurrent() -> Iterator[Case]:

@@ -4,12 +4,13 @@ app = fedlsg.flower.client_app(workload)                             client_app.
 result = fedlsg.flower.Strategy(workload, epsilon=8.0).start(grid)   server_app.py
 
 An app that keeps its own training: ``private_update`` as a mod of its ClientApp, or ``reply`` with a PrivateStep, and
-``PrivateUpdates`` around its strategy.
+``PrivateUpdates`` around its strategy. ``record`` keeps what leaves, for ``fedlsg attack``.
 """
 
 from simulations.flower.client import client_app
 from simulations.flower.private_update import private_update, reply
 from simulations.flower.private_updates import PrivateUpdates
+from simulations.flower.record import record
 from simulations.flower.server import Strategy
 
-__all__ = ["PrivateUpdates", "Strategy", "client_app", "private_update", "reply"]
+__all__ = ["PrivateUpdates", "Strategy", "client_app", "private_update", "record", "reply"]

@@ -32,6 +32,7 @@ from fedlsg.own_loop import (
     Rehearsals,
     Release,
     Spending,
+    Watcher,
     batches_of,
     check_spending,
     check_start,
@@ -127,6 +128,7 @@ class PrivateStep:
         if not isinstance(model, nn.Module):
             raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
         rate, planned = planned_steps(sample_rate, steps, epochs)
+        self.given = dict(settings)
         self.model, self._loss = model, per_example_loss(loss, model)
         self.method = method_of(
             method, {**settings}, learning_rate, optimizer, model=model, steps=planned,
@@ -181,6 +183,21 @@ class PrivateStep:
     def lasting(self) -> bool:
         """Whether the ledger is a file of the user's, which remembers what was spent when this object ends."""
         return self._account.lasting
+
+    @property
+    def sample_rate(self) -> float:
+        """q: every example joins every batch with this probability."""
+        return self._spending.sample_rate
+
+    @property
+    def seed(self) -> int:
+        """The public seed."""
+        return self._state.seed
+
+    @property
+    def delta(self) -> float | None:
+        """That of epsilon."""
+        return self._spending.delta
 
     @property
     def steps(self) -> int:
@@ -238,6 +255,10 @@ class PrivateStep:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
         note_trained(self.model)
+
+    def watch(self, note: Watcher) -> None:
+        """Call ``note(plan, rows, values)`` in each step, before the model moves: what leaves, of SECRET rows."""
+        self._rounds.watchers.append(note)
 
     def epsilon(self, delta: float | None = None) -> float:
         """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the same file included.

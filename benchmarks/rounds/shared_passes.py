@@ -3,7 +3,7 @@
     JOB="100 20 100 20" python -m benchmarks.rounds.shared_passes --json FILE [--models mlp lenet] [--pairs 6]
 
 One process: rounds of the ``local`` engine take turns, one with passes and one without, each followed by a round of the
-loop with Opacus on the same clients and, for an MLP, by one of its arithmetic alone. The job: ``benchmarks.rounds.jobs``.
+loop with Opacus on the same clients and, for an MLP, by one of its arithmetic alone. Job: ``benchmarks.rounds.jobs``.
 """
 
 import shutil

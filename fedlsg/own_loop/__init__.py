@@ -12,11 +12,12 @@ from fedlsg.own_loop.examples import (
     own_source,
     synthetic,
 )
-from fedlsg.own_loop.release import Rehearsals, Release
+from fedlsg.own_loop.release import Rehearsals, Release, Watcher
 from fedlsg.own_loop.user_inputs import Optimizers, batches_of, guarded, make_own
 
 __all__ = [
-    "Account", "Independence", "Optimizers", "Rehearsals", "Release", "Spending", "batches_of", "check_batches",
-    "check_example", "check_families", "check_spending", "check_start", "check_synthetic", "check_untrained",
-    "first_rows", "guarded", "make_own", "note_trained", "own_source", "same_function", "synthetic", "terms_of",
+    "Account", "Independence", "Optimizers", "Rehearsals", "Release", "Spending", "Watcher", "batches_of",
+    "check_batches", "check_example", "check_families", "check_spending", "check_start", "check_synthetic",
+    "check_untrained", "first_rows", "guarded", "make_own", "note_trained", "own_source", "same_function", "synthetic",
+    "terms_of",
 ]  # fmt: skip

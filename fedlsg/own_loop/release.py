@@ -8,7 +8,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,16 @@ from fedlsg.own_loop.account import CLIENT, Account, Spending
 from fedlsg.own_loop.examples import made_up
 from fedlsg.own_loop.user_inputs import guarded, named
 from fedlsg.privacy import BudgetError, Entry, LedgerError
-from fedlsg.randomness import (
-    SecretStream,
-    own_draws,
-    public_generator,
-    reproducible_stream,
-    secret_stream,
-    seed_draws,
-)
+from fedlsg.randomness import SecretStream, own_draws, public_generator, reproducible_stream, secret_stream, seed_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.tensors import fields_of, rows_of
 from fedlsg.training import Groups, together
 from fedlsg.training.local import Shape, runs_of, shape_of
 from fedlsg.user_code.failure import is_users
 from fedlsg.user_code.objects import restored
+
+Watcher = Callable[[RoundPlan, Positions, Tensor], None]
+"""Called with the plan of a round, the positions of its batch and the payload's values, after they are released."""
 
 
 def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]:
@@ -103,7 +99,8 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
 class Release:
     """What every round reads. ``reproducible``: batches and noise follow from the public seed, and nothing is private.
 
-    No secret is kept here: the streams of batches and noise are new in every round.
+    watchers: are given each training round's plan, the rows of its batch, which are secret, and its noisy values,
+    before the model moves. No secret is kept here: the streams of batches and noise are new in every round.
     """
 
     state: ServerState
@@ -112,6 +109,7 @@ class Release:
     account: Account
     spending: Spending
     reproducible: bool
+    watchers: list[Watcher] = field(default_factory=list)
 
     def run(self, batch: Batch, groups: Groups, terms: ClientTerms) -> None:
         """The next round of the state: training, or the pruning before it.
@@ -121,8 +119,18 @@ class Release:
         plan = self._plan(terms)
         entry = self._entry(plan)
         charge = partial(self.account.charge, entry, self.spending.budget)
+        rows: list[Positions] = []
+
+        def noted(positions: Positions) -> Any:
+            rows.append(positions)
+            return batch(positions)
+
         with self.draws():
-            values = self._values(plan, batch, groups, self.spending.num_examples, "", charge)
+            values = self._values(
+                plan, noted if self.watchers else batch, groups, self.spending.num_examples, "", charge
+            )
+        for watch in self.watchers if plan.phase is Phase.TRAINING else ():
+            watch(plan, torch.cat([torch.empty(0, dtype=torch.int64), *rows]), values)
         self._apply(values, plan)
 
     def rehearse(self, inputs: Inputs, targets: Inputs, terms: ClientTerms) -> None:

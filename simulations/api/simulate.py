@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack
 
 from rich.console import Console
 
@@ -34,7 +34,8 @@ MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partiti
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
 
 
-@overload
+@alone()
+@without_exit()
 def simulate(
     *,
     model: Any = None,
@@ -42,7 +43,7 @@ def simulate(
     test: Any = None,
     loss: Callable[..., Any] | None = None,
     metrics: Mapping[str, Callable[..., Any]] | None = None,
-    method: str = "auto",
+    method: str | Callable[..., Method] = "auto",
     epsilon: float | None = None,
     delta: float | None = None,
     clients: int | None = None,
@@ -55,31 +56,6 @@ def simulate(
     resume: bool = False,
     quiet: bool = False,
     **settings: Unpack[RunSettings],
-) -> Run: ...
-@overload
-def simulate(*, method: Callable[..., Method], **settings: Any) -> Run: ...  # settings of a recipe of the user's own
-@alone()
-@without_exit()
-def simulate(
-    *,
-    model: Any = None,
-    train: Any = None,
-    test: Any = None,
-    loss: Callable[..., Any] | None = None,
-    metrics: Mapping[str, Callable[..., Any]] | None = None,
-    method: str | Callable[..., Any] = "auto",
-    epsilon: float | None = None,
-    delta: float | None = None,
-    clients: int | None = None,
-    partition: str | Sequence[Any] | None = None,
-    rounds: int | Literal["auto"] | None = None,
-    engine: str = "auto",
-    out: str | Path | None = None,
-    callbacks: str | Callbacks = (),
-    workload: str | Workload | Callable[[], Workload] | None = None,
-    resume: bool = False,
-    quiet: bool = False,
-    **settings: Any,
 ) -> Run:
     """Train a model across simulated clients, each update private and counted; returns the finished run.
 
@@ -102,7 +78,8 @@ def simulate(
         continues it.
     resume: continue the interrupted run in ``out``, with the same arguments.
     quiet: print nothing.
-    settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them.
+    settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them. A type checker knows their
+        names, and not those of a recipe of your own: give it these as ``**own``, a ``dict[str, Any]``.
 
     Guarantee: no example trains before its client is charged for it; ``Run.epsilon`` follows from these ledgers alone.
     Runs in several threads of one process wait for each other: each gives what it gives alone.
@@ -111,9 +88,10 @@ def simulate(
     """
     given = {"epsilon": epsilon, "delta": delta, "clients": clients, "rounds": rounds, "engine": engine}
     own = {"model": model, "train": train, "test": test, "loss": loss}
+    others: dict[str, Any] = {**settings}
     if workload is not None and isinstance(model, str):
         own["model"], given["model"] = None, model  # the name of one of the workload's
-    more = {name: settings.pop(name) for name in MORE & settings.keys()}
+    more = {name: others.pop(name) for name in MORE & others.keys()}
     if workload is None:
         if missing := [name for name in DATA if own[name] is None]:
             raise ValueError(f"simulate needs {', '.join(missing)}; or a workload, as workload='digits'")
@@ -124,10 +102,10 @@ def simulate(
         given["partition"] = _named(partition)
     if isinstance(callbacks, str):
         given["callbacks"], callbacks = callbacks, ()
-    given["workload"], given["method"] = _workload_name(workload), _method_name(method)
-    if twice := given.keys() & settings.keys():
+    given["workload"], given["method"] = workload_name(workload), _method_name(method)
+    if twice := given.keys() & others.keys():
         raise ValueError(f"{', '.join(sorted(twice))}: given twice")
-    chosen = {name: value for name, value in (given | settings).items() if value is not None}
+    chosen = {name: value for name, value in (given | others).items() if value is not None}
     permit_code(chosen)
     console = Console(quiet=quiet)
     with ahead(first_look(chosen)):
@@ -167,7 +145,7 @@ def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 
 
-def _workload_name(workload: Any) -> str:
+def workload_name(workload: Any) -> str:
     """The name that settings have for a workload: its own, or one that this process finds it under."""
     if isinstance(workload, str):
         return workload

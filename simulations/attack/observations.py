@@ -139,7 +139,9 @@ class Record:
 
     def _frame(self, state: PublicState, round: int) -> Frame:
         folder = round_folder(self.run.path, round)
-        if state.source is not None:  # probed in another round, whose weights this one does not have
+        if (
+            state.source is not None or not self.run.rounds.exists()
+        ):  # probed in another round; of a Flower app's own loop
             return read_frame(folder)[0]
         path = folder / "kept.npy"
         kept = read_array(path, "the kept positions of a round") if path.exists() else None
@@ -281,9 +283,13 @@ def privacy_facts(record: Record, observation: Observation, membership: float | 
 
 
 def epsilon_of(record: Record) -> str:
-    """Epsilon as the summary of the run reports it."""
+    """Epsilon as the summary of the run reports it; of a record without a summary, by its ledger."""
     try:
         value = json.loads(record.run.summary.read_text())["epsilon_max"]
         return value if isinstance(value, str) else f"{value:.3f}"
+    except FileNotFoundError:
+        charges, delta = record.run.charges, record.base.settings.delta
+        spent = [charges.of(client).epsilon(delta) for client in charges.clients()]
+        return f"{max(one if isinstance(one, float) else one.upper for one in spent):.3f}"
     except (OSError, ValueError, KeyError, TypeError):
         return "unknown (the run has no summary that can be read)"

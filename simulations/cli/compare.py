@@ -101,6 +101,9 @@ def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
     axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
     link: Annotated[str | None, option(help=LINK)] = None,
+    against: Annotated[
+        str | None, option(help="One RUN's page also names the accuracy of this one, without privacy.")
+    ] = None,
     out: Annotated[str | None, option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
 ) -> None:
     """Table, plots and report.html from existing runs.
@@ -111,7 +114,7 @@ def report(
         from simulations.compare.bytes_axis import make_view
         from simulations.compare.command import report_command
 
-    report_command(runs, out, console, make_view(axis, link))
+    report_command(runs, out, console, make_view(axis, link), against)
 
 
 COMPARE = "--compare"

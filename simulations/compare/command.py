@@ -28,6 +28,7 @@ from simulations.compare.worker import Outcome
 from simulations.engines.process import sigterm_raises
 from simulations.report.run_page import run_page
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
+from simulations.report.tiles import check_against
 from simulations.rundir.files import write_atomically, writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.manifest import accept
@@ -209,18 +210,30 @@ def print_panels(table: Sequence[Line], console: Console) -> None:
     print_note(NOTE, console)
 
 
-def report_command(runs: Sequence[str], out: str | None, console: Console, view: View = PLAIN) -> None:
+def report_command(
+    runs: Sequence[str], out: str | None, console: Console, view: View = PLAIN, against: str | None = None
+) -> None:
     """Tables, plots and a page from existing runs; of a single run, its own page.
 
-    Raises ValueError for a folder that is neither a run nor a comparison, and where nothing can be written.
+    ``against``: a run without privacy, for the page of a single run. Raises ValueError for a folder that is neither a
+    run nor a comparison, for another kind of run in ``against``, and where nothing can be written.
     """
-    results = read_runs([Path(run) for run in runs], view.link, lambda line: print_line(line, console, "yellow"))
-    single = len(results) == 1
+
+    def say(line: str) -> None:
+        print_line(line, console, "yellow")
+
+    results = read_runs([Path(run) for run in runs], view.link, say)
+    single, other = len(results) == 1, None
+    if against is not None:
+        if not single:
+            raise ValueError("--against belongs to the page of one run: several runs are compared with each other")
+        (other,) = read_runs([Path(against)], view.link, say)
+        check_against(results[0], other)
     place = out or (runs[0] if single else f"runs/{datetime.now():%Y%m%d-%H%M%S}-report")
     folder = Path(place).expanduser().resolve()
     with writing_to(folder):
         if single:
-            write_atomically(folder / "report.html", run_page(results[0]).encode())
+            write_atomically(folder / "report.html", run_page(results[0], against=other).encode())
             accept(RunDir(folder), ["report.html"])
         else:
             write_tables(folder, results, view)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import own_draws
-from fedlsg.row_checks import spread
+from fedlsg.tensors import spaced
 from fedlsg.user_code.objects import restored
 from simulations.engines.cluster import processors
 from simulations.engines.door import in_use, joins_cluster
@@ -74,7 +74,7 @@ def multiplications(plan: Plan) -> float:
             found[0] += sum(w.numel() * max(1.0, first.numel() / len(rows) / len(w)) for w in weights)
 
     test, model = plan.workload.test, plan.build_model().eval()
-    rows = spread(len(test), ROWS)
+    rows = spaced(len(test), ROWS)
     for layer in model.modules():
         layer.register_forward_hook(count)
     with restored(plan.workload.models), own_draws(plan.device):

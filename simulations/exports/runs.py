@@ -5,6 +5,7 @@ followed out of one, and what cannot be read is named and left out.
 """
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from simulations.report.terminal import print_line, print_note, print_table, pri
 from simulations.report.words import NOT_PRIVATE, duration, epsilon_words, human_bytes, percent, strongest
 from simulations.rundir.examined import RESULTS, Say, open_run
 from simulations.rundir.files import write_atomically, writing_to
+from simulations.rundir.journal import EVENTS
 from simulations.rundir.lock import is_held
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
@@ -165,10 +167,20 @@ def listed(path: Path, name: str) -> Listed:
     if not result.summary and is_held(RunDir(path)):
         state = "running"
     secret = result.settings.get("trust") == "server"
-    began = None if secret else (path / "config.toml").stat().st_mtime
+    began = None if secret else _start(path)
     run = Listed(name=name, path=path.resolve(), state=state, result=result, began=began)
     list_table([run])  # values of another kind than expected are found here
     return run
+
+
+def _start(path: Path) -> float:
+    """When the run wrote its first event, which a copy keeps; before that, when its settings were written."""
+    try:  # a record: length (8 bytes), its checksum (4), then the field wall_time: its tag (1), a double
+        with (path / EVENTS).open("rb") as file:
+            found = float(struct.unpack_from("<d", file.read(21), 13)[0])
+    except (OSError, struct.error):
+        found = 0.0
+    return found if found > 0 else (path / "config.toml").stat().st_mtime
 
 
 def in_order(runs: Iterable[Listed], by: str, *, reverse: bool = False) -> list[Listed]:
@@ -255,7 +267,8 @@ def runs_command(
     if html or opens:
         file = Path(html).expanduser() if html else place / PAGE
         with writing_to(file.parent):
-            write_atomically(file, runs_page(printable(place), runs, ticked, left_out).encode())
+            named = printable(place if place.name else place.resolve().name)
+            write_atomically(file, runs_page(named, runs, ticked, left_out).encode())
         print_whole(f"page  {printable(file)}", console)
         if opens and not open_file(file):
             print_note("no browser was found: open this file in one", console)

@@ -18,6 +18,7 @@ from fedlsg.accounting.events import checked_delta
 from fedlsg.client_level import clipped_update
 from fedlsg.gradients import trainable
 from fedlsg.owner_only import make_parents
+from fedlsg.payload import find_codec
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
 from fedlsg.randomness import secret_stream
 from fedlsg.training.client import AddNoise
@@ -43,6 +44,7 @@ from simulations.flower.whole_update import (
     to_cpu,
 )
 from simulations.grids.virtual import OverBudgetError, SettingsError
+from simulations.rundir.updates import save_whole
 from strategies.federation.stages import MASKED
 from strategies.federation.wire import NO_REASON, stage_of
 from strategies.private_step import PrivateStep
@@ -61,6 +63,7 @@ def private_update(
     trust: Trust = "client",
     colluders: int = 1,
     weighted_by_key: str = NUM_EXAMPLES,
+    record: str | Path | None = None,
 ) -> Mod:
     """A mod that makes each update of a ClientApp private, small and accounted; the app's own code stays.
 
@@ -74,6 +77,8 @@ def private_update(
     model: builds the app's model, the same on both sides. epsilon, delta: what this client's data may spend, over all
     entries of its ledger. ledger: an absolute folder that lasts; a deployed node may have it as ``ledger-dir`` in its
     node config. Simulated clients have one file for each run there, since no person's data are behind them.
+    record: a new folder in which simulated clients keep what ``fedlsg attack FOLDER`` needs: SECRET, their updates
+    without noise. A server with trust="secure" needs ``PrivateUpdates(record=...)``, the same folder.
     Put it first in ``mods``: what a mod before it adds to a reply leaves without noise.
 
     Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1 and epsilon, nothing else: metrics
@@ -82,9 +87,10 @@ def private_update(
     The ledger is charged before the app trains, also for a round that fails later.
     Not covered: replies to other messages, such as @app.evaluate; that the app failed; under trust="secure", a server
     that invents more than ``colluders`` clients.
-    Raises ValueError for an epsilon or delta that is out of range, and a relative ledger.
+    Raises ValueError for an epsilon or delta that is out of range, and a relative ledger or record.
     """
     note_other_torch()
+    kept = None if record is None else absolute(str(record), "record")
     if not 0 < epsilon < float("inf"):
         raise ValueError(f"expected 0 < {epsilon=} < inf")
     checked_delta(delta)
@@ -112,12 +118,19 @@ def private_update(
             values = _update_of(_answer_of(call_next, for_app(message), context), here)
             clipped = clipped_update(values, frame=here.frame, mechanism=here.method.mechanism, expected_batch=1.0)
             log(INFO, "norm of the update: %.3g, clip norm %g", float(values.norm()), here.method.mechanism.clip_norm)
+            updates.append(clipped)
             return add(clipped, here.method.mechanism, secret_stream())
 
+        updates: list[Tensor] = []
+        node = message.metadata.dst_node_id
         if terms.trust == "secure":
             payload = masked_update(message.content, here, context, train)
         else:
-            payload = here.pack(train(add_noise).float(), message.metadata.dst_node_id)
+            payload = here.pack(train(add_noise).float(), node)
+        if kept is not None and updates and is_simulated(context):
+            sent = {} if terms.trust == "secure" else {"payload": here.unpack(payload, node)}
+            noise = find_codec(terms.codec).received_noise(here.method.mechanism.noise_std)
+            save_whole(kept, terms.round, f"client-{client:06d}", update=updates[0], noise_std=noise, **sent)
         spent = float(getattr(book.epsilon(delta), "upper", float("inf")))
         return _answer(message, payload, {weighted_by_key: 1, "epsilon": spent})
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting.events import checked_delta
 from fedlsg.discrete import SumTerms, most_log_ratio
 from fedlsg.payload import DEFAULT_CODEC, PayloadError
+from simulations.client.node.terms import absolute
 from simulations.flower.client import note_other_torch
 from simulations.flower.secure_update import SecureRound, new_run, payload_of
 from simulations.flower.whole_update import KEY, OURS, Round, Terms, Trust, as_arrays, dense_bytes, settings_text
@@ -46,6 +48,7 @@ class PrivateUpdates(FlowerStrategy):
         together (one in ten). The strategy inside then gets one reply, the mean.
     epsilon: calibrates the noise of ``num_rounds`` rounds, each of which may ask all clients; noise_multiplier sets it.
         A client takes part only within a budget of its own. clip_norm: of a whole update, in units of the weights.
+    record: in a simulation with trust="secure", the folder of ``private_update(record=...)``, for ``fedlsg attack``.
     ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes and clients of each round, and epsilon, the
         largest that a client has said so far.
     Raises ValueError for settings that do not fit.
@@ -67,6 +70,7 @@ class PrivateUpdates(FlowerStrategy):
         colluders: int | None = None,
         codec: str = DEFAULT_CODEC,
         seed: int = 0,
+        record: str | Path | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(strategy, FlowerStrategy):
@@ -96,6 +100,7 @@ class PrivateUpdates(FlowerStrategy):
         if trust == "client" and (min_survivors, colluders) != (None, None):
             raise ValueError("min_survivors and colluders are of secure sums: give trust='secure'")
         self._trust, self._survivors, self._colluders = trust, min_survivors, colluders
+        self._record = None if record is None else absolute(str(record), "record")
         self._rounds: int | None = None
         self._spent = 0.0
         self._run = b""
@@ -170,6 +175,8 @@ class PrivateUpdates(FlowerStrategy):
         if self._sum is not None:
             mean = self._sum.mean({node: payload for node, (_, payload) in found.items()})
             values = {} if mean is None else {next(iter(found)): mean.float()}
+            if mean is not None and self._record is not None:
+                self._sum.keep(self._record, mean)
         else:
             for node, (_, payload) in found.items():
                 try:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from logging import WARNING
+from pathlib import Path
 
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -22,6 +23,7 @@ from fedlsg.secure_sum import GivenUp, SecureSumError, Server, secret_root
 from fedlsg.secure_sum import Terms as Attempt
 from simulations.client.secure_sum import Train, answer, masked, stage_in
 from simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
+from simulations.rundir.updates import save_whole
 from strategies.federation.stages import KEYS, MASKED, Stage, close_sum, open_sum, write_stage
 
 
@@ -102,7 +104,13 @@ class SecureRound:
             return None
         words = torch.from_numpy(found.values.astype("int64"))
         total = self._release.decode(words, seed=self._here.terms.seed, round=self._here.terms.round)
-        return total / len(found.survivors)
+        self._survivors = len(found.survivors)
+        return total / self._survivors
+
+    def keep(self, folder: Path, mean: Tensor) -> None:
+        """Record the sum that ``mean`` is of."""
+        noise, count = self._release.noise_std(self._survivors), self._survivors
+        save_whole(folder, self._here.terms.round, "sum", total=mean * count, noise_std=noise, clients=float(count))
 
     def _ask(self, name: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         asked = []

@@ -15,14 +15,14 @@ from rich.console import Console
 from simulations.plan.plan import prepare
 from simulations.plan.prepare import Balance, measure
 from simulations.report.chart import Axis, Chart, Series, level, spaced
-from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
+from simulations.report.colours import BLACK, BLUE, GREEN, GREY, NAVY, ORANGE, PLUM, RED, SKY, VIOLET
 from simulations.report.figure import interactive, plot, png
 from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
 from simulations.report.template import render
 from simulations.report.terminal import fits, print_table, print_whole, print_written, write_private
 from simulations.settings.settings import from_mapping, names_given
 
-COLOURS = (BLUE, ORANGE, GREEN, RED, SKY, "#aa4499", BLACK, "#8c8c2c", "#7a3f9d", GREY)
+COLOURS = (BLUE, ORANGE, NAVY, SKY, PLUM, GREEN, RED, BLACK, VIOLET, GREY)
 """Of classes; of more, the most frequent ones have a colour, and the others share the last one."""
 PLAIN = Axis()
 BARS = 100

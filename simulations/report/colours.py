@@ -34,10 +34,11 @@ EDGES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """Lines between rows, and edges."""
 
-BLUE, ORANGE, RED, GREEN, SKY = "#0072b2", "#c07f00", "#d55e00", "#117733", "#2a9bdc"
+BLUE, ORANGE, RED, GREEN, SKY = "#0072b2", "#c07f00", "#e03840", "#117733", "#2a9bdc"
+VIOLET, PLUM, NAVY = "#7010d0", "#581058", "#102888"
 BLACK, GREY, LIGHT, ALARM = "#111111", "#8f8f8f", "#d5d8dc", "#b00020"
 AXIS, GRID, WORDS, WHITE = "#5c6168", "#e3e5e8", "#222426", "#ffffff"
-"""BLACK is not #000000, which matplotlib leaves out of an SVG where it fills."""
+"""BLACK is not #000000, which matplotlib leaves out of an SVG where it fills. Everybody tells the colours apart."""
 
 
 def declarations(dark: bool) -> str:

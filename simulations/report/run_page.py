@@ -79,8 +79,8 @@ def write_run_page(run: RunDir) -> None:
         log.exception("no report.html; try again with: fedlsg report %s", run.path)
 
 
-def run_page(result: Result, *, follow: str = "") -> str:
-    """The page of one run, finished or not. ``follow``: as in ``render``."""
+def run_page(result: Result, *, against: Result | None = None, follow: str = "") -> str:
+    """The page of one run, finished or not. ``against``: as in ``run_tiles``; ``follow``: as in ``render``."""
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
     settings = {name: _without_folders(name, value) for name, value in settings.items()}
     again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
@@ -94,7 +94,7 @@ def run_page(result: Result, *, follow: str = "") -> str:
             badge=privacy_badge(result),
             warnings=tuple(_warnings(result)),
             sections=sections(
-                ("", [tiles] if (tiles := run_tiles(result)) else []),
+                ("", [tiles] if (tiles := run_tiles(result, against)) else []),
                 ("Round by round", _rounds(result)),
                 ("What the noise costs", _noise(result, {k: v for k, v in facts.items() if k in NOISE})),
                 ("In words", [facts_of({k: v for k, v in facts.items() if k not in NOISE})]),
@@ -223,7 +223,8 @@ def _tested(rows: Sequence[Row], chance: float | None) -> Chart:
     levels = () if chance is None else (guessing(100 * chance),)
     if losses:
         return Chart(title="test loss", x=ROUND, series=(line, *levels), height=300)
-    return Chart(title="test accuracy, %", x=ROUND, y=Axis(unit="%"), series=(line, *levels), height=300)
+    top = 100.0 if any(value > 80 for _, value in measured) else None  # else the axis ends at 120 %
+    return Chart(title="test accuracy, %", x=ROUND, y=Axis(unit="%", high=top), series=(line, *levels), height=300)
 
 
 def _epsilon(rows: Sequence[Row]) -> Chart:

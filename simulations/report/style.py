@@ -97,9 +97,10 @@ th[aria-sort=descending] button::after { content: "↓"; color: var(--link); }
 .slider input { width: min(24rem, 100%); accent-color: var(--link); }
 .slider output { font-weight: 600; }
 .slides .slider ~ .slide > h3 { display: none; }
-.gallery td, .gallery th { border: 0; text-align: left; padding: .2rem .9rem .7rem 0; }
-.gallery img { width: clamp(160px, 43vw, var(--side)); height: auto; image-rendering: pixelated; margin-bottom: .2rem;
+.gallery td, .gallery th { border: 0; text-align: left; padding: .2rem .5rem .7rem 0; }
+.gallery img { width: clamp(160px, 18vw, var(--side)); height: auto; image-rendering: pixelated; margin-bottom: .2rem;
   max-width: none; }
+.gallery span { display: block; white-space: normal; width: 0; min-width: 100%; }
 .gallery .good { color: var(--good); font-weight: 600; }
 .gallery .bad { color: var(--alarm); font-weight: 600; }
 .dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .5em 0 1px;
@@ -135,6 +136,7 @@ img { max-width: 100%; height: auto; display: block; background: #ffffff; }
 code, pre { font: .86rem/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 pre { background: var(--panel); padding: .8rem 1rem; margin: .6rem 0; white-space: pre-wrap;
   overflow-wrap: anywhere; }
+pre span { white-space: nowrap; } /* no line ends within -c */
 summary { cursor: pointer; }
 summary { margin: 1.6rem 0 .6rem; }
 summary h2 { display: inline; margin-left: .3rem; }
@@ -161,6 +163,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .cards td::before { content: attr(data-label); float: left; color: var(--dim); font-weight: 400; margin-right: 1rem; }
   .data th, td.left:last-child { white-space: normal; min-width: 0; }
   img { max-width: none; }
+  .gallery img { width: clamp(160px, 43vw, var(--side)); }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }
   .tiles li { padding: .5rem .7rem .6rem; }
   .tiles strong { font-size: 1.25rem; }

@@ -115,7 +115,8 @@ TEMPLATE = """<!DOCTYPE html>
 <ul class="tiles">
 {% for tile in part.tiles %}
 <li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
-<strong>{{ tile.value }}</strong>{% if tile.note %}<span class="note">{{ tile.note }}</span>{% endif %}</li>
+<strong>{{ tile.value }}</strong>
+{% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
 {% endfor %}
 </ul>
 {% endmacro %}
@@ -212,8 +213,9 @@ TEMPLATE = """<!DOCTYPE html>
 {% endfor %}
 </ul>
 {% elif part.kind == "code" %}
+{% set dash_c %} <span>-c</span> {% endset %}
 {% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
-<pre>{{ part.text }}</pre>
+<pre>{{ part.text.split(" -c ") | join(dash_c) }}</pre>
 {% endif %}
 {% endfor %}
 {% endmacro %}

@@ -39,20 +39,38 @@ def privacy_badge(result: Result) -> tuple[str, Badge]:
     return ("private", "good")
 
 
-def run_tiles(result: Result) -> Tiles | None:
-    """None before anything is known."""
+def run_tiles(result: Result, against: Result | None = None) -> Tiles | None:
+    """None before anything is known. ``against``: a run without privacy, whose accuracy is named, too."""
     known = [*_spent(result), *_sent(result.summary), *_took(result.summary)] if result.done else _so_far(result)
-    tiles = [*_tested(result), *known]
+    tiles = [*_tested(result, against), *known]
     return Tiles(tiles=tuple(tiles)) if tiles else None
 
 
-def _tested(result: Result) -> list[Tile]:
-    """Accuracy against guessing; the loss where there are no classes."""
+def check_against(result: Result, against: Result) -> None:
+    """Raise ValueError for a run that cannot say what privacy costs ``result``."""
+    for name in ("workload", "model", "unit"):
+        if result.settings.get(name) != against.settings.get(name):
+            raise ValueError(
+                f"--against {against.name} has {name}={against.settings.get(name)}, and the run "
+                f"{name}={result.settings.get(name)}: give a run on the same data and model"
+            )
+    if not against.done or against.accuracy is None:
+        raise ValueError(f"--against {against.name} has no accuracy: give a finished run of a workload with classes")
+    if against.private:
+        raise ValueError(
+            f"--against {against.name} is private: give a run without privacy, as fedlsg run --method dpsgd "
+            "-c mechanism=none --out DENSE makes it"
+        )
+
+
+def _tested(result: Result, against: Result | None) -> list[Tile]:
+    """Accuracy against guessing, and without privacy where that is known; the loss where there are no classes."""
     said = "on held-out training rows" if result.held_out else "on the test split"
     if result.accuracy is None:
         found = result.summary.get("loss")
         return [] if found is None else [Tile(name="test loss", value=f"{float(found):.3g}", note="smaller is better")]
     chance = "" if result.chance is None else f"; guessing: {percent(result.chance.level)}"
+    chance += "" if against is None else f"; without privacy: {percent(float(against.accuracy or 0))} ({against.name})"
     name = "accuracy" if result.held_out else "test accuracy"
     name += "" if result.done else " so far"
     return [Tile(name=name, value=percent(result.accuracy), note=f"{said}{chance}")]
@@ -120,5 +138,6 @@ def _took(summary: Mapping[str, Any]) -> list[Tile]:
     if "wall_seconds" not in summary:
         return []
     parts = sorted(summary.get("seconds", {}).items(), key=lambda part: -part[1])
-    shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
+    each = (f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
+    shown = ", ".join(part.replace(" ", "\u00a0") for part in each)
     return [Tile(name="time", value=duration(summary["wall_seconds"]), note=shown or f"on {summary['device']}")]

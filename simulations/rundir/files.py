@@ -174,13 +174,13 @@ def load_array(path: Path) -> "np.ndarray":
     return array
 
 
-def save_arrays(path: Path, arrays: "Mapping[str, np.ndarray]") -> None:
+def save_arrays(path: Path, arrays: "Mapping[str, np.ndarray]", *, private: bool = False) -> None:
     """Write arrays by name (npz, not compressed) and their checksum, each atomically."""
     import numpy as np
 
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
-    _save_checked(path, buffer.getvalue())
+    _save_checked(path, buffer.getvalue(), private=private)
 
 
 def load_arrays(path: Path) -> "dict[str, np.ndarray]":

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from fedlsg.forms import FORMS, TANGENT
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.owner_only import make_parents
 from fedlsg.state import Phase, phase_of
 from simulations.rundir.files import (
     DamagedError,
@@ -124,6 +125,16 @@ def payload_files(run: Path) -> dict[int, dict[int, Path]]:
         if round and client and phase_of(int(round.group(1))) is Phase.TRAINING:
             found.setdefault(int(round.group(1)), {})[int(client.group(1))] = path
     return found
+
+
+def save_whole(folder: Path, round: int, name: str, **arrays: Tensor | float) -> None:
+    """Write what a Flower app's own training gave away in a round, for ``fedlsg attack``, for the owner only.
+
+    name: ``client-000003`` (``update``: clipped, without noise; ``payload`` as it was read), or ``sum``.
+    """
+    make_parents(place := folder / f"round-{round:06d}", private=True)
+    made = {key: torch.as_tensor(value).double().cpu().numpy() for key, value in arrays.items()}
+    sealed.save_arrays(place / f"{name}.npz", made, private=True)
 
 
 def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What a stranger writes."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,19 +53,20 @@ run = fedlsg.simulate(
 )
 print(run.summary["accuracy"], run.epsilon, [row["loss"] for row in run.rounds], run.bytes[0]["payload_bytes"])
 run.plot().savefig("plot.pdf")
+own: dict[str, Any] = {"width": 4}  # settings of a recipe of my own have no types
 other = fedlsg.simulate(
     model=build,
     train=(x, y),
     test=(x[:20], y[:20]),
     loss=nn.functional.cross_entropy,
     method=mine,
-    width=4,
     clients=2,
     rounds=2,
     engine="local",
     noise_multiplier=2.0,
     quiet=True,
     num_classes=2,
+    **own,
 )
 print(other.model, fedlsg.__version__)
 model = build()

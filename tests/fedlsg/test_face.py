@@ -39,10 +39,13 @@ def test_the_import_is_quick():
 
 
 USE = """
+    from typing import Any
+
     import fedlsg
     import numpy as np
     from torch import nn
 
+    own: dict[str, Any] = {"width": 4}
     x, y = np.zeros((9, 4)), np.zeros(9, dtype=int)
 
 
@@ -56,23 +59,23 @@ USE = """
 
     run: fedlsg.Run = fedlsg.simulate(
         model=lambda: nn.Linear(4, 3), train=(x, y), test=(x, y), loss=nn.CrossEntropyLoss(), method=recipe,
-        metrics={"m": lambda outputs, targets: outputs.mean()}, partition=[[0, 1], [2]], rounds=2, width=4,
-        callbacks=[lambda row: print(row["round"])], engine="local",
+        metrics={"m": lambda outputs, targets: outputs.mean()}, partition=[[0, 1], [2]], rounds=2,
+        callbacks=[lambda row: print(row["round"])], engine="local", **own,
     )
     epsilon: float = run.epsilon
     accuracy: float = run.summary["accuracy"]
     model: nn.Module = fedlsg.load_run("runs/here").model
-    fedlsg.simulate(workload=workload, rounds=PLANTED)
+    fedlsg.simulate(workload=workload, rounds=PLANTED, learning_rat=0.5)
 """
 
 
 def test_the_types_of_the_interface(tmp_path):
-    """mypy finds the planted mistake, and no other one; with the settings of .ci/run, whose cache it takes."""
+    """mypy names the planted mistakes, and finds no other one; with the settings of .ci/run, whose cache it takes."""
     pytest.importorskip("mypy")
     (tmp_path / "use.py").write_text(textwrap.dedent(USE).replace("PLANTED", "'two'"))
     command = [sys.executable, "-m", "mypy", str(tmp_path / "use.py")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.stdout.count("error:") == 1, done.stdout
+    assert done.stdout.count("error:") == 2, done.stdout
     line = next(at for at, text in enumerate(textwrap.dedent(USE).splitlines(), 1) if "PLANTED" in text)
-    assert f'use.py:{line}: error: No overload variant of "simulate" matches argument types' in done.stdout
-    assert '"str"' in done.stdout
+    assert f'use.py:{line}: error: Argument "rounds" to "simulate" has incompatible type ' in done.stdout
+    assert 'Unexpected keyword argument "learning_rat" for "simulate"' in done.stdout

@@ -7,8 +7,8 @@
   const UNITS = ["B", "kB", "MB", "GB", "TB"];
   const SHAPES = { o: "circle", s: "rect", D: "rectRot", "^": "triangle", v: "triangle", "<": "triangle", ">": "triangle",
     "*": "star", X: "crossRot", x: "crossRot", P: "cross", p: "rectRounded", h: "rectRounded", 8: "circle", d: "rectRot" };
-  // On a dark ground the black would be the grey, and the light blue the blue.
-  const NIGHT = { "#111111": "#e6e8ea", "#2a9bdc": "#a5dcff" };
+  // On a dark ground the black would be the grey, the light blue the blue, and dark ones each other.
+  const NIGHT = { "#111111": "#e6e8ea", "#2a9bdc": "#a5dcff", "#7010d0": "#b858e8", "#581058": "#e8d010", "#102888": "#40e8a0" };
   const TURNS = { v: 180, "<": 270, ">": 90 };
   const number = (value) => value !== null && value !== undefined && Number.isFinite(value);
   let count = 0;

@@ -1,12 +1,14 @@
 """``fedlsg runs``: what a list says of each run, and that foreign folders can neither stop it nor speak through it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from simulations.exports.runs import in_order, listed, printable, read_all
+from simulations.rundir.journal import EVENTS
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir
 
@@ -58,6 +60,15 @@ def test_a_run_that_is_going_on(stopped):
     with exclusive(RunDir(stopped.path)):
         assert listed(stopped.path, "a").state == "running"
     assert listed(stopped.path, "a").state == "interrupted"
+
+
+def test_a_copy_began_when_its_run_did(stopped, tmp_path):
+    """By its first event; by the time of its settings where there are no events, or none with a time."""
+    copy = Path(shutil.copytree(stopped.path, tmp_path / "copy"))
+    os.utime(copy / "config.toml", (9.0, 9.0))
+    assert listed(copy, "a").began == pytest.approx((stopped.path / "config.toml").stat().st_mtime, abs=300)
+    (copy / EVENTS).write_bytes(b"short")
+    assert listed(copy, "a").began == 9.0
 
 
 def test_orders(folder):

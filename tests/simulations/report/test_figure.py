@@ -97,7 +97,7 @@ def test_text_stays_text():
     hostile = "</script><script>x</script> & $\\frac y"
     found = interactive([planted(hostile)], "A caption.")
     svg = found.panels[0].svg
-    assert "#d55e00" in svg
+    assert "#e03840" in svg
     assert "font-family" not in svg, "the page's"
     assert set(re.findall(r"font-size: [^;]*", svg)) <= {
         f"font-size: calc({n}px * var(--words, 1))" for n in (9, "10.8")
@@ -110,7 +110,7 @@ def test_text_stays_text():
     first, second = found.panels[0].legend
     assert (first.filled, second.filled) == (True, False)
     assert first.marker
-    assert (first.name, first.dashes, first.colour) == (hostile, "", "#d55e00")
+    assert (first.name, first.dashes, first.colour) == (hostile, "", "#e03840")
 
 
 def test_named_places_are_said_by_their_names():

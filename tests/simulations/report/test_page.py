@@ -59,7 +59,7 @@ def page_of(*parts: object) -> str:
 
 
 def key(name: str) -> Key:
-    return Key(name=name, colour="#d55e00")
+    return Key(name=name, colour="#e03840")
 
 
 def test_every_part_arrives():

@@ -12,7 +12,7 @@ from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import page
 from simulations.report.run_page import command, run_page, write_run_page
-from simulations.report.tiles import run_tiles
+from simulations.report.tiles import check_against, run_tiles
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
@@ -191,3 +191,18 @@ def test_what_is_no_run_is_refused(name, text, message, fedlsg, small, tmp_path)
 
 
 # --- figures
+
+
+def test_the_accuracy_without_privacy_is_named_where_a_run_has_it():
+    private, dense = result(0.8), result(0.97, method="sgd", epsilon=None)
+    tiles = run_tiles(private, dense)
+    assert tiles is not None
+    assert f"without privacy: 97.00 % ({dense.name})" in tiles.tiles[0].note
+    check_against(private, dense)
+    for other, why in (
+        (private, "is private: give a run without privacy"),
+        (replace(dense, settings={**dense.settings, "workload": "sst2"}), "has workload=sst2, and the run workload="),
+        (result(None, method="sgd", epsilon=None), "has no accuracy"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            check_against(private, other)

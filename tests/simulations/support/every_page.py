@@ -1,6 +1,7 @@
 """A page of each kind, made by the code that makes a user's: from tiny runs, or from results made up."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -81,13 +82,17 @@ def found_members(models: Trained) -> str:
 
 
 def attacked(folder: Path) -> None:
-    """attack.html of a recorded run."""
+    """attack.html of a recorded run, with curves of its gain and of made up ones at other noise."""
     settings = {"method": "sgd", "noise_multiplier": None, "sample_rate": None, "batch_size": 1, "rounds": 3}
     run = run_local(folder / "recorded", record_updates=True, **settings)
     threat = ThreatModel(view="client", labels="known", examples="known")
     options = Options(batches=(1,), examples=2, attacks="first-layer", naive=False, seconds=0.5, seed=0)
     found = attack_images(open_record(str(run.path), threat), threat, options, lambda share, text: None)
-    write_attack(folder, [image_findings(found)], threat, lead="recorded")
+    one = image_findings(found)
+    assert one.best is not None
+    noisy = [replace(one, best=replace(one.best, sigma=sigma, gain=gain, low=gain - 1, high=gain + 1))
+             for sigma, gain in ((0.1, 9.0), (1.0, 0.2))]  # fmt: skip
+    write_attack(folder, [one, *noisy], threat, lead="recorded")
 
 
 def every_page(folder: Path, small: Run, unfinished: Result, models: Trained) -> dict[str, Path]:
