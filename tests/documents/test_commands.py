@@ -3,7 +3,6 @@
 import re
 
 import click
-import pytest
 
 from tests.documents.blocks import DOCUMENTS, commands, inline, name_of
 from tests.documents.check_commands import check, check_flwr, options_without_place
@@ -41,38 +40,3 @@ def problems(text: str) -> list[str]:
 def test_every_command_line_is_taken(reader):
     wrong = {name_of(path): found for path in DOCUMENTS if (found := problems(path.read_text()))}
     assert not wrong, "\n".join(f"{name}: {line}" for name, lines in wrong.items() for line in lines)
-
-
-@pytest.mark.parametrize("planted_line", [
-    "fedlsg rnu",
-    "fedlsg run --epsilom 3",
-    "fedlsg run --epsilon three",
-    "fedlsg run -c learning_rte=0.1",
-    "fedlsg run -c sparsity=1.5",
-    "fedlsg run --method dpsgd --rank 4",
-    "fedlsg run --method gone",
-    "fedlsg run --codec gone",
-    "fedlsg run --preset gone",
-    "fedlsg compare digits --methods lsg,gone",
-    "fedlsg compare --grid docs/results/gone.toml",
-    "fedlsg compare ... --axes bytes",
-    "fedlsg compare digits --methods lsg --search rank=2,4 --on gone",
-    "fedlsg attack --membership -c rnk=4",
-    "fedlsg settings gone",
-    "fedlsg list presets gone",
-    "fedlsg resume",
-    "fedlsg attack [RUN] --membershi",
-    "flwr run . --run-config \"rnk=8\"",
-    "flwr run . --run-config \"rank=-8\"",
-    "fedlsg inspect cifar10 --method rs",
-    "fedlsg audit digits --method lsg",
-    "fedlsg attack RUN --attacks dlg,gone",
-    "python -m benchmarks.step --pears 1",
-    "python benchmarks/step.py --pears 1",
-    "python benchmarks/gone.py",
-    "python -m benchmarks.gone",
-    "fedlsg run && fedlsg rnu",
-    "fedlsg run \\\n  --epsilom 3",
-])  # fmt: skip
-def test_a_wrong_command_line_is_found(reader, planted_line):
-    assert len(problems(f"Text.\n\n```bash\n{planted_line}\n```\n")) == 1

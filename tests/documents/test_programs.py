@@ -59,13 +59,3 @@ def folder(tmp_path, monkeypatch, own_code):
 @pytest.mark.parametrize("document", WITH_PROGRAMS, ids=name_of)
 def test_the_programs_of_a_document_run(document, folder, capsys):
     run(document.read_text(), "document")
-
-
-@pytest.mark.parametrize("planted", [
-    "```python\nimport fedlsg\n\nfedlsg.simulat()\n```",
-    "```python\nx = 1\n```\n\n```python\ny = x + z\n```",
-    "<!-- not run: it does not even compile here -->\n```python\nx = = 1\n```",
-])  # fmt: skip
-def test_a_broken_program_is_found(planted, folder):
-    with pytest.raises((AttributeError, NameError, SyntaxError)):
-        run(planted, "document")

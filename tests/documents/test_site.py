@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
 from docs._sphinx.links import problems
-from docs._sphinx.navigation import CHAPTERS, OPEN
+from docs._sphinx.navigation import CHAPTERS
 from tests.places import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -19,21 +19,6 @@ def test_every_page_is_in_the_navigation_once():
     there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("**/*.md")}
     there -= {name for name in there if name.startswith(("results/", "notebooks/"))} - {"results/index"}
     assert sorted(listed) == sorted(there - {"index"})
-
-
-def test_few_entries_are_open_at_once():
-    """With the notebooks, which are in the first chapter."""
-    books = len(list((DOCS / "notebooks").glob("*.ipynb")))
-    most = max(len(pages) + (books if name == "Start" else 0) for name, pages in CHAPTERS.items())
-    assert len(CHAPTERS) + most <= OPEN == 15
-
-
-def test_the_index_of_the_results_names_each_page():
-    text = (DOCS / "results" / "index.md").read_text()
-    missing = [
-        path.name for path in DOCS.glob("results/*.md") if path.stem != "index" and f"]({path.name})" not in text
-    ]
-    assert missing == []
 
 
 def test_every_picture_is_described():

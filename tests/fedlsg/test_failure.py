@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.failure import SignalExit, depends_on_values, describe, is_users, without_exit
+from fedlsg.failure import SignalExit, depends_on_values, describe, without_exit
 from simulations.grids.deadline import OutOfTimeError
 
 
@@ -33,11 +33,6 @@ def test_the_line_is_the_innermost_of_the_user_and_not_of_torch():
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2) (test_failure.py, line "
     )
     assert text.endswith(": return nn.Linear(3, 2)(torch.zeros(1, 4))  # the line that is named)")
-
-
-def test_files_of_python_of_packages_and_of_fedlsg_are_no_users():
-    assert is_users(__file__)
-    assert not any(map(is_users, (torch.__file__, pytest.__file__, describe.__code__.co_filename, "<frozen os>")))
 
 
 @pytest.mark.parametrize(("action", "depends"), [

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 from fedlsg.lowrank import (
     add_core,
-    average_core,
     decompose,
     lift_core,
     orthonormal_columns,
@@ -99,13 +98,6 @@ def test_wrong_ranks_are_refused(rank):
         random_carriers((3, 5), rank, generator=generator(), like=torch.ones(1))
 
 
-def test_wrong_weights_and_steps_are_refused():
-    with pytest.raises(ValueError, match="power_steps=0"):
-        decompose(torch.ones(3, 5), 1, generator=generator(), power_steps=0)
-    with pytest.raises(ValueError, match=r"two dimensions or more, got shape \(3,\)"):
-        decompose(torch.ones(3), 1, generator=generator())
-
-
 @given(m=sizes, n=sizes, r=ranks, seed=seeds)
 def test_project_equals_autograd_of_the_reparametrised_weight(m, n, r, seed):
     """Ito et al. 2023, Eq. 8: with W = W0 + L R', dR and dL are the gradients of its factors."""
@@ -161,33 +153,6 @@ def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
             columns.append(reconstruct(dL, dR, L, R))
         worst = max(worst, float(torch.linalg.matrix_norm(torch.cat(columns, 1), 2)))
     assert worst == pytest.approx(2 / math.sqrt(3), rel=1e-3)
-
-
-@given(m=sizes, n=sizes, r=ranks, seed=seeds)
-def test_averaging_the_core_changes_nothing_without_noise(m, n, r, seed):
-    dW, L, R = carried(m, n, r, seed)
-    dL, dR = project(dW, L, R)
-    averaged = average_core(dL, dR, L, R)
-    assert_close(averaged[0], dL)
-    assert_close(averaged[1], dR)
-
-
-def test_negative_control_averaging_with_frozen_units_is_biased():
-    """Without noise the average moves gradients of masked carriers, whose two cores differ."""
-    dW, L, R = carried(8, 6, 3, seed=0)
-    dL, dR = project(dW, L, R)
-    dL[:4] = 0
-    assert float((average_core(dL, dR, L, R)[0] - dL).norm() / dL.norm()) > 0.01
-
-
-def test_averaging_removes_half_of_the_cores_noise():
-    L, R = random_carriers((6, 5), 4, generator=generator(), like=normal(1, seed=0))
-    before, after = 0.0, 0.0
-    for seed in range(300):
-        dL, dR = normal(6, 4, seed=2 * seed), normal(4, 5, seed=2 * seed + 1)
-        before += float((L.mT @ dL).square().sum())
-        after += float((L.mT @ average_core(dL, dR, L, R)[0]).square().sum())
-    assert after / before == pytest.approx(0.5, abs=0.05)
 
 
 # The core

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from fedlsg.setting import REQUIRED, Setting, check_declared, declared, same
+from fedlsg.setting import REQUIRED, Setting, check_declared, declared
 
 Share = Annotated[float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))]
 
@@ -100,17 +100,3 @@ def test_an_instance_is_checked_against_its_declarations(wrong, message):
     check_declared(Part(free=-1))
     with pytest.raises(ValueError, match=message):
         check_declared(Part(**wrong))
-
-
-def test_one_name_declared_twice():
-    def typed(*, rank: int = 3) -> None: ...
-
-    assert same(declared(typed)["rank"], FOUND["rank"], ("typed", "method")).range == "x >= 1"
-
-    def another(*, rank: Annotated[int, Setting("Something.", at_least=2)] = 4) -> None: ...
-
-    def silent(*, share: Annotated[float, Setting(at_least=0, below=1)] = 0.5) -> None: ...
-
-    assert same(declared(silent)["share"], FOUND["share"], ("silent", "method")).setting.meaning == "A share."
-    with pytest.raises(ValueError, match="'rank' has two different declarations: int x >= 2 by one, int x >= 1 by"):
-        same(declared(another)["rank"], FOUND["rank"], ("one", "method"))

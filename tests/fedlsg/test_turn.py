@@ -4,7 +4,6 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from torch import nn
 
@@ -34,21 +33,6 @@ def test_a_second_thread_waits_and_says_so(caplog):
 def test_a_thread_may_enter_again():
     with alone(), alone():
         pass
-
-
-def test_an_interruption_lets_the_next_one_in():
-    with pytest.raises(KeyboardInterrupt), alone():
-        raise KeyboardInterrupt
-    entered = []
-
-    def enter():
-        with alone():
-            entered.append(True)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join(10)
-    assert entered == [True]
 
 
 def untrained() -> list[nn.Module]:

@@ -38,20 +38,6 @@ def test_what_comes_back_is_what_was_stored_rounded(view):
     assert torch.equal(storage.unpack(rounded), t.bfloat16().float())  # from memory
 
 
-def test_a_copy_goes_with_the_last_that_needs_it_and_no_address_is_taken_for_another():
-    storage = ActivationStorage([])
-    for value in range(50):
-        t = torch.full((64, 64), float(value))
-        rounded = storage.pack(t)
-        del t
-        assert (storage.unpack(rounded) == value).all()
-        copy = weakref.ref(rounded.untyped_storage())
-        del rounded
-        storage.restored = (None, torch.empty(0))
-        assert copy() is None
-    assert len(storage.copies) == 0
-
-
 def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, copies: int = 1) -> list[torch.Size]:
     """Shapes of what one pass rounds, of one example; its batch ``copies`` times over."""
     model, loss_fn, x, y = make(build, torch.float32)
@@ -69,13 +55,6 @@ def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, cop
 def test_activations_are_rounded_but_no_weight_no_statistic_and_no_batch(monkeypatch):
     shapes = stored_by(standardised, monkeypatch)
     assert set(shapes) == {(6, 8, 8), (5, 3, 3), (45,)}  # outputs of convolutions and what becomes of them
-
-
-def test_negative_control_rounded_statistics_are_seen(monkeypatch):
-    monkeypatch.setattr(activation_storage, "LEFT", set())
-    monkeypatch.setattr(activation_storage, "_FIELDS", {})
-    shapes = stored_by(standardised, monkeypatch)
-    assert {(2,), (1,), (6, 3, 3)} <= set(shapes)  # of the norms, and the standardised kernel
 
 
 def test_what_is_rounded_depends_on_no_one_elses_presence(monkeypatch):

@@ -11,7 +11,6 @@ from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.gradients.formulas.layers import LinearGradients
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import decompose
-from tests.fedlsg.gradients.test_per_example import ForbidShapes
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,
     error,
@@ -46,23 +45,6 @@ def test_with_square_orthonormal_carriers_the_lift_is_the_dense_gradient(problem
     for i in range(len(targets)):
         lifted = core.gradients(torch.cat([block[i] for block in cores]))
         assert error([lifted[c.name].flatten() for c in dense.coordinates], [block[i] for block in wanted]) < TOLERANCE
-
-
-def sequence_problem(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, torch.Tensor, torch.Tensor, Frame]:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(5, 7, 3, padding=1, bias=False), nn.Tanh(), nn.Conv2d(7, 11, 3, stride=2), nn.Flatten(2),
-        nn.Linear(25, 17), nn.Tanh(), nn.Linear(17, 19),
-    ).to(dtype)  # fmt: skip
-    frame = make_core_frame(model, out_rank=2, rank=3)
-    return model, torch.randn(13, 5, 11, 12, dtype=dtype), torch.randn(13, dtype=dtype), frame
-
-
-def test_no_weight_shaped_gradient_is_ever_formed():
-    model, x, targets, frame = sequence_problem()
-    with ForbidShapes(model, frame, len(x)) as watch:
-        per_example_gradients(model, squared_error, x, targets, frame)
-    assert watch.made > 20
 
 
 @pytest.mark.parametrize("scale", [1e-9, 0.5, 1.0, 2.0, 1e9])

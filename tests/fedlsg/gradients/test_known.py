@@ -1,9 +1,5 @@
 """A model that changes between two passes in one frame: what was found out about it before does not count."""
 
-import copy
-import gc
-import pickle
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -269,17 +265,3 @@ def test_negative_control_marks_that_never_change_miss_it(change, monkeypatch):
     REFUSED[change](model)
     found = per_example_gradients(model, squared_error, x, y, frame)
     assert [g.shape for g in found] == [g.shape for g in before]
-
-
-def test_a_copy_and_a_pickle_have_nothing_of_it_and_a_model_is_freed():
-    model, x, y = problem()
-    frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    attributes = set(vars(model))
-    per_example_gradients(model, squared_error, x, y, frame)
-    assert set(vars(model)) == attributes
-    assert naive_error(copy.deepcopy(model), squared_error, x, y, frame) < TOLERANCE
-    assert naive_error(pickle.loads(pickle.dumps(model)), squared_error, x, y, frame) < TOLERANCE
-    gone = weakref.ref(model)
-    del model, frame
-    gc.collect()
-    assert gone() is None

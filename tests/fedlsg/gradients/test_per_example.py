@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.formulas.layers import LinearGradients
-from fedlsg.gradients.per_example import per_example_gradients, summable, summed_gradient
+from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,
     cross_entropy,
@@ -18,7 +18,6 @@ from tests.fedlsg.support.gradient_oracle import (
     make_frame,
     naive,
     naive_error,
-    squared_error,
 )
 from tests.fedlsg.support.problems import cnn, make, mlp, transformer
 
@@ -109,27 +108,6 @@ class ForbidShapes(TorchDispatchMode):
         return results
 
 
-def carried_problem() -> tuple[nn.Module, Tensor, Tensor, Frame]:
-    """Sizes that no activation shares with a weight, its transpose or its flattened form."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(5, 7, 3, padding=1, bias=False), nn.Tanh(), nn.Conv2d(7, 11, 3, stride=2), nn.Flatten(2),
-        nn.Linear(25, 17), nn.Tanh(), nn.Linear(17, 19),
-    )  # fmt: skip
-    frame = make_frame(model, rank=2, sparsity=0.0)
-    assert sum(c.carried for c in frame.coordinates) == 4
-    return model, torch.randn(13, 5, 11, 12), torch.randn(13), frame
-
-
-@pytest.mark.parametrize("sparsity", [0.0, 0.5])
-def test_no_weight_shaped_gradient_is_ever_formed(sparsity):
-    model, x, targets, _ = carried_problem()
-    frame = make_frame(model, rank=2, sparsity=sparsity)
-    with ForbidShapes(model, frame, len(x)) as watch:
-        per_example_gradients(model, squared_error, x, targets, frame)
-    assert watch.made > 30
-
-
 # The plain sum, where nobody is clipped
 
 
@@ -151,12 +129,3 @@ def test_the_plain_sum_is_the_sum_over_rows(batch):
         got = summed_gradient(model, cross_entropy, inputs, targets, f)
         torch.testing.assert_close(got, torch.cat([block.sum(0) for block in rows]), rtol=1e-12, atol=1e-14)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
-
-
-def test_carriers_and_weighted_blocks_are_not_summable():
-    _, frame = uncarried()
-    assert summable(frame)
-    where = (Coordinates(name="w", shape=(4, 5), L=torch.eye(4, 2), R=torch.eye(2, 5)),)
-    assert not summable(Frame(coordinates=where, blocks=make_blocks(where)))
-    heavy = (Block(parameter="w", part="dense", shape=(4, 5), weight=2.0),)
-    assert not summable(Frame(coordinates=(Coordinates(name="w", shape=(4, 5)),), blocks=heavy))

@@ -13,7 +13,7 @@ from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.rematerialize import Rematerialization, Rematerialized
 from tests.fedlsg.gradients.test_per_example_pass import cross_entropy, make_frame
-from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive, naive_error
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive
 
 B, C = 3, 8
 Forward = Callable[[nn.ModuleDict, Tensor], Tensor]
@@ -127,32 +127,6 @@ def test_gradients_are_the_same_bits(case, sparsity, monkeypatch):
     kept = per_example_gradients(model, cross_entropy, inputs, targets, frame)
     assert all(torch.equal(a, b) for a, b in zip(got, kept, strict=True))
     assert error(got, naive(model, cross_entropy, inputs, targets, frame)) < TOLERANCE
-
-
-def test_a_wrong_value_is_seen(monkeypatch):
-    """Negative control: what is made again is what gradients are made of."""
-    model, inputs = with_norm(nn.ReLU())
-    frame = make_frame(model, rank=2, sparsity=0.0)
-    monkeypatch.setitem(fedlsg.gradients.rematerialize.RESULT_SAVED, "ReluBackward0", torch.tanh_)
-    assert naive_error(model, cross_entropy, inputs, torch.arange(B), frame) > 1e-3
-
-
-def test_a_late_change_in_place_does_not_reach_the_gradient():
-    def gradients(change: bool) -> list[Tensor]:
-        def forward(m: nn.ModuleDict, x: Tensor) -> Tensor:
-            y = m["norm"](m["stem"](x))
-            z: Tensor = m["linear"](y)
-            if change:
-                y.zero_()
-            return z
-
-        torch.manual_seed(0)
-        model, inputs = texts(forward)
-        return per_example_gradients(
-            model, cross_entropy, inputs, torch.arange(B), make_frame(model, rank=2, sparsity=0.0)
-        )
-
-    assert all(torch.equal(a, b) for a, b in zip(gradients(True), gradients(False), strict=True))
 
 
 @pytest.mark.parametrize("case", [case for case in REBUILT if case != "a frozen second reader"])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.carriers import Lora, LowRank, adapted_layers, carried_parameters, merge, prepare_model
 from fedlsg.gradients import block_gradients
 from fedlsg.gradients.formulas.layers import TransposedLinear
 from fedlsg.gradients.hooks import Pass
@@ -65,33 +64,3 @@ def test_one_example_moves_the_sum_by_the_clip_norm(monkeypatch):
     monkeypatch.setattr(Pass, "add", apart)
     model.norm.requires_grad_(False)
     assert moved(model, x, y) > 1.5
-
-
-def test_conv1d_of_transformers_is_carried_and_adapted():
-    """LoRA's product in it is that of the merged weight; embeddings are frozen unless asked."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2, "num_labels": 3}
-    config = transformers.GPT2Config(pad_token_id=0, bos_token_id=0, eos_token_id=0, use_cache=False, **sizes)
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return transformers.GPT2ForSequenceClassification(config).double().eval()
-
-    plain = build()
-    assert len(carried_parameters(plain, LowRank(rank=2))) == 4
-    for embeddings in (False, True):
-        model = prepare_model(build(), Lora(rank=2, embeddings=embeddings), seed=0)
-        assert model.transformer.wte.weight.requires_grad is embeddings
-    assert len(adapted_layers(model)) == 4
-    ids = torch.randint(1, 20, (4, 6))
-    torch.testing.assert_close(model(ids).logits, plain(ids).logits)
-    for layer in adapted_layers(model).values():
-        nn.init.normal_(layer.up.weight)
-    plain.load_state_dict(merge(model.state_dict(), list(adapted_layers(model)), 1.0))
-    torch.testing.assert_close(model(ids).logits, plain(ids).logits)
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs.logits, targets, reduction="none")
-
-    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
-    assert naive_error(model, loss, ids, torch.randint(3, (4,)), frame) < TOLERANCE

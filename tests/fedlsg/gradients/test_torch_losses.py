@@ -157,15 +157,6 @@ def check_gradients(name: str, loss: Loss, shape: Sequence[int], settings: dict[
         assert bool((found != 0).any()) or reduction == "none" or name == "HingeEmbeddingLoss"
 
 
-def test_a_mean_in_place_of_a_sum_is_caught():
-    """Negative control of the oracle: what was done before with ``reduction="sum"``."""
-    outputs, targets = numbers((B, K)), shares((B, K))
-    honest = per_example_loss(nn.BCEWithLogitsLoss(reduction="sum"))
-    wrong = per_example_loss(nn.BCEWithLogitsLoss(reduction="mean"))
-    assert torch.allclose(honest(outputs, targets), K * wrong(outputs, targets))
-    assert not torch.allclose(honest(outputs, targets), wrong(outputs, targets))
-
-
 class Shaped(nn.Module):
     """A linear layer whose outputs have the shape and the range that a loss takes."""
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedlsg.masks.mask import Mask
 from fedlsg.masks.pruning import Prune, keep_random, keep_top, prunable
-from fedlsg.method import Method, Schedule, server_step
+from fedlsg.method import Method, Schedule
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
 from fedlsg.training.server_optimizer import ServerOptimizer
@@ -109,25 +109,3 @@ def test_pruned_weights_stay_exactly_zero_and_all_others_move(server):
         assert bool((parameter != start[name])[~pruned[name]].all()), name
     with state.evaluated() as averaged:
         assert all(bool((p[pruned[n]] == 0).all()) for n, p in averaged.named_parameters())
-
-
-def test_a_zero_that_is_not_masked_would_move():
-    """Negative control: the same server step with a mask that forgets what was pruned."""
-    model = nn.Linear(4, 2)
-    method = Method(name="test", prune=Prune(kind="random", rate=0.5))
-    state = ServerState(PublicState.start(model, method, Schedule(rounds=1), seed=0, classifier=None), divisor=1.0)
-    assert int((model.weight == 0).sum()) == 4
-    forgetful = ServerState(
-        PublicState.start(nn.Linear(4, 2), Method(name="t"), Schedule(rounds=1), seed=0, classifier=None), divisor=1.0
-    )
-    frame = forgetful.frame()
-    server_step(
-        model,
-        state.optimizer,
-        state.scheduler,
-        torch.ones(frame.kept),
-        frame=frame,
-        divisor=1.0,
-        server=ServerOptimizer(),
-    )
-    assert int((model.weight == 0).sum()) == 0

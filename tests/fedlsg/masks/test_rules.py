@@ -117,13 +117,6 @@ def test_uniform_freezes_exactly_its_share_of_all_coordinates(sparsity, epoch, s
     assert torch.equal(f.indices, grids.nonzero().squeeze(1))
 
 
-def test_uniform_is_redrawn_every_epoch_and_only_then():
-    mask = Mask(kind="uniform", sparsity=0.5)
-    assert len({mask_frame(mask, epoch=epoch, epochs=8).digest for epoch in range(8)}) == 8
-    assert len({mask_frame(mask, seed=seed).digest for seed in range(8)}) == 8
-    assert mask_frame(mask, epoch=3, epochs=8).digest == mask_frame(mask, epoch=3, epochs=9).digest
-
-
 @given(sparsity=rates, epochs=st.integers(1, 12))
 def test_cooling_ramps_from_nothing_to_the_sparsity(sparsity, epochs):
     frozen = []

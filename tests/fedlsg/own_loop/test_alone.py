@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
-from fedlsg.own_loop import alone, batches_of, check_batches, same_function
+from fedlsg.own_loop import alone, batches_of, check_batches
 from tests.fedlsg.support.batch_zoo import (
     HONEST_BATCHES,
     MIXING_BATCHES,
@@ -16,7 +16,6 @@ from tests.fedlsg.support.batch_zoo import (
     Y,
     draw_by_numpy,
     draw_by_python,
-    moved,
 )
 
 CPU = torch.device("cpu")
@@ -126,27 +125,5 @@ def test_a_data_set_that_returns_a_random_item_is_refused(monkeypatch):
     check_batches(of(data), ROWS, "cpu")
 
 
-@pytest.mark.slow
-def test_a_function_that_seeds_every_row_by_its_own_position_passes():
-    def of_position(row):
-        torch.manual_seed(row)
-        return X[row] + torch.rand(6)
-
-    check_batches(lambda rows: (torch.stack([of_position(row) for row in rows.tolist()]), Y[rows]), ROWS, "cpu")
-
-
 GENERATOR = np.random.default_rng(0)
 MIXING_BATCHES_OF_ROWS = {"own generator": lambda x: x[:, 1:] + float(GENERATOR.random())}
-
-
-def test_a_function_is_checked_once():
-    """A lambda that is written anew in each step has the same code, over the same objects."""
-    x = X.clone()
-    made = [lambda rows, x=x: (x[rows], Y[rows]) for _ in range(2)]
-    assert same_function(*made)
-    assert not same_function(moved(lambda x: x), moved(lambda x: x - x.mean(0)))
-    assert same_function(of((X, Y)), None), "rows of tensors are only moved"
-    items = Items()
-    assert same_function(of(items), of(items))
-    assert not same_function(of(items), of(TensorDataset(X, Y)))
-    assert not same_function(of(items), of(Items()))

@@ -49,14 +49,6 @@ def test_a_data_set_that_does_not_fit_is_refused(data, message):
         batches_of(data, num_examples=6, device=CPU)
 
 
-def test_items_of_several_shapes_are_refused_with_cause_and_fix():
-    with pytest.raises(
-        ValueError, match=r"items of Items cannot be put together.*give every example one\s+shape"
-    ) as found:
-        batches_of(Items(lambda i: (torch.ones(i), Y[i])), num_examples=6, device=CPU)(ROWS)
-    assert isinstance(found.value.__cause__, RuntimeError)
-
-
 def test_made_up_rows_have_the_shape_and_nothing_of_the_values():
     for like in (X, Y, {"x": X, "m": Y > 2}):
         first, second = synthetic(like), synthetic(like if isinstance(like, dict) else like * 0)

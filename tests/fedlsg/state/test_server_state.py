@@ -4,13 +4,10 @@ import io
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from fedlsg.carriers import prepare_model
 from fedlsg.method import Schedule, aggregate
-from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import recipe
@@ -83,22 +80,6 @@ def test_a_checkpoint_holds_everything(method, choices, at):
     assert (second.round, second.updates) == (unbroken.round, unbroken.updates)
 
 
-@pytest.mark.parametrize("lost", ["optimizer", "initial", "updates", "round"])
-def test_a_checkpoint_that_loses_a_part_is_caught(lost):
-    """Negative control: momentum, W_0 and both counters matter."""
-    unbroken, first, fresh = (server_state("rgp", rank=2, warmup=2, momentum=0.5) for _ in range(3))
-    advance(unbroken, 5)
-    advance(first, 3)
-    state = through_a_file(first.state_dict())
-    state[lost] = state["model"] if lost == "initial" else fresh.state_dict()[lost]
-    if lost == "initial":
-        state[lost] = {name: state["model"][name] for name in fresh.public.initial}
-    second = server_state("rgp", rank=2, warmup=2, momentum=0.5)
-    second.load_state_dict(state)
-    advance(second, 2)
-    assert not second.weights.equal(unbroken.weights)
-
-
 @pytest.mark.parametrize("count", [0, 162, 164])
 def test_weights_of_another_model_are_refused(count):
     with pytest.raises(ValueError, match=r"expected 163 weights, got shape .*the models differ"):
@@ -117,17 +98,6 @@ def test_a_divisor_that_is_no_positive_number_is_refused():
     for divisor in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="divisor"):
             advance(server_state(divisor=divisor), 1)
-
-
-@given(st.integers(1, 50), st.data(), st.integers(1, 1000), st.integers(0, 99))
-def test_selection_is_public_and_without_replacement(clients, data, round, seed):
-    per_round = data.draw(st.integers(1, clients))
-    torch.manual_seed(data.draw(st.integers(0, 9)))  # no global state is read
-    asked = select_clients(clients, per_round, round=round, seed=seed)
-    assert asked == sorted(set(asked))
-    assert len(asked) == per_round
-    assert 0 <= asked[0] <= asked[-1] < clients
-    assert asked == select_clients(clients, per_round, round=round, seed=seed)
 
 
 def test_the_sum_does_not_depend_on_a_lucky_order():
@@ -153,15 +123,6 @@ def test_the_average_of_the_weights_by_hand_and_through_a_checkpoint():
     other.load_state_dict(through_a_file(state.state_dict()))
     assert other.average.equal(state.average)
     assert server_state().average is None
-
-
-def test_the_average_is_put_away_whatever_happens_in_between():
-    state = server_state(ema=0.9)
-    advance(state, 2)
-    current = state.weights.clone()
-    with pytest.raises(KeyboardInterrupt), state.evaluated():
-        raise KeyboardInterrupt
-    assert state.weights.equal(current)
 
 
 def no_residual(*, prepared: bool) -> ServerState:

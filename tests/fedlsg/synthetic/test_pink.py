@@ -14,10 +14,3 @@ def generator(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1.5])
 def test_power_falls_by_twice_the_exponent(alpha):
     assert abs(slope(pink(300, (3, 32, 32), generator(), alpha=alpha)) + 2 * alpha) < 0.15
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="correlation"):
-        pink(1, (3, 8, 8), generator(), correlation=1.5)
-    with pytest.raises(ValueError, match="at least one pixel"):
-        pink(1, (3, 8, 0), generator())

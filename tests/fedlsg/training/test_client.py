@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlsg.method import LocalTraining
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
-from fedlsg.training.microbatches import Shape, runs_of, together
 from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
     EMPTY,
@@ -184,12 +181,6 @@ def test_an_empty_batch_yields_the_noise_and_nothing_but_the_noise():
     assert torch.equal(p.step(NOISY, LocalTraining()), wanted)  # a client that holds no example
 
 
-def test_noise_is_added_to_the_clipped_sum():
-    p = problem()
-    noise = NOISY.noise_std * reproducible_stream(3, "noise").normal(p.frame.kept)
-    torch.testing.assert_close(p.step(NOISY, seed=3), p.step(CLIP_ONLY, seed=3) + noise, **EXACT)
-
-
 @pytest.mark.parametrize("name", ["lsg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rs", "rs on carriers"))])
 def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name):
     """Standard deviation sigma C in each block; exactly zero where the mask freezes. The contract has other frames."""
@@ -234,12 +225,3 @@ def test_noise_is_independent_across_steps_layers_and_clients():
     assert float(correlations.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws)
     same = torch.einsum("dak,dbk->ab", *[z.view(draws, 4, p.frame.kept)] * 2) / (draws * p.frame.kept)
     assert float(same.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws * p.frame.kept)
-
-
-@given(n=st.integers(0, 50), size=st.integers(1, 60))
-def test_microbatches_drop_and_repeat_nobody(n, size):
-    batch = torch.arange(n) * 3
-    runs = [run for _, run in runs_of(batch, together, Shape(size=size))]
-    assert torch.equal(torch.cat(runs), batch)
-    assert all(len(run) <= size for run in runs)
-    assert len(runs) == max(1, math.ceil(n / size))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.privacy.sampling import BernoulliDraws, poisson_batch
 from fedlsg.randomness import reproducible_stream
@@ -64,23 +64,6 @@ def test_every_bit_is_that_of_the_general_steps(layout, kind, changes):
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)), "the model comes back"
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_the_short_way_is_taken_where_nothing_is_protected_and_nowhere_else(monkeypatch):
-    model, frame, inputs, targets = subject()
-    taken = []
-    real = client.plain_steps
-    monkeypatch.setattr(client, "plain_steps", lambda *a, **k: (taken.append(True), real(*a, **k))[1])
-    for kind in ("noise-only", "clip-only", "dp"):
-        result(client.client_step, model, frame, inputs, targets, LocalTraining(), kind)
-    assert not taken
-    result(client.client_step, model, frame, inputs, targets, LocalTraining(), "none")
-    assert taken
-    parameters = dict(model.named_parameters())
-    masked = Block(parameter="0.bias", part="dense", shape=(5,), keep=Keep(axis=0, index=torch.tensor([1])))
-    some = Frame(coordinates=frame.coordinates, blocks=(frame.blocks[0], masked, *frame.blocks[2:]))
-    assert client.unprotected(Mechanism(kind="none"), frame, parameters)
-    assert not client.unprotected(Mechanism(kind="none"), some, parameters)
 
 
 def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
@@ -45,46 +43,6 @@ def rates(a: ServerOptimizer, updates: int) -> list[float]:
 def test_rates_by_hand(schedule, last, wanted):
     """Four updates from 2."""
     assert rates(server(schedule, 2.0, last), 4) == pytest.approx(wanted)
-
-
-def by_hand_sgd(gradients: list[float], lr: float, momentum: float, decay: float) -> float:
-    """torch's convention: v <- mu v + g, w <- w - lr v; the decay is part of g."""
-    w = v = 0.0
-    for g in gradients:
-        v = momentum * v + g + decay * w
-        w -= lr * v
-    return w
-
-
-def by_hand_adam(gradients: list[float], lr: float) -> float:
-    w = m = s = 0.0
-    for t, g in enumerate(gradients, start=1):
-        m, s = 0.9 * m + 0.1 * g, 0.999 * s + 0.001 * g * g
-        w -= lr * (m / (1 - 0.9**t)) / (math.sqrt(s / (1 - 0.999**t)) + 1e-8)
-    return w
-
-
-def trained(a: ServerOptimizer, gradients: list[float]) -> float:
-    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer, scheduler = make_optimizer({"weight": weight}, a, updates=len(gradients))
-    for g in gradients:
-        weight.grad = torch.tensor([g], dtype=torch.float64)
-        optimizer.step()
-        scheduler.step()
-    return weight.item()
-
-
-@given(
-    gradients=st.lists(st.floats(-5, 5), min_size=1, max_size=8),
-    lr=st.floats(0.01, 1),
-    momentum=st.floats(0, 0.99),
-    decay=st.floats(0, 0.1),
-)
-def test_optimizers_equal_their_formulas(gradients, lr, momentum, decay):
-    sgd = ServerOptimizer(learning_rate=lr, momentum=momentum, weight_decay=decay)
-    assert trained(sgd, gradients) == pytest.approx(by_hand_sgd(gradients, lr, momentum, decay), rel=1e-9, abs=1e-12)
-    adam = ServerOptimizer(optimizer="adam", learning_rate=lr)
-    assert trained(adam, gradients) == pytest.approx(by_hand_adam(gradients, lr), rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -110,23 +110,6 @@ def unlike():
     return model
 
 
-class Penalised(nn.Module):
-    """Logits, and a number without dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.head(x), torch.tensor(0.0)
-
-
-def test_a_model_may_return_a_number_without_dimensions_next_to_its_scores(tmp_path):
-    loss = lambda o, t: functional.cross_entropy(o[0], t, reduction="none")  # noqa: E731
-    run = quick(tmp_path / "run", model=Penalised, loss=loss)
-    assert run.rounds[-1]["accuracy"] is not None
-
-
 class Scaled(nn.Module):
     """A loss with a learned scale."""
 
@@ -320,26 +303,3 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_never_interrupted(tmp_pat
     whole = quick(tmp_path / "whole", rounds=3)
     interrupted(tmp_path / "run")
     assert torch.equal(weights(quick(tmp_path / "run", rounds=3, resume=True)), weights(whole))
-
-
-@pytest.mark.slow
-def test_only_the_same_call_continues_a_run(tmp_path):
-    interrupted(tmp_path / "run", method=wide)
-    again = {"method": wide, "rounds": 3, "resume": True}
-    with refused("resume=True continues the run", "rounds=3 (not 5)"):
-        quick(tmp_path / "run", **{**again, "rounds": 5})
-    with refused("engine='local' (not 'ray')"):
-        quick(tmp_path / "run", **{**again, "engine": "ray"})
-    with refused("the code of the run's own workload differs"):
-        quick(tmp_path / "run", **again, loss=LOSSES["by hand"])
-    with refused("the code of the run's own workload differs"):
-        quick(tmp_path / "run", **again, model=lambda: build())
-    with refused("the data or its partition differ"):
-        quick(tmp_path / "run", **again, train=(TRAIN[0] + 1, TRAIN[1]))
-    with refused("the test data differ"):
-        quick(tmp_path / "run", **again, test=(TEST[0] + 1, TEST[1]))
-    with refused("resume=True continues the run in out: give out, too"):
-        quick(None, **again)
-    with pytest.raises((ValueError, OSError), match="nowhere"):
-        quick(tmp_path / "nowhere", **again)
-    assert quick(tmp_path / "run", **again).summary["rounds"] == 3

@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -51,29 +48,6 @@ def made(*, shift: float, shadows: int = 16, examples: int = 1000, seed: int = 0
     hardness = 4 * generator.standard_normal(examples)
     confidence = hardness + shift * inside + generator.standard_normal(inside.shape)
     return Trained(rows=np.arange(examples), confidence=confidence, inside=inside, accuracy=tuple([0.9] * len(inside)))
-
-
-@given(st.integers(3, 12), st.integers(1, 60), st.integers(0, 1000))
-def test_shadows_come_in_pairs_and_leave_every_example_enough(pairs, examples, seed):
-    inside = halves(2 * pairs, examples, seed)
-    assert inside.shape == (2 * pairs + 1, examples)
-    assert torch.equal(inside[1::2], ~inside[2::2])
-    for target in range(len(inside)):
-        others = [m for m in range(1, len(inside)) if m not in (target, pair_of(target))]
-        with_it = inside[others].sum(0)
-        assert torch.equal(with_it, torch.full((examples,), len(others) // 2))
-        assert len(others) // 2 >= 2
-
-
-def test_lira_finds_what_one_threshold_does_not():
-    """A shift of two deviations, hidden by examples that differ by four."""
-    found = {one.attack: one for one in attack(made(shift=2.0), seed=0)}
-    online, plain = found["LiRA online"], found["loss threshold"]
-    assert online.in_turn.tpr[0.01].low > 0.2 > plain.in_turn.tpr[0.01].high
-    assert online.target.tpr[0.01].low > 0.1 > plain.target.tpr[0.01].value
-    # 16 shadows know each mean to 1 / sqrt(8): a little less than the exact Phi(2 / sqrt(2)).
-    assert 0.88 < online.in_turn.auc.value < 0.922
-    assert online.success.low > 0.7
 
 
 @pytest.mark.parametrize("name", ["loss threshold", "LiRA offline", "LiRA online"])
@@ -217,31 +191,6 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
         assert "private" not in part.lower()
     assert "http" not in without_scripts(page).replace("http://www.w3.org", "")
     assert found["verdict"] in text.replace("\n", " ")
-
-
-@pytest.mark.slow
-def test_texts_are_attacked_too(tmp_path, monkeypatch):
-    pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.support.made_texts import make_bert, write_sst2
-
-    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDLSG_DATA", raising=False)
-    write_sst2(tmp_path / "data", train=60, validation=30)
-    bert = make_bert(tmp_path / "bert", layers=1)
-    found, _, _ = command(
-        tmp_path, workload="glue-sst2", model=str(bert), data_dir=str(tmp_path / "data"), max_length=16, rounds=1,
-        method="rgp", rank=3,
-    )  # fmt: skip
-    assert found["candidates"] == 60
-
-
-def test_an_interrupted_attack_leaves_nothing(tmp_path):
-    def stop(share: float, text: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_all(plan_of(), shadows=6, seed=0, tick=stop)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from simulations.audit import training
 from simulations.audit.command import audit_command
-from simulations.audit.subject import audited_run, audited_settings
-from simulations.cli.app import app
+from simulations.audit.subject import audited_run
 from tests.simulations.support.runs import SMALL, Run, reconfigure, run_local
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
@@ -148,27 +145,6 @@ def test_training_mode_finds_less_noise(tmp_path, plant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mislabelled", "noise", "checkerboard"])
-def test_training_mode_with_canaries_of_another_kind(tmp_path, kind):
-    status, found, text = audit(tmp_path, mode="training", given=TRAINING, canaries=100, canary_kind=kind)
-    assert status == 0, text
-    assert found["canary_kind"] == kind
-
-
-@pytest.mark.slow
-def test_noise_used_again_at_sigma_1_is_found():
-    """Negative control of the test above."""
-    found = found_in(TRAINING | {"noise_multiplier": 1.0, "rounds": 10}, plant="noise-reused")
-    assert [check.name for check in found.checks if not check.passed] == ["fresh noise"]
-
-
-def found_in(given, *, plant=None, seed=1):
-    """What a run with 100 canaries gives to judge."""
-    console = Console(file=io.StringIO())
-    return training.find(audited_settings(given), console, canaries=100, kind=None, plant=plant, seed=seed)
-
-
-@pytest.mark.slow
 def test_training_mode_finds_full_batches(tmp_path):
     given = TRAINING | {"rounds": 10, "noise_multiplier": 1.0}
     options = {"mode": "training", "canaries": 200}
@@ -176,16 +152,6 @@ def test_training_mode_finds_full_batches(tmp_path):
     status, found, _ = audit(tmp_path, given=given, plant="full-batches", **options)
     assert status == 1
     assert "sensitivity" in found["falsified_by"]
-
-
-def test_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = ["--noise-multiplier", "2", "--canaries", "60", "--seed", "1", "-c", "rounds=2", "-c", "clients=2"]
-    result = CliRunner().invoke(app, ["audit", *options], standalone_mode=False)
-    assert result.return_value == 0, result.output
-    assert json.loads((tmp_path / "audit.json").read_text())["method"] == "lsg"
-    result = CliRunner().invoke(app, ["audit", *options, "--plant", "noise-reused"], standalone_mode=False)
-    assert result.return_value == 1
 
 
 @pytest.mark.parametrize(

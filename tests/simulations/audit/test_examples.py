@@ -10,7 +10,6 @@ from simulations.audit.training import (
     DRAWN,
     KINDS,
     choose_canaries,
-    replaced,
     settings_of,
     with_canaries,
 )
@@ -62,10 +61,3 @@ def numbers() -> Split:
     """Six examples that are their own row."""
     stored = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1)
     return Split(inputs=stored, labels=torch.zeros(6, dtype=torch.int64), prepare=lambda rows: torch.from_numpy(rows))
-
-
-def test_replaced_by_hand():
-    made = replaced(numbers(), torch.tensor([1, 4]), torch.tensor([10.0, 40.0]).reshape(2, 1, 1, 1))
-    assert made.batch(torch.tensor([4, 0, 1, 5]))[0].flatten().tolist() == [40, 0, 10, 5]
-    assert made.pick(torch.tensor([3, 4])).batch(torch.tensor([1, 0]))[0].flatten().tolist() == [40, 3]
-    assert made.batch(torch.zeros(0, dtype=torch.int64))[0].shape == (0, 1, 1, 1)

@@ -123,24 +123,3 @@ def test_the_best_model_is_that_of_its_round(tmp_path):
     assert all(torch.equal(best[name], value) for name, value in kept[2].items())
     assert not all(torch.equal(best[name], value) for name, value in kept[3].items()), "rounds differ"
     assert json.loads((found.directory / "config.json").read_text())["round"] == 3
-
-
-def test_no_callback_changes_what_a_run_says_of_itself(tmp_path, capsys):
-    """The summary that is printed after on_end is the run's; a stop at the end has nothing to stop."""
-
-    class Liar(fedlsg.Callback):
-        def on_round(self, row):
-            row["epsilon_max"] = 0.0
-
-        def on_end(self, summary):
-            summary["epsilon_max"], summary["accountant"]["reported"] = 0.0, "nobody"
-            raise fedlsg.StopRun("too late")
-
-    told: list[dict] = []
-    after = fedlsg.Callback()
-    after.on_end = told.append
-    found = quick(tmp_path / "run", rounds=1, quiet=False, callbacks=[Liar(), after])
-    assert "epsilon 0.000" not in capsys.readouterr().out
-    assert found.summary["stopped"] is None
-    assert told[0]["epsilon_max"] == found.rounds[0]["epsilon_max"] == pytest.approx(found.epsilon, rel=1e-3)
-    assert told[0]["accountant"]["reported"] != "nobody"

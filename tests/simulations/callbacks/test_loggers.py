@@ -6,7 +6,6 @@ import time
 import pytest
 
 import fedlsg
-from simulations.callbacks import loggers
 from tests.simulations.support.own import quick
 
 
@@ -41,17 +40,6 @@ def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_continues_the_same_run_of_mlflow(tracking, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine"), interrupt])
-    assert only_run(tracking).info.status == "KILLED"
-    quick(tmp_path / "run", rounds=2, resume=True, callbacks=[fedlsg.MLflow(experiment="mine")])
-    run = only_run(tracking)
-    assert run.info.status == "FINISHED"
-    assert [one.step for one in tracking.get_metric_history(run.info.run_id, "test/loss")] == [1, 2]
-
-
-@pytest.mark.slow
 def test_weights_and_biases_offline(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -80,12 +68,3 @@ def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(ValueError, match=r"callbacks=wandb: No API key.* \(WANDB_MODE=offline needs no account\)"):
         quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases()])
-
-
-def test_a_missing_package_is_named_with_its_command(monkeypatch):
-    def missing(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(loggers, "import_module", missing)
-    with pytest.raises(ValueError, match=r"callbacks=wandb needs the package: pip install 'fedlsg\[wandb\]'"):
-        fedlsg.WeightsAndBiases()

@@ -67,10 +67,3 @@ def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(m
     assert user_code.load(f"{mine}:MADE", "list") == ["enough"], "made once"
     assert str(mine) in RunDir(tmp_path / "run").read_config().callbacks
     assert read_run(tmp_path / "run").summary["stopped"] == "enough"
-
-
-def test_a_function_of_a_file_is_called_in_each_round(mine, tmp_path, capsys):
-    quick(tmp_path / "run", rounds=2, callbacks=f"'{mine}:watch'")
-    assert "round 1" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="a function of a dict without parameters"):
-        named(f"'{mine}:watch' every=2")

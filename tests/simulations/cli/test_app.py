@@ -51,18 +51,6 @@ def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
     assert any(text.startswith("privacy") and "NOT PRIVATE:" in text for text in lines)
 
 
-def test_a_second_run_does_not_overwrite_the_first(fedlsg, tmp_path):
-    assert fedlsg("run", *SMALL)[0] == 0
-    (first,) = (tmp_path / "runs").iterdir()
-    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
-    assert fedlsg("run", *SMALL)[0] == 0
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-    status, _, err = fedlsg("run", *SMALL, "--out", str(first))
-    assert status == 1
-    assert "is not empty; choose another --out, or continue it with fedlsg resume" in err
-    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
-
-
 # --- wrong inputs
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
@@ -124,12 +112,6 @@ def test_a_wrong_input_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_right_input_leaves_something(fedlsg, tmp_path):
-    """Negative control for "leaves nothing"."""
-    assert fedlsg("run", *SMALL)[0] == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
 def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -181,18 +163,6 @@ def test_calibrate_finds_the_noise(fedlsg):
 
 
 # --- small parts
-
-
-def test_options_reach_the_settings(fedlsg, tmp_path):
-    options = {
-        "--codec": "float16", "--local-steps": "2", "--clients-per-round": "1", "--sparsity": "0.2", "--device": "cpu",
-    }  # fmt: skip
-    flat = [word for pair in options.items() for word in pair]
-    assert fedlsg("run", *SMALL, *flat, "--record-updates", "-c", "indices=explicit", "--out", "x")[0] == 0
-    config = Run(tmp_path / "x").config
-    assert {name: str(config[name[2:]]) for name in options} == options
-    assert config["record-updates"] is True
-    assert config["indices"] == "explicit"
 
 
 def test_the_installed_command():

@@ -42,16 +42,6 @@ def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedls
     assert (mode.operations > 100) == (device != "cpu")
 
 
-def test_a_device_next_to_a_run_is_no_setting_of_the_run(recorded, fedlsg, tmp_path):
-    options = ["--examples", "20", "--out", str(tmp_path)]
-    assert fedlsg("inspect", str(recorded.path), "-c", "device=cpu", *options)[0] == 0
-    status, _, errors = fedlsg("inspect", str(recorded.path), "-c", "device=gpu", *options)
-    assert status == 1
-    assert "expected device in ('auto', 'cpu', 'cuda'), got 'gpu'" in errors
-    status, _, errors = fedlsg("inspect", str(recorded.path), "-c", "rank=2", *options)
-    assert (status, "a run has its settings" in errors) == (1, True)
-
-
 @pytest.mark.parametrize(("used", "setting", "device"), [
     ("cuda", "auto", "auto"), ("cpu", "auto", "cpu"), (None, "auto", "auto"), (None, "cpu", "cpu"),
     (None, "cuda", "auto"),

@@ -11,14 +11,6 @@ from tests.places import REPOSITORY
 PAGES = {file.stem for file in (REPOSITORY / "docs").glob("*.md")} | {"changelog"}
 
 
-def test_a_list_of_all_pages_with_their_titles(fedlsg):
-    status, out, err = fedlsg("docs")
-    assert (status, err) == (0, "")
-    listed = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
-    assert {name for name in listed if "/" not in name} == PAGES
-    assert listed["own"] == docs.title_of(REPOSITORY / "docs" / "own.md")
-
-
 def test_a_wheel_gets_the_same_pages_and_the_tree_keeps_none(monkeypatch, tmp_path):
     (tmp_path / "docs" / "results").mkdir(parents=True)
     (tmp_path / "docs" / "_static").mkdir()

@@ -30,19 +30,6 @@ def refused(fedlsg, *arguments: str) -> str:
     return err
 
 
-def test_a_workload_and_a_method_of_a_file(fedlsg, mine, tmp_path):
-    status, out, err = fedlsg(
-        "run", "mine.py:workload", "--method", "mine.py:recipe", "-c", "width=1", *QUICK, "--out", "here"
-    )
-    assert (status, err) == (0, "")
-    assert "mine.py:workload: 3 clients with 20 to 20 examples, 1 rounds at q = 0.2, method mine.py:recipe" in out
-    run = Run(tmp_path / "here")
-    assert run.config["width"] == 1
-    assert run.config["workload"] == f"{mine}:workload"
-    status, out, err = fedlsg("report", "here")
-    assert (status, err) == (0, "")
-
-
 def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_path, monkeypatch):
     real, stops = RoundDisplay.on_round, [True]
 
@@ -65,17 +52,6 @@ def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_p
     status, _, err = fedlsg("resume", "here")
     assert (status, err) == (0, "")
     assert [row.round for row in Run(tmp_path / "here").rows] == [1, 2, 3]
-
-
-@pytest.mark.slow
-def test_other_commands_take_the_names(fedlsg, mine, tmp_path):
-    assert fedlsg("partition", "mine.py:workload")[0] == 0
-    assert fedlsg("inspect", "--workload", "mine.py:workload", "--method", "mine.py:recipe", "--out", "seen")[0] == 0
-    status, out, err = fedlsg(
-        "compare", "mine.py:workload", "--methods", "dpsgd,mine.py:recipe", "--epsilons", "8", "--out", "grid"
-    )
-    assert (status, err) == (0, "")
-    assert "mine-recipe" in out or "mine.py:recipe" in out
 
 
 WRONG = {

@@ -12,8 +12,7 @@ from simulations.client import app as client_app
 from simulations.client.app import app
 from simulations.client.model import process
 from simulations.client.train import answer
-from simulations.engines import ray
-from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, run_local
 
 CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
 TANGENT: dict[str, Any] = {"method": "lsg-probe", "rank": 2, "probes": 20, "refresh_rounds": 3}
@@ -35,19 +34,6 @@ def down(run: Run) -> list[int]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("unbroken") / "run", **CORE, **SOME)
-
-
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
-def test_a_resumed_run_sends_what_an_unbroken_one_sends(after, unbroken, tmp_path):
-    """Stopped in the middle between two refreshes, before one, and after one; all files of carriers are lost."""
-    stopped_after(after, tmp_path / "run", **CORE, **SOME)
-    for path in (tmp_path / "run" / "downlink").glob("basis-*.bin"):
-        path.unlink()
-    process.cache_clear()
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(unbroken.weights)
-    assert down(run) == down(unbroken)
-    assert run.ledgers == unbroken.ledgers
 
 
 @pytest.mark.parametrize("downlink", ["full", "sparse"])
@@ -93,14 +79,3 @@ def test_another_processor_is_sent_the_carriers_of_a_refresh_and_keeps_them(sett
     assert [row.answered for row in run.rows] == ["0 1"] * 5
     assert run.weights.equal(run_local(tmp_path / "same", **settings, rounds=5, evaluate_every=9).weights)
     assert run.summary["downlink"].get("repairs", 0) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_bytes_do_not_depend_on_the_worker_that_a_client_lands_on(unbroken, tmp_path, on_ray):
-    """A worker that was not there at the refresh gets the carriers from the driver; they are counted by client."""
-    plan, directory = plan_at(tmp_path / "run", engine="ray", **CORE, **SOME)
-    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
-    assert run.weights.equal(unbroken.weights)
-    assert down(run) == down(unbroken)
-    assert [row.downlink_messages for row in run.rows] == [2] * 7

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from simulations.cli.app import app as cli
-from simulations.plan.plan import make_plan
-from simulations.settings.settings import from_mapping, parse
-from tests.simulations.support.runs import SMALL, Run, run_local
+from tests.simulations.support.runs import Run, run_local
 
 FEWER = {"precision": "bfloat16", "activation_storage": "bfloat16"}
 METHODS = ("lsg", "dpsgd", "sgd", "lora", "lsg-lora", "rs")
@@ -27,19 +25,7 @@ def test_a_run_says_in_which_bits_it_was_made(method, tmp_path):
     assert 0 < distance < 0.02
 
 
-@pytest.mark.parametrize("name", list(FEWER))
-def test_other_numbers_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=rf"expected {name} in \('float32', 'bfloat16'\), got 'float16'"):
-        parse({name: "float16"})
-
-
-def test_a_device_without_bfloat16_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    with pytest.raises(ValueError, match="this CUDA device has no bfloat16; use 'float32'"):
-        make_plan(from_mapping(SMALL | {"precision": "bfloat16", "device": "cuda"}))
-
-
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("method", ["lsg", "dpsgd"])
 def test_engines_agree_bit_for_bit_in_fewer_bits(method, tmp_path, on_ray):

@@ -10,7 +10,6 @@ from flwr.app import Message
 from fedlsg.carriers.personal import personal_gradient
 from fedlsg.gradients import trainable
 from simulations.client import train
-from simulations.engines import accounts
 from simulations.engines.local import LocalGrid
 from simulations.plan.plan import make_plan
 from simulations.rundir.last_payload import FeedbackBox
@@ -83,16 +82,6 @@ def twice(grid: LocalGrid, messages: Sequence[Message], timeout: float | None) -
 def test_a_message_that_comes_twice_moves_a_head_once(tmp_path, unbroken, monkeypatch):
     monkeypatch.setattr(LocalGrid, "deliver", twice)
     assert same(run_local(tmp_path / "run", **PERSONAL), unbroken)
-
-
-def test_a_head_that_is_moved_again_by_a_retry_would_be_seen(tmp_path, unbroken, monkeypatch):
-    """Negative control: a driver that has every message trained again, from what it kept last."""
-    monkeypatch.setattr(accounts, "stored_payload", lambda *_: None)
-    monkeypatch.setattr(FeedbackBox, "memory", lambda box, round, size: box.newest(round, size))
-    monkeypatch.setattr(FeedbackBox, "find", lambda *_: None)
-
-    monkeypatch.setattr(LocalGrid, "deliver", twice)
-    assert not same(run_local(tmp_path / "run", **PERSONAL), unbroken)
 
 
 @pytest.mark.parametrize(

@@ -38,15 +38,6 @@ def test_every_client_is_charged_once_a_round_for_the_planned_event(whole):
     assert whole.entries(0)[0].log_ratio == release.log_ratio
 
 
-def test_secret_noise_is_private_within_the_target(tmp_path):
-    run = run_five(tmp_path / "run", **SECRET, noise_multiplier=None, epsilon=6.0, rounds=2)
-    assert run.summary["private"]
-    assert 5.9 < run.summary["epsilon_max"] <= 6.0
-    sigma = run.plan.method.mechanism.noise_multiplier
-    assert {e.noise_multiplier for client in range(5) for e in run.entries(client)} == {sigma}
-    assert [row.answered for row in run.rows] == ["0 1 2 3 4"] * 2
-
-
 def test_the_sum_is_that_under_an_assumed_secure_sum_but_for_the_noise(tmp_path, monkeypatch):
     """The same batches and clips under both; the noise of five shares is there, and no more."""
     assumed, add_noise = [], fedlsg.training.client.add_noise
@@ -138,14 +129,6 @@ def with_weights(whole) -> torch.Tensor:
     """The initial weights."""
     state = whole.plan.build_model().state_dict()
     return torch.cat([state[name].flatten() for name in whole.model])
-
-
-def test_an_attempt_that_lost_replies_before_values_is_repeated_for_free(tmp_path):
-    clients = dropping("shares", 2, 3, times=1)
-    run = run_five(tmp_path / "run", clients, **SECRET)
-    assert run.rows[0].answered == "0 1 2 3 4"
-    assert [len(run.entries(client)) for client in range(5)] == [1] * 5
-    assert [at for _, at in clients.stages].count("keys") == 10
 
 
 @pytest.mark.parametrize("stage", ["masked", "agree", "unmask"])

@@ -96,12 +96,6 @@ def test_a_resumed_run_goes_on_in_the_same_epoch(local_steps, tmp_path):
     assert all(b.first_batch == a.first_batch + local_steps for a, b in pairwise(entries))
 
 
-def test_a_reproducible_run_resumes_bit_for_bit(tmp_path):
-    whole = run_local(tmp_path / "whole", **SHUFFLE)
-    stopped_after(3, tmp_path / "parts", **SHUFFLE)
-    assert torch.equal(resume_local(tmp_path / "parts").weights, whole.weights)
-
-
 def test_a_lost_key_stops_the_client(tmp_path):
     given = SHUFFLE | {"reproducible": False, "clients": 1}
     run = stopped_after(2, tmp_path / "run", **given)
@@ -144,9 +138,3 @@ def test_the_unit_mode_of_the_audit_tests_an_epoch_as_one_release(tmp_path, monk
     assert "not falsified" in done.output
     planted = CliRunner().invoke(app, ["audit", *given, "--plant", "halved-noise"], standalone_mode=False)
     assert "falsified by" in planted.output
-
-
-def test_pruning_by_private_saliencies_is_one_release_on_top():
-    plan = make_plan(from_mapping(SMALL | SHUFFLE | {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3}))
-    events = events_of(plan, plan.terms[0], count_blocks(plan))
-    assert [(e.sample_rate, e.steps) for e in events] == [(1.0, 2), (1.0, 1)]

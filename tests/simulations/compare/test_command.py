@@ -14,7 +14,7 @@ import pytest
 
 from simulations.compare.cells.grid import Cell
 from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
-from simulations.compare.cells.worker import Job, Outcome, Worker
+from simulations.compare.cells.worker import Job, Outcome
 from simulations.compare.collect import cell_result
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
@@ -170,19 +170,6 @@ def test_a_wrong_grid_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
     assert len(err.splitlines()) == 1
     assert out == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_worker_that_is_killed_is_a_failed_cell(tmp_path):
-    worker = Worker()
-    try:
-        assert worker.process.pid is not None
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.submit(job(tmp_path / "cell"))
-        assert worker.outcome() == Outcome(
-            status="failed", reason="its process ended with signal SIGKILL; out of memory?"
-        )
-    finally:
-        worker.close()
 
 
 @pytest.mark.slow

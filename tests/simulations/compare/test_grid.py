@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.compare.cells.grid_file import as_toml, from_toml
-from simulations.compare.command import make_grid
 from tests.simulations.support.compare_cases import grid
-
-SAID = {"methods": None, "epsilons": None, "seeds": None, "ranks": None, "sparsities": None}
 
 
 def test_the_cells_of_a_small_grid_by_hand():
@@ -25,22 +22,6 @@ def test_the_cells_of_a_small_grid_by_hand():
         "workload": "digits", "method": "lsg", "seed": 0, "engine": "local", "epsilon": 1.0, "rank": 8,
     }  # fmt: skip
     assert cells[2].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
-
-
-def test_settings_go_where_they_belong():
-    made = make_grid(
-        "digits",
-        SAID | {"methods": "lsg,rs,dpsgd,sgd", "ranks": "2", "sparsities": "0.1"},
-        {"learning_rate": "0.5", "lsg.rank": "8", "sgd.momentum": "0", "clip_norm": "2"},
-        None,
-    )
-    given = {cell.method: cell.given for cell in made.cells()}
-    assert {name: own["learning_rate"] for name, own in given.items()} == dict.fromkeys(given, 0.5)
-    assert (given["lsg"]["rank"], given["lsg"]["sparsity"]) == (8, 0.1)  # fixed for it alone: no axis
-    assert "rank" not in given["rs"]
-    assert given["rs"]["sparsity"] == 0.1
-    assert not {"rank", "sparsity"} & given["dpsgd"].keys()
-    assert (given["sgd"]["momentum"], "momentum" in given["lsg"]) == (0.0, False)
 
 
 @given(

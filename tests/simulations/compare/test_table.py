@@ -1,15 +1,12 @@
 """Means over seeds against numbers worked by hand, the mark of guessing, and what a terminal shows."""
 
-import io
 import math
 
 import pytest
-from rich.console import Console
 
 from simulations.compare.lines import lines
-from simulations.compare.table import columns_of, comparison_table, table_markdown
+from simulations.compare.table import columns_of, table_markdown
 from simulations.report.table import records
-from simulations.report.terminal import terminal_table
 from tests.simulations.support.compare_cases import result
 
 TABLE = [
@@ -50,15 +47,3 @@ def test_markdown_by_hand():
     assert "| rs | -- | 0.5 | 2.999 | 11.0 ± 1.4 † |" in text
     assert "NOT PRIVATE" in text
     assert "- `rgp-seed0`: failed: rank too big" in text
-
-
-@pytest.mark.parametrize("width", [80, 140])
-def test_the_terminal_table_fits(width):
-    console = Console(record=True, width=width, file=io.StringIO())
-    console.print(terminal_table(comparison_table(lines(TABLE)), width))
-    text = console.export_text()
-    assert max(map(len, text.splitlines())) <= width
-    for part in ("83.0 ± 2.6", "11.0 ± 1.4 †", "NOT PRIVATE", "+11.0", "100 B", "1/2"):
-        assert part in text
-    assert "…" not in text
-    assert ("s.e." in text) is (width >= 100)

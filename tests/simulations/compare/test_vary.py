@@ -1,24 +1,12 @@
 """Settings that a comparison varies: cells, refusals, columns, curves, heat maps; the question before a long grid."""
 
-import io
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-import tomli_w
-from rich.console import Console
 
-from simulations.compare.cells.grid_file import as_toml, parse_varied, read_varied
-from simulations.compare.cells.progress import ask_above_an_hour
-from simulations.compare.cells.worker import Job
-from simulations.compare.collect import read_runs
-from simulations.compare.lines import lines
-from simulations.compare.vary_plots import varied_figures
-from simulations.report.progress import live_bar
+from simulations.compare.cells.grid_file import parse_varied, read_varied
 from simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import grid, result
-from tests.simulations.support.search_cases import finish
 
 CLIPS, NOISES = (0.1, 1.0, 10.0), (0.5, 2.0)
 METHODS = {"dpsgd": {}, "lsg": {}, "sgd": {}, "lsg-c3": {"method": "lsg", "clip_norm": 3.0}}
@@ -72,48 +60,3 @@ def varied(clip: float, noise: float, seed: int, method: str = "dpsgd") -> Resul
     mean = accuracy(clip, noise) + (0.02 if seed else -0.02)
     found = result(mean, method=method, epsilon=8 / noise, seed=seed, settings={"epsilon": None, **dict(pairs)})
     return replace(found, group=(method, *pairs), varied=pairs)
-
-
-def table() -> list[Any]:
-    runs = [varied(clip, noise, seed) for clip in CLIPS for noise in NOISES for seed in (0, 1)]
-    return lines([*runs, result(0.95, method="sgd", epsilon=None)])
-
-
-def test_report_reads_what_was_varied_from_the_grid(tmp_path: Path):
-    made = grid(methods={"dpsgd": {}}, vary={"learning_rate": [0.5, 1.0]})
-    for cell in made.cells():
-        finish(Job(path=str(tmp_path / "cells" / cell.name), log="", given=dict(cell.given)))
-    (tmp_path / "grid.toml").write_text(tomli_w.dumps(as_toml(made)))
-    found = lines(read_runs([tmp_path]))
-    assert sorted((line.label, line.name) for line in found) == [
-        ("dpsgd", "dpsgd (learning_rate 0.5)"), ("dpsgd", "dpsgd (learning_rate 1)")
-    ]  # fmt: skip
-    assert set(varied_figures(found)) == {"accuracy-varied"}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "options", "answer", "goes_on"),
-    [
-        (3500.0, {}, None, True),
-        (3700.0, {}, "y", True),
-        (3700.0, {}, "", False),
-        (3700.0, {"yes": True}, None, True),
-        (3700.0, {"budget_seconds": 600.0}, None, True),
-        (3700.0, {"terminal": False}, None, True),
-    ],
-)
-def test_a_terminal_is_asked_above_an_hour(seconds, options, answer, goes_on, monkeypatch):
-    """``answer`` None: nothing may be asked."""
-    options = {"yes": False, "budget_seconds": None, "terminal": True} | options
-    terminal = options.pop("terminal")
-    asked: list[str] = []
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(console, "input", lambda words: asked.append(words) or answer)
-    ask = ask_above_an_hour(console, lambda: live_bar(console), **options)
-    if goes_on:
-        ask(seconds)
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            ask(seconds)
-    assert len(asked) == (answer is not None)

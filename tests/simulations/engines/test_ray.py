@@ -5,11 +5,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import MessageType
 
 from simulations.engines import cluster, ray
-from simulations.engines.workers import Workers
-from simulations.grids.piles import Task
 from simulations.server.recorder import Recorder
 from tests.simulations.support.deadly_clients import ALWAYS, ONCE
 from tests.simulations.support.hanging_clients import HANGS
@@ -47,26 +44,6 @@ def test_every_attempt_that_may_have_drawn_noise_is_in_the_ledger(deadly):
         charged = Counter(entry.round for entry in deadly.entries(client))
         assert (charged[1], charged[3], charged[4]) == (1, 1, 1)
         assert charged[2] == 2 if client in (ONCE, ALWAYS) else charged[2] in (1, 2)
-
-
-@pytest.mark.slow
-def test_without_the_second_try_a_pile_would_be_lost(tmp_path, on_ray, monkeypatch):
-    """Negative control: the tests above notice a grid that gives up after the first try."""
-    answer = Workers.answer
-    monkeypatch.setattr(
-        Workers,
-        "answer",
-        lambda self, tasks, deadline, pace, sending: answer(
-            self, [] if pace.one_by_one and tasks and _trains(tasks[0]) else tasks, deadline, pace, sending
-        ),
-    )
-    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=2, evaluate_every=2)
-    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.deadly_clients:app")
-    assert len(Run(directory.path, plan).rows[1].answered.split()) < 4
-
-
-def _trains(task: Task) -> bool:
-    return task.message.metadata.message_type == MessageType.TRAIN
 
 
 @pytest.mark.slow
@@ -153,18 +130,6 @@ def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
     assert "SECRETROW" not in directory.rounds.read_text()
     assert run.log.count("SECRETROW") >= 2, "the run's own log, which is private, has the reason"
     assert directory.log.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.slow
-def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray):
-    settings = {"downlink": "sparse", "rounds": 4, "clients": 3, "clients_per_round": 2, "momentum": 0.9}
-    alone = run_local(tmp_path / "local", **settings)
-    plan, directory = plan_at(tmp_path / "ray", engine="ray", **settings)
-    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
-    assert run.weights.equal(alone.weights)
-    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
-    assert [row.downlink_messages for row in run.rows] == [2] * 4
-    assert not (run.path / "replicas").exists()
 
 
 @pytest.mark.slow

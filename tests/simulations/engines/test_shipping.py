@@ -92,24 +92,6 @@ def test_ray_gives_the_weights_of_local(way, tmp_path, on_ray: Cluster):
     assert found[1].summary["rounds"] == 2
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_second_run_on_the_same_workers_has_the_second_code(tmp_path, warm: Cluster):
-    from simulations.engines import cluster
-
-    runs = []
-    for width in (2, 5):
-        model = in_main(f"def f(): return nn.Sequential(nn.Linear(8, {width}), nn.Linear({width}, 3))", "f")
-        for engine in ("local", "ray"):
-            if engine == "ray":
-                cluster._AHEAD.append(warm)
-            runs.append(quick(tmp_path / f"{engine}-{width}", model=model, engine=engine))
-            cluster._AHEAD.clear()
-    assert torch.equal(weights(runs[0]), weights(runs[1]))
-    assert torch.equal(weights(runs[2]), weights(runs[3]))
-    assert len(weights(runs[0])) != len(weights(runs[2]))
-
-
 def locked(lock):
     """A model that holds a lock of its builder."""
     return lambda: Net(4) if lock else None

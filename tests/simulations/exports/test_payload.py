@@ -86,12 +86,6 @@ def test_chosen_positions_are_the_client_s_own(runs):
     assert np.array_equal(flat, np.concatenate([a.ravel() for n, a in arrays.items() if n.startswith("dW/")]))
 
 
-def test_the_divisor_is_the_expected_batch(runs):
-    run = runs("lsg")
-    terms = run.plan.terms[1]
-    assert arrays_of(run, 1, 1)["divisor"] == terms.sample_rate * terms.num_examples
-
-
 def test_the_command_writes_what_numpy_reads(small, tmp_path):
     payload_command(str(small.path), 2, 1, str(tmp_path / "x.npz"), Console(quiet=True))
     expected = arrays_of(small, 2, 1)
@@ -102,13 +96,6 @@ def test_the_command_writes_what_numpy_reads(small, tmp_path):
 
 
 # --- wrong uses
-
-
-def test_the_pruning_round_has_no_gradients(runs):
-    run = runs("pruned by data")
-    assert (round_folder(run.path, 0) / "frame.json").exists()
-    with pytest.raises(ValueError, match="there are rounds 1-2"):
-        find(run.directory, 0, 0)
 
 
 @pytest.mark.parametrize(("name", "error"), [

@@ -20,7 +20,7 @@ from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import Ledger, LedgerError
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.flower.whole_update import KEY, Round, Terms
+from simulations.flower.whole_update import KEY
 from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.secure_sum.wire import KEYS, SHARES, stage_of
 from strategies.federation.serial import over_the_wire
@@ -395,60 +395,3 @@ def test_private_steps_answer_a_strategy_of_flower(tmp_path):
         result.arrays.to_torch_state_dict()["0.weight"],
         grid.replies[0].content["arrays"].to_torch_state_dict()["0.weight"],
     )
-
-
-def test_private_steps_are_packed_where_the_server_rebuilds(tmp_path):
-    plain, packed = (
-        Nodes(private_app(tmp_path / "a"), count=2),
-        Nodes(private_app(tmp_path / "b", model=build), count=2),
-    )
-    start(FedAvg(fraction_evaluate=0.0), plain, rounds=1)
-    result = start(wrapped(unit="example", epsilon=None, method="rgp-random", rank=2), packed, rounds=1)
-    assert not any(reply.content.array_records for reply in packed.replies)
-    dense = sum(t.numel() * 4 for t in build().state_dict().values())
-    assert result.train_metrics_clientapp[1]["uplink_bytes"] < 2 * dense
-
-
-def test_what_private_steps_did_not_train_is_returned_as_it_came(tmp_path):
-    """A buffer that training wrote to is covered by no clip."""
-    model = build()
-    model.register_buffer("last_input", torch.zeros(3))
-    step = fedlsg.PrivateStep(
-        model, nn.CrossEntropyLoss(), num_examples=ROWS, epsilon=8.0, delta=1e-3, ledger=tmp_path / "ledger.jsonl"
-    )
-    with task_identity():
-        message = Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), FIRST_NODE, "train")
-        message.metadata._message_id = "1"
-        model.last_input.fill_(7.0)
-        with torch.no_grad():
-            model[0].weight.fill_(5.0)
-        sent = fedlsg.flower.reply(step, message).content["arrays"].to_torch_state_dict()
-    assert sent["last_input"].tolist() == [0.0] * 3
-    assert sent["0.weight"].eq(5.0).all()
-
-
-def test_rebuilding_a_payload_is_eq_3_of_the_projected_update():
-    torch.manual_seed(0)
-    before, after = build().state_dict(), build().state_dict()
-    settings = json.dumps({"rank": 2, "sparsity": 0.0, "mechanism": "none"})
-    terms = Terms(method="lsg", settings=settings, unit="example", round=1, rounds=1, seed=0, codec="float32")
-    here = Round.of(build, ArrayRecord(before), terms)
-    rebuilt = here.rebuilt(here.unpack(here.pack(here.values(after), 7), 7))
-    c = next(c for c in here.frame.coordinates if c.carried)
-    U, L, R = after[c.name] - before[c.name], c.L, c.R
-    expected = U @ R.mT @ R + L @ (L.mT @ U) - L @ (L.mT @ U @ R.mT) @ R
-    torch.testing.assert_close(rebuilt[c.name], before[c.name] + expected)
-    torch.testing.assert_close(rebuilt["4.bias"], after["4.bias"])
-
-
-@pytest.mark.parametrize(("trust", "clients", "warned"), [
-    ("client", 100, True), ("secure", 10, True), ("secure", 100, False), ("client", 400, False),
-])  # fmt: skip
-def test_noise_that_hides_the_updates_is_announced(trust, clients, warned):
-    """As measured: docs/flower-app.md has the accuracy of the first three."""
-    strategy = wrapped(epsilon=None, noise_multiplier=2.28, trust=trust)
-    said = strategy._swamped(clients, 15)
-    assert bool(said) == warned
-    if warned:
-        assert f"of {clients} clients" in said
-        assert ("trust='secure'" in said) == (trust == "client")

@@ -25,8 +25,7 @@ from simulations.cli import app as cli
 from simulations.cli import examine
 from simulations.inspection.clips import own_clip, unmasked
 from simulations.inspection.command import inspect_command
-from simulations.inspection.measure import Inspection, inspect, residual_rows
-from simulations.inspection.output import folder
+from simulations.inspection.measure import Inspection, inspect
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
@@ -59,18 +58,6 @@ def found(after: Subject) -> Inspection:
 
 
 # What is looked at
-
-
-def test_the_subject_is_the_checkpoint(small, after):
-    assert after.moved
-    assert (after.state.round, after.round) == (2, 2)  # the last frame there is
-    for name, value in small.model.items():
-        assert torch.equal(after.weights[name], value)
-    assert torch.equal(after.start[HIDDEN], small.checkpoint["server"]["initial"][HIDDEN])
-    with after.at_start():
-        assert not after.moved
-    assert after.moved
-    assert after.layers == (HIDDEN, "classifier.weight")
 
 
 # Numbers
@@ -119,36 +106,6 @@ def test_norms_against_a_loop_over_examples():
     assert sum(row.shares.values()) == pytest.approx(1)
 
 
-def test_selecting_from_one_pass_is_the_pass_of_the_run_itself(found):
-    """The run has p = 0.3 of top units. Negative control: another sparsity has other norms."""
-    same = next(row for row in found.clips if (row.sparsity, row.choice) == (0.3, "top"))
-    other = next(row for row in found.clips if (row.sparsity, row.choice) == (0.5, "top"))
-    assert (found.own.sparsity, found.own.choice, found.own.kept) == (0.3, "top", same.kept)
-    assert same.clipping.lengths == pytest.approx(found.own.clipping.lengths, rel=1e-6)
-    assert same.clipping.factors == pytest.approx(found.own.clipping.factors, rel=1e-6)
-    assert other.clipping.lengths != pytest.approx(found.own.clipping.lengths, rel=1e-3)
-
-
-def test_residuals_of_a_planted_change(after):
-    """W moved by u v^T, the gradient is along it: history loses nothing at rank 1, W and random carriers most of it."""
-    u, v = torch.linspace(-1, 1, 64), torch.linspace(1, 2, 64)
-    planted = torch.outer(u, v)
-    trainable(after.model)[HIDDEN].data, kept = after.start[HIDDEN] + planted, after.weights[HIDDEN].clone()
-    try:
-        across = {HIDDEN: torch.outer(v, u)}
-        rows = list(residual_rows(after, HIDDEN, {HIDDEN: 3 * planted}, across, [1]))
-        unmoved = list(residual_rows(after, HIDDEN, {HIDDEN: 3 * planted}, None, [1]))
-    finally:
-        trainable(after.model)[HIDDEN].data = kept
-    lost = {row.source: row.residual for row in rows}
-    assert list(lost) == ["self", "start gradient", "history", "weight", "random"]
-    assert max(lost["self"], lost["history"]) < 1e-3
-    assert lost["random"] > 0.9
-    alike = float(u @ v / (u.norm() * v.norm()))
-    assert lost["start gradient"] == pytest.approx(1 - alike**2, abs=1e-3)
-    assert {row.source for row in unmoved} == {"self", "weight", "random"}
-
-
 @pytest.mark.parametrize("method", strategies.names())
 def test_every_recipe_before_training(method):
     subject = subject_of_settings({"workload": "digits", "method": method})
@@ -161,28 +118,6 @@ def test_every_recipe_before_training(method):
 
 
 # Text
-
-
-@pytest.mark.slow
-def test_texts_go_the_same_way(tmp_path, monkeypatch):
-    pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.support.made_texts import make_bert, write_pairs
-
-    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
-    write_pairs(tmp_path / "data", "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)
-    bert = make_bert(tmp_path / "bert", layers=1)
-    given = {
-        "workload": "glue-qqp",
-        "data_dir": str(tmp_path / "data"),
-        "model": str(bert),
-        "rank": 2,
-        "max_length": 16,
-    }
-    inspect_command(None, given, Console(quiet=True), out=str(tmp_path / "out"), examples=10, sparsities="0,0.5")
-    written = json.loads((tmp_path / "out" / "inspection.json").read_text())
-    assert written["examples"] == 10
-    assert any("attention" in row["layer"] and row["treated"] == "carried" for row in written["layers"])
-    assert all(row["clipped"] is not None for row in written["clipping"])
 
 
 # The command
@@ -222,17 +157,6 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     assert f"shortens the gradients of {clipped:.0f}\u00a0% of" in html
     assert "http" not in without_scripts(html).replace("http://www.w3.org", "")
     assert resume_local(stopped.path).rows[-1].round == 2
-
-
-def test_it_does_not_write_into_a_run(small, after, tmp_path):
-    for out in (small.path, small.path / "checkpoint", small.path / "ledger", small.path / "inspection" / "deeper"):
-        with pytest.raises(ValueError, match="belongs to a run"):
-            folder(after, str(out))
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(ValueError, match="holds other files"):
-        folder(after, str(tmp_path))
-    assert folder(after, None) == small.path / "inspection"
-    assert not (small.path / "inspection").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,9 @@
 """Gradient energy kept: closed forms, brute force, a moving average by hand, and what is refused and written."""
 
-import csv
-
 import pytest
-from rich.console import Console
 
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
-from simulations.cli import app as cli
-from simulations.inspection.command import inspect_command
 from simulations.inspection.energy import KeptRow, kept_rows
 from simulations.inspection.kinds import PRIVATE, weights_at
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run
@@ -62,20 +57,3 @@ def test_energies_of_a_run_against_projections(recorded, found):
 
 
 # The command
-
-
-@pytest.mark.slow
-def test_the_command_shows_and_writes_them(recorded, tmp_path, monkeypatch, capsys):
-    given = ["--energy", "2,last", "--examples", "12", "--sparsities", "0", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(recorded.run), *given])
-    with pytest.raises(SystemExit):
-        cli.main()
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "carriers from form r round 2 round 5" in shown
-    with (tmp_path / "out" / "carriers.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * len(KINDS) * 2
-    assert (tmp_path / "out" / "carriers.png").stat().st_size > 10_000
-    assert "no method may use them" in (tmp_path / "out" / "inspection.html").read_text()
-    inspect_command(str(recorded.run), {}, Console(quiet=True), out=str(tmp_path / "out"), examples=5, sparsities="0")
-    assert not (tmp_path / "out" / "carriers.csv").exists()

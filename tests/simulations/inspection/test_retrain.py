@@ -1,13 +1,10 @@
 """What noise and clip cost: against the same runs by hand, in words, and what is refused."""
 
-import json
-
 import pytest
 from rich.console import Console
 
-from simulations.cli import app as cli
 from simulations.inspection.command import inspect_command
-from simulations.inspection.retrain import Costs, diagnosis, finished, measure_costs
+from simulations.inspection.retrain import finished, measure_costs
 from simulations.inspection.subject import subject_of_run, subject_of_settings
 from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
@@ -31,48 +28,6 @@ def test_the_same_run_without_noise_and_without_both(small, tmp_path):
     assert (found.clip_only, found.neither) == tuple(run.summary["accuracy"] for run in again)
     assert found.standard_error is not None
     assert len({found.with_noise, found.clip_only, found.neither}) > 1  # negative control: they are not one run
-
-
-@pytest.mark.parametrize(
-    ("costs", "words"),
-    [
-        (
-            Costs(with_noise=0.7, clip_only=0.725, neither=0.72, standard_error=0.0104, rho=0.156),
-            "Accuracy 70.00 % with clip and noise (rho 0.16), 72.50 % with the clip alone, 72.00 % with neither, at "
-            "the same learning rate: the noise costs 2.5 points and the clip brings 0.5 points (one seed, standard "
-            "error of each accuracy 1.0 points).",
-        ),
-        (
-            Costs(with_noise=0.7, clip_only=0.7, neither=None, standard_error=None),
-            "Accuracy 70.00 % with clip and noise, 70.00 % with the clip alone, none (training fails) with neither, at "
-            "the same learning rate: the noise costs 0.0 points and the clip has no known cost (one seed).",
-        ),
-    ],
-)
-def test_the_diagnosis_in_words(costs, words):
-    assert diagnosis(costs) == words
-
-
-@pytest.mark.slow
-def test_the_command_says_and_writes_it(small, tmp_path, monkeypatch, capsys):
-    known = Costs(with_noise=0.5, clip_only=0.6, neither=0.7, standard_error=0.1)
-    monkeypatch.setattr("simulations.inspection.command.measure_costs", lambda subject, console: known)
-    given = ["--noiseless", "--examples", "8", "--sparsities", "0", "--ranks", "1", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(small.path), *given])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert diagnosis(known) in " ".join(capsys.readouterr().out.split())
-    written = json.loads((tmp_path / "out" / "inspection.json").read_text())
-    assert written["accuracies"] == {
-        "with_noise": 0.5,
-        "clip_only": 0.6,
-        "neither": 0.7,
-        "standard_error": 0.1,
-        "rho": None,
-    }
-    assert diagnosis(known) in (tmp_path / "out" / "inspection.html").read_text()
-    inspect_command(str(small.path), {}, Console(quiet=True), out=str(tmp_path / "none"), examples=8, sparsities="0")
-    assert json.loads((tmp_path / "none" / "inspection.json").read_text())["accuracies"] is None
 
 
 def test_what_is_refused(stopped, tmp_path):

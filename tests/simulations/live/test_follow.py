@@ -1,6 +1,5 @@
 """``--open`` around a run: what it leaves, what other users could see, and that it ends however the run ends."""
 
-import io
 import os
 import re
 import shutil
@@ -12,10 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from simulations.live import browser, follow
-from simulations.live.follow import following
 from simulations.live.page import LivePage
 from simulations.live.server import LiveServer
 from tests.places import REPOSITORY
@@ -58,21 +54,6 @@ def test_a_run_without_a_browser(fedlsg, tmp_path, monkeypatch):
     assert seen["token"] not in out + seen["arguments"][0]
     assert not (tmp_path / "out" / "live.html").exists()
     assert not server_of(tmp_path / "out")
-
-
-def test_a_server_that_cannot_start_does_not_stop_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "START_SECONDS", 0.0)
-    said, done = io.StringIO(), False
-    with following(tmp_path, Console(file=said, width=200)):
-        done = True
-    assert done
-    assert "no page follows the run" in said.getvalue()
-
-
-def test_no_browser_of_the_terminal_is_started(monkeypatch):
-    assert not browser.has_browser() or not sys.platform.startswith("linux")
-    monkeypatch.setenv("BROWSER", "true")
-    assert browser.has_browser()
 
 
 @pytest.mark.slow

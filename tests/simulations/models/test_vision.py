@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported
@@ -81,33 +80,6 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
 # Which layers are carried. The rule: not the classifier, and r (m + n) < 0.8 m n.
 
 
-@pytest.mark.parametrize(
-    ("name", "rank", "carried", "dense"),
-    [
-        ("wrn-28-4", 8, 25, ["classifier.weight"]),
-        ("wrn-28-4", 16, 24, ["stem.weight", "classifier.weight"]),
-        ("wrn-28-4-standard", 8, 28, ["classifier.weight"]),
-        ("wrn-28-4-standard", 16, 26, ["stem.weight", "group1.0.shortcut.weight", "classifier.weight"]),
-        ("wrn-16-4-ws", 16, 14, ["stem.weight", "group1.0.shortcut.1.weight", "classifier.weight"]),
-        ("wrn-16-4-gain", 16, 14, ["stem.conv.weight", "group1.0.shortcut.1.conv.weight", "classifier.weight"]),
-        ("resnet-34", 8, 36, ["classifier.weight"]),
-        ("resnet-34", 16, 35, ["stem.0.weight", "classifier.weight"]),
-        ("dp-cnn", 8, 7, ["classifier.weight"]),
-        ("dp-cnn", 16, 6, ["features.0.weight", "classifier.weight"]),
-        ("h-cnn", 16, 2, ["classifier.weight"]),
-        ("cnn-wide", 8, 5, ["classifier.weight"]),
-        ("cnn-wide", 16, 4, ["conv1.0.weight", "classifier.weight"]),
-    ],
-)
-def test_which_weights_are_carried(name, rank, carried, dense):
-    model = empty(CIFAR, name)
-    names = carried_parameters(model, LowRank(rank=rank), classifier="classifier")
-    assert len(names) == carried
-    weights = [n for n, p in model.named_parameters() if p.ndim >= 2]
-    assert [n for n in weights if n not in names] == dense
-    assert convolutions(model) + sum(isinstance(m, nn.Linear) for m in model.modules()) == len(weights)
-
-
 # Gradients and structure of small ones
 
 
@@ -123,17 +95,3 @@ def test_per_example_gradients_of_a_small_wide_resnet_equal_autograd(form, carry
     frame = make_frame(model, rank=2, sparsity=0.3 if carry else 0.0, carry=carry)
     got = per_example_gradients(model, cross_entropy, x, targets, frame)
     assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"depth": 27, "width": 4}, r"depth = 6 n \+ 4 .*got depth=27"),
-        ({"depth": 4, "width": 4}, "got depth=4"),
-        ({"depth": 28, "width": 0}, "width=0"),
-        ({"depth": 28, "width": 4, "form": "rpg"}, "got 'rpg'"),
-    ],
-)
-def test_wrong_settings_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        wide_resnet(**given, channels=3, num_classes=10)

@@ -63,12 +63,6 @@ def test_a_client_counts_equally_or_by_its_examples_whatever_its_rate(rates):
     assert len(set(by_size.sizes)) > 1
 
 
-def test_the_default_is_that_of_one_rate_and_a_secure_sum_may_say_so():
-    default, by_size = plan_of(**UNEQUAL), plan_of(**UNEQUAL, weighting="examples")
-    assert [t.weight for t in default.terms] == [t.weight for t in by_size.terms] == [1.0] * 4
-    assert plan_of(**UNEQUAL, weighting="examples", trust="secure").terms[0].weight == 1
-
-
 def test_the_noise_of_the_sum_follows_the_weights(tmp_path):
     """Deviation and rho by hand; and the update of a run is the weighted sum of its recorded payloads."""
     plan = plan_of(**UNEQUAL, weighting="clients", noise_multiplier=2.0)

@@ -89,6 +89,7 @@ class Visit:
         return [url for url in self.asked[1:] if not url.startswith("data:")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_fits_and_is_silent(kind, browser, made_pages):
     visit = Visit(browser, made_pages[kind])
@@ -104,6 +105,7 @@ def test_a_page_fits_and_is_silent(kind, browser, made_pages):
     visit.tab.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("planted", "found"),
     [

@@ -35,9 +35,3 @@ def too_faint(known: dict[str, str], marks: set[str] = MARKS) -> list[str]:
 @pytest.mark.parametrize("dark", [False, True])
 def test_everything_can_be_read(dark):
     assert too_faint(variables(dark)) == []
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_faint_colour_is_found(dark):
-    """Negative control."""
-    assert set(too_faint(variables(dark) | {"dim": "#7f7f7f"}, {"#fff3e0"})) == {"dim", "#fff3e0"}

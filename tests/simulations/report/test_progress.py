@@ -8,7 +8,6 @@ from rich.console import Console
 
 from simulations.report.progress import (
     LINES,
-    WIDTH,
     showing,
 )
 from simulations.rundir.tables import Row
@@ -70,32 +69,3 @@ def test_plain_lines_where_there_is_no_terminal(second):
     assert len(lines) == LINES
     assert lines[0] == "round    2/40  accuracy --  epsilon 1.24  up 2.00 kB  down 4.00 kB  left 00:57"
     assert lines[-1] == "round   40/40  accuracy 75.00 %  epsilon 1.24  up 40.00 kB  down 80.00 kB"
-
-
-@pytest.mark.parametrize("width", [30, 60, 80, 120])
-def test_a_live_display_has_a_bar_and_every_fact(width):
-    console = terminal(width, color_system=None)
-    with showing(console, 100, 59) as display:
-        display.on_round(row(60, epsilon_max=12.34, uplink_bytes=12_500_000, downlink_bytes=45_000_000))
-        task = display.progress.tasks[0]
-        assert (task.completed, task.total) == (60, 100)
-        text = "".join(s.text for s in console.render(display.progress.get_renderable()))
-    lines = [line.rstrip() for line in text.splitlines()]
-    assert lines[0].startswith("round ")
-    assert "━━━" in lines[0]
-    assert lines[0].endswith(" 60/100 left 01:20")
-    assert max(map(len, lines)) <= min(width, WIDTH)
-    assert "  ".join(lines[1:]) == "accuracy 50.00 %  epsilon 12.34  up 12.50 MB  down 45.00 MB"
-    assert len(lines) == {30: 4, 60: 2, 80: 2, 120: 2}[width]
-
-
-def test_no_color_is_respected(monkeypatch):
-    """Planted: without NO_COLOR there are colours."""
-    for name, coloured in (("NO_COLOR", False), ("UNSET", True)):
-        monkeypatch.setenv("TERM", "xterm-256color")
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        monkeypatch.setenv(name, "1")
-        console = terminal(80)
-        with showing(console, 10, 0) as display:
-            display.on_round(row(1, rejected="3", reasons="no", seconds=0.0))
-        assert ("\x1b[33m" in console.file.getvalue()) is coloured  # type: ignore[attr-defined]

@@ -2,33 +2,14 @@
 
 from dataclasses import replace
 
-from simulations.report.facts import CHANGED, settings_section, values_line
+from simulations.report.facts import settings_section, values_line
 from simulations.report.page import Facts, Section
-from simulations.report.run_page import PLACES
-from simulations.rundir.results import read_run
 from tests.simulations.support.compare_cases import result
 
 
 def groups(section: Section) -> dict[str, dict[str, str]]:
     """Rows by theme."""
     return {part.title: dict(part.rows) for part in section.parts if isinstance(part, Facts)}
-
-
-def test_settings_of_a_real_run(small):
-    run = read_run(small.path)
-    shown = {name: value for name, value in run.settings.items() if name not in PLACES}
-    section = settings_section(run, shown)
-    found = groups(section)
-    assert section.folded
-    assert next(iter(found)) == CHANGED
-    changed = found.pop(CHANGED)
-    assert changed == {
-        "engine": "local", "clients": "2", "rounds": "2", "sample_rate": "0.05", "reproducible": "true",
-        "noise_multiplier": "2.0", "record_updates": "true",
-    }  # fmt: skip
-    assert {name for rows in found.values() for name in rows} == shown.keys()
-    assert found["Methods"]["rank"] == "4"
-    assert found["Messages and records"]["codec"] == "float32"
 
 
 def test_a_secure_sum_shows_the_integers_that_are_sent():

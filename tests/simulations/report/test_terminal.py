@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulations.report.page import Row as Cells
-from simulations.report.page import Table
-from simulations.report.terminal import print_table, summary_table
+from simulations.report.terminal import summary_table
 from simulations.report.words import outcome, privacy_line
 
 SUMMARY: dict[str, Any] = {
@@ -109,41 +107,3 @@ def by_reader(outside: float, one: float, together: float) -> dict[str, float]:
 def test_the_readers_of_a_sum_in_words(changes, words):
     """Each number is rounded up. One that holds for all, or is not on record, has no line."""
     assert outcome(SUMMARY | changes).get("readers") == words
-
-
-@pytest.mark.parametrize(
-    ("rho", "words"), [(0.12345, "rho 0.123 (norm of a step's noise over the clip norm)"), (0.0, ""), (None, "")]
-)
-def test_rho_in_words(rho, words):
-    """Runs without noise, and those of older versions, have no such line."""
-    found = outcome(SUMMARY | {"rho": rho})
-    assert found.get("noise", "") == words
-    assert "noise" not in outcome(SUMMARY)
-
-
-TABLE = Table(
-    title="What [bold]was[/bold] measured",
-    columns=("attack", "accuracy, %", "seconds"),
-    rows=(
-        Cells(cells=("inverting-gradients", "11.0 [10.0, 12.0]", "4.0"), group="a"),
-        Cells(cells=("map [1]", "12.0 [11.0, 13.0]", "0.4"), group="b"),
-    ),
-    note="A [red]note[/red].",
-    optional=(2,),
-)
-
-
-def printed(table: Table, width: int) -> str:
-    console = Console(record=True, width=width, file=io.StringIO())
-    print_table(table, console)
-    return console.export_text()
-
-
-@pytest.mark.parametrize("width", [24, 40, 45, 60, 120])
-def test_it_fits_and_nothing_is_cut(width):
-    text = printed(TABLE, width)
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    assert "[bold]was[/bold]" in text
-    assert "[red]note[/red]" in text
-    assert "12.0" in text

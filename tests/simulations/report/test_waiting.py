@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 
 from simulations.report import waiting
-from simulations.report.waiting import lasting, working
+from simulations.report.waiting import working
 
 LONG = 0.3
 
@@ -22,17 +22,3 @@ def test_a_phase_that_lasts_has_one_line(monkeypatch):
         say("another short phase")
     time.sleep(LONG)
     assert console.file.getvalue().splitlines() == ["loading data ...", "calibrating [noise] ..."]
-
-
-def test_a_terminal_has_a_spinner_instead(monkeypatch):
-    monkeypatch.setattr(waiting, "PATIENCE_SECONDS", 0.0)
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    with lasting(console) as say:
-        say("round 2")
-        time.sleep(LONG / 3)
-    assert console.file.getvalue() == ""
-    with working(console, "loading data") as say:
-        say("calibrating noise")
-        time.sleep(LONG)
-    assert "calibrating noise" in console.file.getvalue()
-    assert "..." not in console.file.getvalue()

@@ -40,39 +40,12 @@ def test_a_late_answer_of_an_earlier_round_takes_nothing_away(tmp_path):
         assert files_of(found) == before
 
 
-def test_a_late_answer_of_a_round_that_was_left_out_takes_nothing_away(tmp_path):
-    """A client that was silent in round 3, and comes back after round 5."""
-    found = store_rounds(tmp_path, 2)
-    assert torch.equal(found.memory(3, 4), M[2])
-    store_rounds(tmp_path, 5)
-    before = files_of(found)
-    with pytest.raises(ValueError, match="remembers round 5, and the server announced round 3"):
-        found.store("q3", b"late", M[3], round=3)
-    assert files_of(found) == before
-    assert torch.equal(found.memory(6, 4), M[5])
-
-
 def test_of_two_answers_to_one_question_the_first_stays_and_is_sent(tmp_path):
     found = store_rounds(tmp_path, 1)
     assert found.store("q2", b"first", M[2], round=2) == b"first"
     before = files_of(found)
     assert found.store("q2", b"second", M[3], round=2) == b"first"
     assert files_of(found) == before
-
-
-def delete_the_later(self: FeedbackBox, round: int, files: object) -> None:
-    """Planted: what the store did once."""
-    for number, path in self._files():
-        if number > round:
-            path.unlink()
-
-
-def test_a_store_that_takes_later_rounds_for_void_is_caught(tmp_path, monkeypatch):
-    """Negative control."""
-    monkeypatch.setattr(FeedbackBox, "_refuse_older", delete_the_later)
-    found = store_rounds(tmp_path, 2, 5)
-    found.store("q3", b"late", M[3], round=3)
-    assert not torch.equal(found.memory(6, 4), M[5])
 
 
 def answer_again(folder: Path, round: int, times: int) -> None:

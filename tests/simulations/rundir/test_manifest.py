@@ -1,7 +1,6 @@
 """What changed since a run is found, by name, in every file of it; what a crash leaves is no damage."""
 
 import re
-import shutil
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import fedlsg
-from simulations.rundir import manifest
 from simulations.rundir.declared import find
 from simulations.rundir.examined import RESULTS, examine, open_run
 from simulations.rundir.files.sealed import DamagedError
@@ -129,27 +127,3 @@ def test_what_a_crash_leaves_is_no_damage(runs, copies):
     assert len([note for note in found.notes if "rounds.csv" in note or "no charge" in note]) == 2
     resumed(run)
     assert examine(run.directory).changed == {}
-
-
-def test_a_manifest_behind_its_checkpoint_is_no_damage(runs, copies, monkeypatch):
-    """The process ended between the two."""
-    run = copies(runs["interrupted"])
-    before = {path: path.read_bytes() for path in run.path.rglob("manifest.json*")}
-    monkeypatch.setattr(manifest.Manifest, "close", lambda self, marks: None)
-    resumed(run)
-    for path, content in before.items():
-        path.write_bytes(content)
-    shutil.copy(run.directory.checkpoint, run.directory.previous)
-    assert examine(run.directory).changed == {}
-    monkeypatch.undo()
-    resumed(run)
-    assert examine(run.directory).changed == {}
-
-
-def test_without_the_digests_damage_is_silent(runs, copies, monkeypatch):
-    """Negative control."""
-    monkeypatch.setattr("simulations.rundir.examined.digest", lambda path: {})
-    monkeypatch.setattr("simulations.rundir.examined._digest_differs", lambda path, mark: None)
-    run = copies(runs["finished"])
-    DAMAGES["flipped"](run.path / "updates/round-000001/client-000000.bin")
-    assert not is_said(run.path, "updates/round-000001/client-000000.bin")

@@ -9,9 +9,8 @@ import pytest
 
 from simulations.rundir import journal
 from simulations.rundir.journal import EVENTS as FILE
-from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import FIELDS, Row
-from tests.simulations.support.runs import Run, resume_local
+from tests.simulations.support.runs import resume_local
 
 
 def row(round: int, **changes: object) -> Row:
@@ -70,11 +69,3 @@ def test_a_resumed_run_holds_each_step_once(stopped):
     assert raw_steps(run.path) == [1, 2]
     assert [step for step, _ in seen(run.path)["seconds"]] == [1, 2]
     assert next(iter(read(run.path / FILE)))[1] == first
-
-
-@pytest.mark.parametrize("damage", [b"", b"x", b"\xff" * 64])
-def test_damaged_or_missing_events_cost_a_run_nothing(damage, stopped):
-    (stopped.path / FILE).write_bytes(damage)
-    run: Run = resume_local(stopped.path)
-    assert raw_steps(run.path) == [1, 2]
-    assert RunDir(run.path).summary.exists()

@@ -1,11 +1,7 @@
 """frame.json and frame.npz of a recorded round: the same frame comes back, or the file is named."""
 
-import shutil
-
 import numpy as np
-import pytest
 
-from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.updates import read_frame, round_folder
 
 
@@ -16,12 +12,3 @@ def test_the_frame_comes_back_bit_for_bit(small):
     offsets = [block["offset"] for block in about["blocks"]]
     assert [b["part"] for b in about["blocks"]][:3] == ["L", "R", "dense"]
     assert offsets == [0, *np.cumsum([block["size"] for block in about["blocks"]])[:-1]]
-
-
-def test_carriers_of_another_frame_are_found(small, tmp_path):
-    shutil.copytree(small.path, tmp_path / "run")
-    one, other = (round_folder(tmp_path / "run", round) for round in (1, 2))
-    for name in ("frame.npz", "frame.npz.sha256"):
-        shutil.copy(other / name, one / name)
-    with pytest.raises(DamagedError, match="are of different frames"):
-        read_frame(one)

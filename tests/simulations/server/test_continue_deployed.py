@@ -36,10 +36,6 @@ def files(run: RunDir) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
-def test_a_simulated_run_is_not_refused(simulated):
-    refuse_deployed_run(simulated)
-
-
 def test_resume_prints_the_command_and_changes_nothing(simulated, tmp_path, fedlsg):
     run = deployed(simulated, tmp_path / "a run")
     run.write_config(replace(run.read_config(), run_dir=str(run.path)))

@@ -1,18 +1,13 @@
 """Diverged weights stop a run with one line, and everything up to the last finite round is there."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from fedlsg.state.server_state import ServerState
-from simulations.report.run_page import run_page
-from simulations.rundir.results import read_run
 from simulations.server.diverged import explain
 from simulations.settings.settings import from_mapping
-from tests.simulations.support.runs import resume_local, run_local
+from tests.simulations.support.runs import run_local
 
 LARGE: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38},
@@ -51,29 +46,6 @@ def test_too_large_a_learning_rate_ends_the_run(kind, tmp_path, with_pages):
         assert [row.round for row in run.rows] == list(range(1, ended))
 
 
-def test_a_run_that_diverged_late_keeps_its_rounds(tmp_path, monkeypatch):
-    """And its summary, weights and tables are those of the run that stops there."""
-
-    def poisoned(state: Any, *arguments: Any, **options: Any) -> None:
-        finish(state, *arguments, **options)
-        if state.round == 3:
-            with torch.no_grad():
-                next(state.model.parameters()).view(-1)[0] = math.nan
-
-    finish = ServerState.finish_round
-    unbroken = run_local(tmp_path / "unbroken", rounds=4)
-    monkeypatch.setattr(ServerState, "finish_round", poisoned)
-    run = run_local(tmp_path / "run", rounds=4)
-    assert run.summary["stopped"].startswith("round 3 left weights that are not finite")
-    assert [row.accuracy for row in run.rows] == [row.accuracy for row in unbroken.rows[:2]]
-    assert run.summary["accuracy"] == run.rows[-1].accuracy
-    assert len(run.entries(0)) == 3, "the third round was charged all the same"
-    monkeypatch.setattr(ServerState, "finish_round", finish)
-    resumed = resume_local(run.path)
-    assert resumed.weights.equal(unbroken.weights)
-    assert resumed.summary["diverged"] is False
-
-
 @pytest.mark.parametrize(
     ("rates", "named"),
     [
@@ -86,12 +58,3 @@ def test_a_run_that_diverged_late_keeps_its_rounds(tmp_path, monkeypatch):
 )
 def test_the_largest_rate_is_named(rates, named):
     assert f"round 7 left x: {named} is likely" in explain(RuntimeError("round 7 left x"), from_mapping(rates))
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_report_takes_a_loss_that_is_no_number(loss, small):
-    """Of a run that an earlier version went on with."""
-    result = read_run(small.path)
-    rows = tuple(replace(row, loss=loss) for row in result.rows)
-    page = run_page(replace(result, rows=rows, summary={**result.summary, "loss": str(loss)}))
-    assert f"loss {loss}" in page

@@ -1,6 +1,5 @@
 """What an interrupted round had sent down is counted by the run that resumes it, exactly once."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,22 +95,6 @@ def test_each_interruption_counts_once(method, tmp_path):
     assert run.weights.equal(unbroken.weights)
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in unbroken.rows]
     assert {**run.summary["downlink"], "interrupted": NOTHING} == unbroken.summary["downlink"]
-
-
-def test_an_interrupted_pruning_round_counts_too(tmp_path):
-    settings = {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3, "rounds": 2}
-    broken_run(tmp_path / "run", breaking(0, 1, app), **settings)
-    run = resume_local(tmp_path / "run")
-    assert interrupted(run) == [1, 2, run.summary["pruning"]["downlink_bytes"]]
-
-
-def test_without_the_note_nothing_is_counted(tmp_path):
-    """Negative control; and runs that began before there were notes go on."""
-    broken_run(tmp_path / "run", breaking(2, 1, app), rounds=2)
-    note = tmp_path / "run" / "checkpoint" / "sent.json"
-    assert json.loads(note.read_text())["attempt"] == 2
-    note.unlink()
-    assert interrupted(resume_local(tmp_path / "run")) == [0, 0, 0]
 
 
 def _then_stop(resume: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -1,7 +1,6 @@
 """Evaluation: by hand, over several splits with equal weight, and of inputs that differ in length."""
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -11,8 +10,8 @@ import torch
 from torch import nn
 
 from simulations import workloads
-from simulations.server.evaluate import evaluate, score, scores_of
-from simulations.workloads import LoadedWorkload, Options, Split
+from simulations.server.evaluate import evaluate, scores_of
+from simulations.workloads import Options, Split
 
 
 class Signs(nn.Module):
@@ -49,21 +48,6 @@ def split_of(texts: list[list[float]], labels: list[int]) -> Split:
 LONG_FIRST = split_of([[1.0, 1, 1, 1], [2.0], [-1.0, 3, 1], [-1.0]], [1, 1, 0, 0])
 
 
-def signs(**splits: Split) -> LoadedWorkload:
-    """A workload of two classes with these test splits."""
-    (name, test), *others = splits.items()
-    return LoadedWorkload(
-        name="signs",
-        train=test,
-        test=test,
-        test_name=name,
-        other_tests=dict(others),
-        num_classes=2,
-        models={},
-        defaults={},
-    )
-
-
 def test_evaluation_by_hand_shortest_texts_first():
     model = Signs()
     measured = evaluate(model, LONG_FIRST, device="cpu", batch_size=2)
@@ -86,24 +70,6 @@ def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, sh
     split = Split(inputs=numbers[:, None].numpy(), labels=torch.tensor([1, 1, 0, 0]), prepare=torch.from_numpy)
     model = nn.Identity() if column else nn.Flatten(0)
     assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
-
-
-def mean_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(1) != targets).float().mean()
-
-
-def test_own_metrics_see_the_whole_split_and_are_averaged_over_splits():
-    small = split_of([[1.0]], [0])
-    seen = []
-
-    def shape(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        seen.append((tuple(outputs.shape), tuple(targets.shape)))
-        return 1.0
-
-    workload = replace(signs(matched=LONG_FIRST, mismatched=small), metrics={"error": mean_error, "shape": shape})
-    measured = score(Signs(), workload, device="cpu", batch_size=3)
-    assert measured.metrics == {"error": (0.25 + 1) / 2, "shape": 1.0}
-    assert seen == [((4, 2), (4,)), ((1, 2), (1,))]
 
 
 # --- which rows
@@ -159,9 +125,3 @@ SCORES, NUMBER = torch.ones(3, 2), torch.tensor(0.5)
 ])  # fmt: skip
 def test_scores_are_the_first_tensor_with_a_batch(outputs):
     assert scores_of(outputs) is SCORES
-
-
-@pytest.mark.parametrize("outputs", [NUMBER, (NUMBER,), {"logits": NUMBER}, [], None])
-def test_outputs_without_a_batch_are_refused(outputs):
-    with pytest.raises(ValueError, match="without a tensor that has a batch dimension"):
-        scores_of(outputs)

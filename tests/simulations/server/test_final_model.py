@@ -89,11 +89,6 @@ def test_the_accuracy_of_the_summary_comes_back(case, runs):
     assert (found.accuracy, found.loss) == (run.summary["accuracy"], run.summary["loss"])
 
 
-def test_negative_control_the_average_is_not_the_last_weights(runs):
-    run = runs["average"]
-    assert not torch.equal(read_model(run.path)[0]["hidden.weight"], run.model["hidden.weight"])
-
-
 def test_a_resumed_run_leaves_the_same_bytes(small, tmp_path):
     stopped_after(1, tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()

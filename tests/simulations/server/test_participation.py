@@ -12,7 +12,6 @@ import torch
 from fedlsg.participation import Participation
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
-from strategies.federation.clock import SimulatedClock
 from strategies.federation.exchange import Exchange
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
@@ -97,13 +96,6 @@ def test_late_values_are_in_no_update_and_the_divisor_stays(hard):
         assert row.uplink_messages == len(answered[round - 1]) + len(late[round - 1])
         assert row.downlink_messages == len(row.asked.split()), "who leaves has received the announcement"
         assert not late[round - 1] & (answered[round - 1] | dropped[round - 1])
-
-
-def test_a_discarded_reply_that_is_used_would_change_the_weights(hard, tmp_path, monkeypatch):
-    """Negative control of the deadline: without its cut another model comes out."""
-    monkeypatch.setattr(SimulatedClock, "late", lambda self, report, replied: [])
-    used = run_local(tmp_path / "run", **HARD)
-    assert not torch.equal(used.weights, hard.weights)
 
 
 def test_an_interrupted_run_ends_as_the_other_one(hard, tmp_path):

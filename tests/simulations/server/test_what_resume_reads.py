@@ -82,13 +82,3 @@ def test_nothing_else_is_opened(opened):
 def test_the_list_names_nothing_that_is_not_opened(opened):
     seen = set().union(*(seen for _, seen in opened.values()))
     assert {pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)} == WITHOUT_A_DEPLOYMENT
-
-
-@pytest.mark.parametrize(
-    "unread", ["run.log", "events.out.tfevents.fedlsg", "report.html", "ledger.jsonl", "updates/*", "updates-truth/*"]
-)
-def test_these_were_there_and_were_not_opened(unread, opened):
-    there = set().union(*(there for there, _ in opened.values()))
-    seen = set().union(*(seen for _, seen in opened.values()))
-    assert any(fnmatch(path, unread) for path in there)
-    assert not any(fnmatch(path, unread) for path in seen)

@@ -64,21 +64,6 @@ def test_a_wrong_value_is_refused(said, message, fedlsg):
     assert (status, err) == (1, f"fedlsg: error: {message}\n")
 
 
-@pytest.mark.usefixtures("wide")
-def test_a_method_without_it_refuses_it(fedlsg):
-    status, _, err = fedlsg("run", "--engine", "local", "-c", "width=3")
-    assert status == 1
-    assert "method 'lsg' has no setting 'width'" in err
-
-
-def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):
-    (tmp_path / "greedy.py").write_text("def recipe(*, rounds=3, mechanism, server): ...\n")
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    with pytest.raises(ValueError, match="method greedy declares 'rounds', which is a setting of every run"):
-        from_mapping({"rank": 3})
-    sys.modules.pop("strategies.recipes.greedy", None)
-
-
 TWICE = """
 from fedlsg.carriers import RandomCarriers, Rank
 from fedlsg.method import Method

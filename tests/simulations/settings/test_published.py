@@ -1,27 +1,20 @@
 """Named presets: complete, of the known noise, buildable by their recipes, and under whatever a user gives."""
 
-import tomllib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-import strategies
 from fedlsg.accounting.bounds import epsilon as epsilon_of
-from simulations import workloads
-from simulations.settings.published import Published, find, from_run_config, presets, resolve
-from simulations.settings.published.resolve import RECIPES, WORKLOADS, first_look, unfolded
+from simulations.settings.published import Published, find, presets, resolve
+from simulations.settings.published.resolve import first_look
 from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown
-from simulations.settings.resolve import build_method, fill
+from simulations.settings.resolve import build_method
 from simulations.settings.settings import Settings, from_mapping, values_of
-from simulations.workloads import text_sets
-from simulations.workloads.images.image_sets import CIFAR10
 from tests.places import REPOSITORY
 
 ALL = presets()
 ROOT = REPOSITORY
-RUN_CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 
 def settings_of(name: str, **given: object) -> Settings:
@@ -83,45 +76,8 @@ def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
     assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper <= proved
 
 
-def test_what_a_preset_says_is_complete():
-    """Nothing that moves the weights is left to a workload's own defaults."""
-    after = {"estimator", "optimizer", "learning_rate", "schedule", "weight_decay", "ema", "model", "augment"}
-    for preset in ALL:
-        s, name = preset.settings, preset.name
-        assert after | {"multiplicity", "evaluate_every"} <= set(s), name
-        assert ("momentum" in s) == (s["optimizer"] == "sgd"), name
-        assert ("clip_norm" in s) == ("epsilon" in s), name
-        guess = 0.1 if s["workload"] == "imagenet" else 10
-        assert preset.accuracy is None or guess < preset.accuracy <= 100, name
-        assert preset.notes, name
-        assert len(set(preset.notes)) == len(preset.notes), name
-        assert all(note.endswith(".") for note in preset.notes), name
-
-
 HARMLESS_GAPS = {"model", "clients_per_round", "min_survivors", "microbatch_size", "local_momentum", "alpha"}
 HARMLESS_GAPS |= {"shards_per_client"}
-NON_PRIVATE_GAPS = {"clip", "clip_norm", "epsilon", "delta"}
-
-
-def leaked(settings: Settings, defaults: dict[str, object]) -> set[str]:
-    """Settings that ``fill`` takes from a workload with these defaults, the harmless ones left out."""
-    workload = SimpleNamespace(defaults=defaults, method_defaults={}, default_model="mlp")
-    full = fill(settings, workload)  # type: ignore[arg-type]
-    unread = {"rank"} if settings.parameters.get("carrier") == "dense" else set()
-    changed = {name for name, _ in values_of(full).items() ^ values_of(settings).items()}
-    return changed - HARMLESS_GAPS - unread - (set() if settings.epsilon is not None else NON_PRIVATE_GAPS)
-
-
-@pytest.mark.slow
-def test_no_workload_changes_a_preset():
-    """Under the defaults that GLUE and CIFAR-10 have, and under a value for whatever the server does."""
-    after = {"estimator": "averaged", "norms_learning_rate": 9.0, "weight_decay": 9.0, "ema": 0.9, "momentum": 0.9}
-    defaults = {**text_sets.DEFAULTS, **CIFAR10.defaults, **after, "multiplicity": 9, "augment": "flip-crop"}
-    for preset in ALL:
-        assert leaked(settings_of(preset.name), defaults) == set(), preset.name
-    bare = settings_of("lsg-sst2-eps3.3")
-    del bare.parameters["classifier_learning_rate"]
-    assert leaked(bare, defaults) == {"classifier_learning_rate"}
 
 
 # --- noise
@@ -206,16 +162,6 @@ def test_given_settings_win_and_drop_what_they_make_void(given, kept, gone):
     build_method(settings)
 
 
-def test_flower_run_config_resolves_a_preset():
-    """Flower hands over every setting; those at their default are nobody's wish."""
-    config = {**RUN_CONFIG, "preset": "dpsgd-sst2-eps3.3", "seed": 3}
-    assert from_run_config(config) == settings_of("dpsgd-sst2-eps3.3", seed=3)
-    assert from_run_config(RUN_CONFIG) == Settings()
-    assert from_run_config({**RUN_CONFIG, "rank": 2, "preset": "lsg-cifar10-eps3.3"}).parameters["rank"] == 2
-    naive = from_mapping(resolve(unfolded(config)))  # every default taken for a wish
-    assert naive.workload == "digits"
-
-
 # --- the command
 
 
@@ -223,11 +169,6 @@ def test_the_page_is_current():
     page = (ROOT / "docs" / "presets.md").read_text()
     assert page == as_markdown(ALL), "write it again: fedlsg list presets --markdown > docs/presets.md"
     assert page != as_markdown((replace(ALL[0], accuracy=1.0), *ALL[1:]))
-
-
-def test_known_names_are_those_that_there_are():
-    assert workloads.names()[: len(WORKLOADS)] == WORKLOADS
-    assert set(strategies.names()) <= {name.replace("_", "-") for name in RECIPES}
 
 
 @pytest.mark.parametrize("wrong", [{"workload": "digts"}, {"method": "lgs"}])

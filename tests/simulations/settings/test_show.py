@@ -33,12 +33,3 @@ def test_one_setting_is_shown_whole(name, parts, fedlsg):
     assert status == 0
     words = " ".join(out.split())
     assert [part for part in parts if part not in words] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"), [("lr", "learning_rate"), ("sparcity", "sparsity"), ("batch", "batch_size")]
-)
-def test_an_unknown_setting_is_not_shown(name, meant, fedlsg):
-    status, out, err = fedlsg("settings", name)
-    assert (status, out) == (1, "")
-    assert err == f"fedlsg: error: unknown setting {name!r}; did you mean {meant!r}?\n"

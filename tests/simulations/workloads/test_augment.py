@@ -1,6 +1,5 @@
 """Flips and crops: by hand, against pad-and-slice, row by row; copies, and what ties examples together."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,26 +50,7 @@ def test_a_row_depends_on_its_own_row_only(shift, side, seed, row):
     assert torch.equal(shift(images, generator(seed))[row], shift(other, generator(seed))[row])
 
 
-@pytest.mark.parametrize("size", [(4, 8), (8, 4), (1, 1)])
-def test_images_that_reflect_too_far_are_refused(size):
-    with pytest.raises(ValueError, match=r"more than 4 pixels on a side to crop, got \d+x\d+"):
-        flip_crop(images_of(2, *size, 0), generator(0))
-
-
 # --- copies ---
-
-
-@given(batch=st.integers(0, 4), multiplicity=st.integers(1, 5), seed=seeds)
-def test_copies_of_an_example_stand_together(batch, multiplicity, seed):
-    images, targets = images_of(batch, 6, 6, seed), torch.arange(batch)
-    many, repeated = copies(images, targets, multiplicity=multiplicity, augment=flip_crop, generator=generator(seed))
-    drawn = draw_round(flip_crop, batch, multiplicity, generator(seed))
-    assert many.shape == (batch * multiplicity, 3, 6, 6)
-    for i in range(batch):
-        for m in range(multiplicity):
-            row = i * multiplicity + m
-            assert repeated[row] == targets[i]
-            assert torch.equal(many[row], padded_and_sliced(images[i], int(drawn[i, m])))
 
 
 def test_with_public_draws_a_neighbouring_batch_changes_one_example_only():

@@ -1,7 +1,5 @@
 """Published image sets and any set of the hub: read from made shards and fakes, normalised by constants."""
 
-import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,79 +155,6 @@ def test_a_wrong_option_lists_what_there_is(tmp_path, options, message):
 
 
 # --- the hub ---
-
-
-class FakeDatasets(types.ModuleType):
-    """``datasets`` with a ``load_dataset`` of our own; everything else is the real library's."""
-
-    def __init__(self, answer):
-        import datasets
-
-        super().__init__("datasets")
-        self.Image, self.answer, self.asked = datasets.Image, answer, []
-
-    def load_dataset(self, *arguments):
-        self.asked.append(arguments)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-def in_memory(tmp_path: Path):
-    """A real ``DatasetDict``: encoded images in train, images stored by their path in test."""
-    datasets = pytest.importorskip("datasets", reason="the hub extra is not installed")
-    features = datasets.Features(
-        {
-            "picture": datasets.Image(),
-            "kind": datasets.ClassLabel(names=CLASSES["names"]),
-            "note": datasets.Value("int8"),
-        }
-    )
-    files = []
-    for number, image in enumerate(pixels_of(2, 2, side=20)):
-        files.append(tmp_path / f"{number}.png")
-        files[-1].write_bytes(encode(image))
-    train = [{"bytes": encode(image), "path": None} for image in pixels_of(4, 4, side=20)]
-    parts = {
-        "train": {"picture": train, "kind": [0, 2, 1, 2], "note": [1] * 4},
-        "test": {"picture": [{"bytes": None, "path": str(file)} for file in files], "kind": [0, 2], "note": [1] * 2},
-    }
-    return datasets.DatasetDict({s: datasets.Dataset.from_dict(p, features=features) for s, p in parts.items()})
-
-
-def test_the_hub_gives_what_the_mirror_gives(tmp_path, monkeypatch):
-    make_hf(tmp_path / "data")
-    mirrored = load_hf(tmp_path / "data")
-    fake = FakeDatasets(in_memory(tmp_path))
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    workload = load_hf(None, subset="default")
-    assert fake.asked == [("someone/animals", "default")]
-    for ours, theirs in ((workload.train, mirrored.train), (workload.test, mirrored.test)):
-        assert np.array_equal(ours.inputs, theirs.inputs)
-        assert torch.equal(ours.labels, theirs.labels)
-    assert workload.num_classes == 3
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "message"),
-    [
-        (
-            OSError("Name or service\nnot known"),
-            ConnectionError,
-            r"cannot load someone/animals .*service not known.*--d",
-        ),
-        (FileNotFoundError("doesn't exist on the Hub"), ConnectionError, r"doesn't exist on the Hub.*check the name"),
-        (ValueError("pick one among: ['a', 'b']"), ValueError, r"subset=None: pick one among: \['a', 'b'\]"),
-        (TimeoutError(), ConnectionError, r"\(TimeoutError\)"),
-        ({"train": None}, ValueError, r"no split 'test' in someone/animals; there are: train"),
-    ],
-)
-def test_what_the_hub_cannot_do_is_said_in_one_line(monkeypatch, answer, error, message):
-    pytest.importorskip("datasets", reason="the hub extra is not installed")
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(answer))
-    with pytest.raises(error, match=message) as caught:
-        load_hf(None)
-    assert "\n" not in str(caught.value)
 
 
 # --- the real CIFAR-10 through the general door ---

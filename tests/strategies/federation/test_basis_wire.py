@@ -2,12 +2,7 @@
 
 from typing import Any
 
-from flwr.app import RecordDict
-
-from fedlsg.carriers.probe import flatten
-from strategies.federation.basis_wire import Holders, read_basis
 from strategies.federation.downlink import FullDownlink
-from strategies.federation.wire import array_bytes
 from tests.strategies.small_federation import server_state, values_for
 
 CHOICES: dict[str, Any] = {"rank": 3, "out_rank": 4, "probes": 12, "refresh_rounds": 3}
@@ -55,15 +50,6 @@ def test_holders_are_in_the_checkpoint():
     assert a_round(older, [1, 2]) == {1: True, 2: True}
 
 
-def test_all_bytes_of_the_carriers_are_in_the_message():
-    down = downlink()
-    a_round(down, [0])
-    sent = down.records([1], down.state.frame())[1]["basis"]
-    m, n = 10, 12
-    assert array_bytes([sent]) == 4 * (m * 4 + 3 * n + 4 + 3)
-    assert read_basis(RecordDict({"basis": sent})).equal(flatten(down.state.basis))
-
-
 def test_who_derives_others_is_sent_the_carriers_and_no_frame():
     down = downlink()
     frame = down.state.frame()
@@ -73,13 +59,3 @@ def test_who_derives_others_is_sent_the_carriers_and_no_frame():
     down.confirm([0])
     down.finish_round(frame, [values_for(frame, 0, 1)], 1.0)
     assert a_round(down, [0]) == {0: False}
-
-
-def test_the_basis_of_each_refresh_is_kept_before_anybody_is_asked():
-    kept: list[int] = []
-    down = downlink()
-    down.holders = Holders(down.state, lambda basis: kept.append(basis.round))
-    for round in range(1, 8):
-        a_round(down, [0])
-        assert kept[-1] == round - (round - 1) % 3
-    assert kept == [1, 4, 7]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from tests.fedlsg.payload.test_message_fuzz import damaged
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
@@ -49,7 +50,6 @@ from strategies.federation.wire import (
     read_kept,
     read_weights,
 )
-from tests.fedlsg.payload.test_message_fuzz import damaged
 from tests.strategies.small_federation import server_state, values_for
 
 REFUSED = (ValueError, KeyError)  # what the client's replica and the client itself answer by name

@@ -2,7 +2,6 @@
 
 import math
 import re
-from math import nan
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from flwr.app import ConfigRecord, Message
 import strategies.federation.nodes
 from simulations.engines.local import LocalGrid
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.nodes import Roster, warn_of_clock
+from strategies.federation.nodes import Roster
 from strategies.federation.wire import failure, identity
 
 Node = tuple[int, int] | str
@@ -113,26 +112,6 @@ def test_a_node_that_comes_back_is_asked_who_it_is(again):
     assert grid.questions == [again]
     roster.refresh(grid)
     assert grid.questions == [again], "it is known now"
-
-
-def test_everyone_is_asked_for_the_last_time():
-    grid = Nodes((0, 5), (1, 6), (2, 7))
-    roster = gathered(grid, [5, 6, 7])
-    grid.there = [0, 2]
-    grid.questions = []
-    assert set(roster.ask_again(grid)) == {1}
-    assert grid.questions == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [(100.0, ""), (115.0, ""), (124.0, ""), (96.0, ""), (130.0, "10 s ahead of"), (60.0, "40 s behind"), (nan, "")],
-)
-def test_a_clock_that_cannot_be_right_is_reported(said, words, caplog):
-    """Asked at 100, answered by 120: a reply was written in between, give or take five seconds."""
-    warn_of_clock(7, said, asked=100.0, now=120.0)
-    found = [record.getMessage() for record in caplog.records]
-    assert (words in found[0] and "node 7" in found[0]) if words else found == []
 
 
 # --- deployments: no node keeps a run from starting, or from going on

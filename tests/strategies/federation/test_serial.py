@@ -6,7 +6,6 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.federation import serial
 from strategies.federation.serial import over_the_wire, wire_size
 
 sizes = st.sampled_from([0, 1, 90, 120, 127, 128, 300, 16_000, 16_383, 16_384, 70_000, 2_100_000])
@@ -44,10 +43,3 @@ def test_what_arrives_is_what_the_whole_message_says(given_records):
             copy = arrived.content.array_records[name][key]
             assert copy is not array
             assert copy.data is array.data, "the bytes themselves are shared: nobody can change them"
-
-
-def test_a_forgotten_length_prefix_is_found(monkeypatch):
-    """Negative control: lengths above 127 take another byte in each message around the array."""
-    message = message_of({"x": [70_000]})
-    monkeypatch.setattr(serial, "_growth", lambda size, more: more)
-    assert wire_size(message) < len(whole(message))

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from fedlsg.accounting import Event, compose
-from fedlsg.carriers.probe.anchors import LARGEST, anchor_gradients
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients import per_example_gradients
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit
-from strategies import recipe
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state
 
@@ -53,15 +51,6 @@ def test_embedding_and_rest_are_the_gradient():
             for g, c in zip(dense, frame.coordinates, strict=True)
         ]
         assert all(same) is not biased
-
-
-def test_the_anchors_gradients_are_those_of_single_backward_passes():
-    net, inputs, targets = model(), INPUTS[:3], TARGETS[:3]
-    found = anchor_gradients(net, losses, inputs, targets)
-    for i in range(3):
-        own = torch.autograd.grad(losses(net(inputs[i : i + 1]), targets[i : i + 1]).sum(), trainable(net).values())
-        for g, name in zip(own, found, strict=True):
-            torch.testing.assert_close(found[name][i], g.flatten())
 
 
 def test_each_part_is_clipped_on_its_own():
@@ -113,17 +102,3 @@ def test_the_ledger_is_charged_for_both_releases_of_one_batch():
 
     assert spent(s[0]) < 0.8 * spent(joint)
     assert spent(*s) < 0.99 * spent(joint)  # two samples of their own would hide the example better than one for both
-
-
-def test_what_does_not_combine_is_refused():
-    with pytest.raises(
-        ValueError, match=r"method 'gep' needs a mask of kind 'all' and clip='joint', got 'all' and 'per"
-    ):
-        recipe("gep", clip="per-block")
-    with pytest.raises(ValueError, match="expected 0 < residual_clip=0 < inf"):
-        recipe("gep", residual_clip=0)
-    net = model()
-    size = sum(p.numel() for p in trainable(net).values())
-    many = LARGEST // size + 1
-    with pytest.raises(ValueError, match=rf"probes={many} anchor gradients .* at most {LARGEST // size}, or freeze"):
-        anchor_gradients(net, losses, torch.empty(many, 1).expand(many, 12), torch.empty(many))

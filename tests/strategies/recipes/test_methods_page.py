@@ -5,23 +5,13 @@ from inspect import signature
 
 import pytest
 
-import fedlsg
 import strategies
-from fedlsg.payload.layout import payload_bytes
-from simulations.rundir.rundir import RunDir
 from strategies import _build, names, recipe
 from tests.places import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "methods.md").read_text()
 ROWS = {cells[1].strip("` "): cells for line in PAGE.splitlines() if len(cells := line.split("|")) == 9}
 VARIANTS = [line.split("|")[3] for line in PAGE.splitlines() if len(line.split("|")) == 5]
-
-CODE = {
-    re.search(r'"""(.*?)\n?"""', block, re.DOTALL)[1]: block
-    for block in re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "own-method.md").read_text(), re.DOTALL)
-}
-"""Programs of the page on own methods, by the first line of their docstrings."""
-SKETCH = next(block for first, block in CODE.items() if "in random public carriers" in first)
 
 
 def parameters(name: str) -> list[str]:
@@ -32,22 +22,6 @@ def parameters(name: str) -> list[str]:
 
 def listed(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
-
-
-def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):
-    """The example of the page, on digits, with its ledger and epsilon: 32 x 32 values of the core, half of the rest."""
-    (tmp_path / "sketch.py").write_text(SKETCH)
-    assert len(SKETCH.splitlines()) < 40
-    run = fedlsg.simulate(
-        workload="digits", method=f"{tmp_path / 'sketch.py'}:recipe", rank=32, clients=2, rounds=2, epsilon=4.0,
-        engine="local", out=tmp_path / "run", quiet=True,
-    )  # fmt: skip
-    assert 0 < run.epsilon <= 4
-    assert run.summary["private"]
-    kept = 32 * 32 + 33 + 321 + 6  # torch.median is the lower of two
-    assert run.summary["uplink_bytes"] == 2 * 2 * payload_bytes(kept, "float32")
-    entries = RunDir(run.directory).charges.of(0).entries
-    assert [(entry.round, entry.mechanism) for entry in entries] == [(1, "dp"), (2, "dp")]
 
 
 def test_every_recipe_has_its_row():
@@ -62,10 +36,6 @@ def test_every_recipe_has_its_row():
 @pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
 def test_parameters_are_those_of_the_recipe(name):
     assert listed(ROWS[name][5]) == parameters(name)
-
-
-def test_a_changed_default_is_seen():
-    assert listed(ROWS["lsg"][5].replace("rank=4", "rank=8")) != parameters("lsg")
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "=" in v])

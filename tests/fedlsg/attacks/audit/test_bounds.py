@@ -57,10 +57,3 @@ def test_bounds_find_a_false_claim():
     assert not f_dp_refuted(seen, gaussian(3.0), 1e-3)
     everything = guess(np.where(included, 1.0, 0.0), included, 1.0)
     assert one_run_epsilon(everything, 1e-5, 1e-3) > 3
-
-
-def test_refuses():
-    with pytest.raises(ValueError, match="correct"):
-        Guesses(canaries=5, guesses=3, correct=4)
-    with pytest.raises(ValueError, match="inclusion bits"):
-        guess(np.zeros(3), np.zeros(2, dtype=bool), 1.0)

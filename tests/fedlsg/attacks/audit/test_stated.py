@@ -43,21 +43,6 @@ def test_whose_noise_counts():
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"epsilon": math.inf},
-        {"sample_rate": 0.0},
-        {"trust": "secure", "clients": 2, "min_survivors": 1},
-        {"trust": "secure", "clients": 5, "min_survivors": 3, "colluders": 3},
-    ],
-    ids=str,
-)
-def test_refuses(wrong):
-    with pytest.raises(ValueError, match="expected"):
-        Stated(**CLAIM | wrong)
-
-
-@pytest.mark.parametrize(
     "made", [setting(), secure(setting(), clients=10, survivors=9), at_client_level(setting(), "server")], ids=str
 )
 def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting):

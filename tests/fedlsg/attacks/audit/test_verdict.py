@@ -6,7 +6,7 @@ import pytest
 import fedlsg.training.client
 from fedlsg.attacks.audit.plants import PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record
-from fedlsg.attacks.audit.verdict import Claim, estimate, judge, stated_claim
+from fedlsg.attacks.audit.verdict import judge, stated_claim
 from tests.fedlsg.support.audit_setting import aggregated, audit, setting, verdict
 
 
@@ -61,14 +61,3 @@ def test_plants_leave_the_client_as_it_was():
     assert dict(vars(fedlsg.training.client)) == before
     with pytest.raises(ValueError, match="halved-noise"), planted("nothing-known"):
         pass
-
-
-def test_refuses():
-    with pytest.raises(ValueError, match="no claim"):
-        Claim(epsilon=float("inf"), delta=1e-5, sample_rate=1.0, noise_multiplier=1.0, steps=1)
-    with pytest.raises(ValueError, match="sample_rate"):
-        Claim(epsilon=1.0, delta=1e-5, sample_rate=0.0, noise_multiplier=1.0, steps=1)
-    with pytest.raises(ValueError, match="both kinds"):
-        estimate(np.zeros(0), np.zeros(3), 1e-5)
-    with pytest.raises(ValueError, match="canaries"):
-        record(setting(), 5, seed=0)

@@ -49,16 +49,6 @@ def test_a_batch_comes_back_in_some_order_also_after_several_steps(steps):
     assert decibels(attacked(seen, y.flip(0), 2).inputs, x).min() > 40
 
 
-def test_labels_that_nobody_grants_are_found_with_the_image():
-    x, y = digits(1, 2)
-    seen = observe(method("lsg", sparsity=0.5), mlp(), x, y)
-    guess = attacked(seen, None, None)
-    assert guess.labels.tolist() == y.tolist()
-    assert decibels(guess.inputs, x).item() > 40
-    assert "soft" in guess.note
-    assert "expected batch" in guess.note
-
-
 @pytest.mark.parametrize(("sigma", "low", "high"), [(0.002, 20.0, 60.0), (2.0, -1.0, 1.5)])
 def test_map_gains_where_noise_is_small_and_nothing_where_it_is_large(sigma, low, high):
     public, labels = digits(500, 500)
@@ -77,22 +67,3 @@ def test_map_gains_where_noise_is_small_and_nothing_where_it_is_large(sigma, low
         )
         gains.append((decibels(guess.inputs, x) - decibels(prior.expected(1, y), x)).item())
     assert low < sum(gains) / 2 < high, gains
-
-
-def test_the_same_generator_gives_the_same_guess():
-    x, y = digits(1)
-    seen = observe(method("rs", sparsity=0.5), mlp(), x, y)
-    few = replace(DLG, evaluations=10)
-    one, two = (attacked(seen, y, 1, few).inputs for _ in range(2))
-    other = match(seen, Knowledge(labels=y, examples=1), PRIOR, attack=few, generator=torch.Generator().manual_seed(9))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other.inputs)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"evaluations": 0}, {"restarts": 0}, {"step_size": 0.0}, {"seconds": 0.0}, {"optimizer": "sgd"},
-              {"total_variation": -1.0}, {"tolerance": -1.0}]
-)  # fmt: skip
-def test_what_settings_refuse(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Matching(**wrong)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlsg.attacks.inversion.matching import ATTACKS, SmoothRelus, match, smooth_relu
+from fedlsg.attacks.inversion.matching import ATTACKS, SmoothRelus, match
 from fedlsg.attacks.inversion.prior import Prior, blind_guess
 from fedlsg.attacks.metrics import psnr
 from fedlsg.attacks.observation import Knowledge, Observation
@@ -15,17 +15,6 @@ from tests.fedlsg.support.observed import digits, method, observe
 PRIOR = Prior(shape=(1, 8, 8), mean=digits(500, 500)[0].mean(0))
 QUICK = replace(ATTACKS["smooth-relu"], evaluations=100, restarts=1)
 Z = torch.linspace(-3, 3, 61, dtype=torch.float64)
-
-
-def slope(z: Tensor, sharpness: float) -> Tensor:
-    (first,) = torch.autograd.grad(smooth_relu(z, sharpness).sum(), z, create_graph=True)
-    return first
-
-
-def test_value_and_slope_are_those_of_relu():
-    z = Z.clone().requires_grad_()
-    assert torch.equal(smooth_relu(z, 2.0), torch.relu(z))
-    assert torch.equal(slope(z, 2.0), (Z > 0).double())
 
 
 @pytest.mark.parametrize("relu", [nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu, Tensor.relu])

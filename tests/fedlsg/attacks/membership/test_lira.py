@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import norm
 
-from fedlsg.attacks.membership import lira_offline, lira_online, scaled_confidence
-from fedlsg.attacks.metrics import tpr_at_fpr
+from fedlsg.attacks.membership import lira_offline, lira_online
 
 
 def world(models=200, examples=400, seed=0):
@@ -16,12 +14,6 @@ def world(models=200, examples=400, seed=0):
     inside = rng.random((models + 1, examples)) < 0.5
     confidences = difficulty + 1.5 * inside + rng.normal(size=inside.shape)
     return confidences[0], inside[0], confidences[1:], inside[1:], difficulty
-
-
-def test_confidence_by_hand():
-    logits = torch.tensor([[0.0, np.log(3.0)], [100.0, -100.0]], dtype=torch.float64)
-    phi = scaled_confidence(logits, torch.tensor([1, 0]))
-    assert phi.tolist() == pytest.approx([np.log(3.0), 200.0])
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -36,11 +28,3 @@ def test_offline_uses_no_shadow_with_the_example():
     changed = np.where(inside, shadows + 100, shadows)
     np.testing.assert_allclose(lira_offline(target, changed, inside), lira_offline(target, shadows, inside))
     assert not np.allclose(lira_offline(target, changed), lira_offline(target, shadows))
-
-
-def test_members_labels_exchanged_are_noticed():
-    """Negative control: shadows whose membership is shuffled tell nothing."""
-    target, members, shadows, inside, _ = world(examples=4000)
-    shuffled = np.random.default_rng(1).permuted(inside, axis=0)
-    scores = lira_online(target, shadows, shuffled)
-    assert tpr_at_fpr(scores[members], scores[~members], 0.01).value < 0.08

@@ -10,14 +10,6 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_best_threshold_against_brute_force():
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        a, b = rng.integers(0, 6, size=8).astype(float), rng.integers(0, 6, size=8).astype(float)
-        right = {t: (a <= t).sum() + (b > t).sum() for t in (-np.inf, *np.unique(np.concatenate([a, b])))}
-        assert right[best_threshold(a, b)] == max(right.values())
-
-
 def test_the_threshold_is_not_chosen_where_it_is_measured():
     """Negative control: measured on the half that chose it, noise alone would look like success."""
     own = []

@@ -32,11 +32,6 @@ def test_the_measured_rates_lie_in_the_intervals_of_the_closed_form(name, sigma)
     assert found.fpr.low <= 0.01 <= found.fpr.high
 
 
-def test_closed_form_by_hand():
-    """sigma = 1 at 1 %: Phi(-2.3263 + 1) = 9.24 %."""
-    assert closed_form_tpr(0.01, 1.0) == pytest.approx(0.0924, abs=1e-4)
-
-
 def test_half_the_noise_is_outside_of_the_interval():
     """Negative control: scored by the claimed deviation, payloads with half of it are found far too often."""
     gradients, _ = blocks("lsg")

@@ -10,7 +10,6 @@ from fedlsg.attacks.text_matching import TextMatching, match_text
 from fedlsg.attacks.tokens import TextPrior
 from tests.fedlsg.support.encoders import BEGIN, END, PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import method, observe
-from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 LABEL = torch.tensor([1])
 EVEN = torch.full((TOKENS,), -math.log(TOKENS - 3)).index_fill(0, torch.tensor([PAD, BEGIN, END]), -math.inf)
@@ -46,27 +45,6 @@ def test_a_short_text_without_noise_is_found(how, changes):
     assert guess.objective < 1e-9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [{"known": KNOWN}, {"known": Knowledge(examples=1), "distance": "euclidean"}])
-def test_a_search_on_a_device_gives_the_same_guess(how, monkeypatch):
-    """A pretended device: nothing mixes devices, and the guess is back on the CPU."""
-    tokens = texts(5)["input_ids"]
-    seen = seen_of(tokens)
-    here = found(seen, prior_of(tokens), rounds=4, **how)
-    with pretended_cuda(monkeypatch) as mode:
-        there = found(seen.to("cuda"), prior_of(tokens), rounds=4, **how)
-        assert there.inputs.device.type == "cpu"
-    assert mode.operations > 100
-    assert torch.equal(here.inputs, there.inputs)
-
-
-def test_a_label_that_nobody_grants_is_found():
-    tokens = texts(5)["input_ids"]
-    guess = found(seen_of(tokens, labels=torch.tensor([1])), prior_of(tokens, start=tokens), Knowledge(examples=1))
-    assert guess.labels.tolist() == [1]
-    assert guess.objective < 1e-9
-
-
 def test_much_noise_leaves_the_blind_guess():
     """A replacement has to be worth its name: without that, noise would be fitted (negative control)."""
     tokens = texts(7)["input_ids"]
@@ -76,17 +54,3 @@ def test_much_noise_leaves_the_blind_guess():
     assert guess.inputs[0].tolist() == prior.blind.tolist()
     fitted = found(seen, prior_of(tokens), distance="likelihood", restarts=1)
     assert fitted.inputs[0].tolist() not in (prior.blind.tolist(), tokens[0].tolist())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"distance": "manhattan"}, "expected distance in"),
-        ({"proposals": 0}, "proposals=0 >= 1"),
-        ({"step_size": 0.0}, r"step_size=0\.0 > 0"),
-        ({"seconds": 0.0}, r"seconds=0\.0 > 0"),
-    ],
-)
-def test_wrong_settings_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        TextMatching(**changes)

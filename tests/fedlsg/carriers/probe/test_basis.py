@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlsg.carriers import Carrier, carried_sizes
 from fedlsg.carriers.own import check_orthonormal
-from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, refresh_of, unflatten
+from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, unflatten
 from fedlsg.carriers.probe.moments import second_moments
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import flatten_kernel
@@ -48,12 +48,6 @@ def public(carrier: Carrier, model: nn.Module | None = None, **more) -> Public:
 
 def flat(carrier: Carrier, **more) -> torch.Tensor:
     return flatten(probe_basis(carrier, public(carrier, **more), SOURCE))
-
-
-def test_refreshes_are_public_rounds():
-    carrier = replace(TANGENT, refresh=3)
-    assert [refresh_of(round, carrier) for round in range(1, 9)] == [1, 1, 1, 4, 4, 4, 7, 7]
-    assert [refresh_of(round, replace(TANGENT, refresh=1)) for round in (1, 2, 9)] == [1, 2, 9]
 
 
 @pytest.mark.parametrize("power", [0.0, 0.25, 1.0])

@@ -159,37 +159,3 @@ def test_probes_without_a_finite_gradient_add_nothing(name: str, bad: float) -> 
     assert distance(found, oracle(model, inputs[good], targets[good], carried)) < 2e-6
     with pytest.raises(ValueError, match="none of the 2 probes has a finite gradient"):
         second_moments(model, losses, spoiled[[1, 4]], targets[[1, 4]], carried)
-
-
-def test_the_model_is_left_as_it_was_and_the_bits_repeat() -> None:
-    model, inputs, targets, carried = subject("convolutions")
-    model[0].weight.requires_grad_(False)
-    model[3].bias.grad = torch.ones(6)
-    model.register_buffer("seen", torch.zeros(2))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    needs = [p.requires_grad for p in model.parameters()]
-    first = second_moments(model, losses, inputs, targets, carried[1:])
-    torch.randn(12345).sum()
-    again = second_moments(model, losses, inputs, targets, carried[1:])
-    assert distance(first, again) == 0
-    assert needs == [p.requires_grad for p in model.parameters()]
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["3.bias"]
-    assert torch.equal(model[3].bias.grad, torch.ones(6))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def test_memory_is_bounded_by_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all layers keep of a microbatch stays below KEPT numbers, if two examples do."""
-    model, inputs, targets, carried = subject("sequences")
-    assert isinstance(inputs, Tensor)
-    sizes = []
-    gradients = moments.factored_gradients
-    monkeypatch.setattr(
-        moments, "factored_gradients", lambda *given, **more: sizes.append(len(given[3])) or gradients(*given, **more)
-    )
-    one = (4 * (8 + 6) + 2 * 16) + (4 * (6 + 5) + 5 * 6) + (5 + 3 + 2)  # gram, dense, gram
-    monkeypatch.setattr(moments, "KEPT", 4 * one)
-    second_moments(model, losses, inputs.repeat(3, 1, 1), targets.repeat(3), carried)
-    assert sizes[0] == moments.FIRST
-    assert set(sizes[1:-1]) == {4}

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.gradients.plan as planning
-import fedlsg.tensors
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plan import plan
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
@@ -64,15 +63,6 @@ def test_negative_control_the_carriers_alone_do_not_tell(monkeypatch):
     used, found = error_under_a_long_bias()
     assert used == [True, False, True]
     assert found > 100 * TOLERANCE
-
-
-def test_a_check_that_lets_everything_through_is_caught(monkeypatch):
-    monkeypatch.setattr(planning, "tolerance", lambda R: 1e9)
-    model, x, y = wide()
-    frame = make_frame(model, rank=2, sparsity=0.0)
-    with torch.no_grad():
-        model[0].weight.add_(0.01 * torch.randn_like(model[0].weight))
-    assert naive_error(model, squared_error, x, y, frame) > 1e-4
 
 
 def moves_by_eq3(model: nn.Module, *, sparsity: float = 0.0, entry: str = "move") -> bool:
@@ -142,10 +132,3 @@ def test_the_clipped_sum_knows_no_memory_order(precision):
         assert torch.allclose(got, clipped_sum([block.flatten(1), other], mechanism), atol=1e-12)
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-def test_a_sum_left_in_memory_order_is_caught(monkeypatch):
-    block, mechanism = turned_block(), Mechanism(kind="clip-only", clip_norm=1.0)
-    wanted = clipped_sum([block.flatten(1)], mechanism)
-    monkeypatch.setattr(fedlsg.tensors, "own_order", lambda t: list(range(t.ndim - 1)))
-    assert not torch.allclose(clipped_sum([block], mechanism), wanted, atol=1e-3)

@@ -69,25 +69,9 @@ def test_bits_are_the_differential_entropy_of_value_and_error(step):
     assert bits == pytest.approx(wanted, rel=0.01)
 
 
-def test_a_model_that_ignores_the_dither_is_caught():
-    """The planted coder codes every value in one class: at a step of two deviations it is 5 % worse."""
-    rng = np.random.default_rng(3)
-    u = rng.random(60_000) - 0.5
-    symbols = np.floor(rng.standard_normal(60_000) / 2 + u + 0.5).astype(np.int64)
-    codes = np.full(60_000, scale_code(0.25), np.uint8)
-    right = len(encode(symbols, codes, ((u + 0.5) * CLASSES).astype(np.uint8)))
-    assert len(encode(symbols, codes, np.full(60_000, CLASSES // 2, np.uint8))) > 1.05 * right
-
-
 @given(number=st.integers(0, 2**63 - 1), tail=st.binary(max_size=3))
 def test_leb128(number, tail):
     assert read_leb128(leb128(number) + tail, 0) == (number, len(leb128(number)))
-
-
-@pytest.mark.parametrize("bad", [b"", b"\x80", b"\x80\x00", b"\xff" * 9, b"\xff" * 12, b"\x80" * 8 + b"\x00"])
-def test_leb128_refuses(bad):
-    with pytest.raises(ValueError, match="a number is"):
-        read_leb128(bad, 0)
 
 
 @given(data=st.data())

@@ -19,25 +19,6 @@ def test_all_that_a_client_can_state():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("key", LEAST)
-def test_a_missing_key_is_named(key):
-    with pytest.raises(TermsError, match=f"a deployed client needs {key}"):
-        read_terms({name: value for name, value in LEAST.items() if name != key})
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("ledger_dir", "ledger-dir"), ("ledgerdir", "ledger-dir"), ("epsilon", "epsilon-max"),
-        ("Epsilon-Max", "epsilon-max"), ("delta-mx", "delta-max"), ("dta", "data"), ("trsut", "trust"),
-        ("accept-changed-dat", "accept-changed-data"), ("partition_id", "partition-id"),
-    ],
-)  # fmt: skip
-def test_a_misspelt_key_is_named_with_the_one_that_was_meant(key, meant):
-    with pytest.raises(TermsError, match=f"unknown key '{key}'; did you mean '{meant}'"):
-        read_terms(LEAST | {key: 1})
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

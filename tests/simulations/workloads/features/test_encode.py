@@ -75,17 +75,6 @@ def test_a_planted_statistic_of_the_rows_is_caught(tmp_path, monkeypatch):
     assert carried_over(scattering(), tmp_path) > 1e-3
 
 
-def test_a_planted_running_mean_is_caught(tmp_path):
-    """Negative control: an encoder that remembers what it saw before."""
-    honest, seen = scattering(), []
-
-    def centred(x: Tensor) -> Tensor:
-        seen.append(honest.encode(x))
-        return seen[-1] - torch.stack(seen).mean(0)
-
-    assert carried_over(Encoder(name="running", digest="planted", encode=centred), tmp_path) > 1e-3
-
-
 def other_pixels() -> tuple[Split, Encoder]:
     stored = images()
     stored[3, 0, 2, 2] ^= 1

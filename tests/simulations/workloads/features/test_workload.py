@@ -11,14 +11,11 @@ from torch import nn
 import fedlsg
 from simulations import workloads
 from simulations.client.node.data import form_of
-from simulations.models.encoder import build_encoder
-from simulations.models.encoder_source import find_encoder
 from simulations.rundir.model_files import write_model
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options
 from simulations.workloads.images import digits
-from tests.simulations.support.made_texts import make_bert, write_sst2
-from tests.simulations.support.own import QUICK, refused
+from tests.simulations.support.own import refused
 from tests.simulations.support.runs import run_local
 
 SCATTERING = {"workload": "digits", "features": "scattering"}
@@ -68,15 +65,6 @@ def test_every_head_trains_by_any_method(method, model, few_digits, tmp_path):
     assert run.plan.workload.train.inputs.shape[1:] == (81, 2, 2)
     head = {"linear": 324 * 10 + 10, "mlp": 324 * 64 + 64 + 650, "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650}[model]
     assert run.plan.dense_parameters == head
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_workers_of_ray_get_the_features_of_a_user(on_ray, tmp_path):
-    given = {**QUICK, "workload": own_images(), "features": "scattering"}
-    here = fedlsg.simulate(**given, out=tmp_path / "here")
-    there = fedlsg.simulate(**{**given, "engine": "ray"}, out=tmp_path / "there")
-    assert all(torch.equal(a, b) for a, b in zip(here.model.parameters(), there.model.parameters(), strict=True))
 
 
 # --- a deployed client's own rows
@@ -131,35 +119,6 @@ def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache)
     write_model(folder, vision(1, 8, 4)["cnn"]().state_dict(), {"fedlsg": "0", "model": "cnn"})
     workloads.load("bright", options=Options(features=str(folder)))
     assert len(list(own_cache.iterdir())) == 4
-
-
-@pytest.fixture
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("transformers", reason="text models need the text extra")
-    return make_bert(tmp_path_factory.mktemp("models") / "bert", positions=128)
-
-
-def sst2(root: Path, features: object, **options: object):
-    if not (root / "glue").exists():
-        write_sst2(root, train=8, validation=6)
-    return workloads.load("glue-sst2", data_dir=root, options=Options(features=str(features), **options))
-
-
-def test_a_text_model_that_a_run_wrote(bert, tmp_path):
-    torch.manual_seed(5)
-    model = build_encoder(find_encoder(str(bert), None), num_classes=2)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.3 * torch.randn_like(p)
-    (tmp_path / "run").mkdir()
-    write_model(tmp_path / "run", model.state_dict(), {"fedlsg": "0", "model": str(bert), "options": {}})
-    workload = sst2(tmp_path, tmp_path / "run")
-    raw = workloads.load("glue-sst2", data_dir=tmp_path, options=Options(model=str(bert)))
-    tokens, _ = raw.test.batch(torch.tensor([2]))
-    model.eval()
-    wanted = model(**tokens)
-    got = model.classifier(workload.test.batch(torch.tensor([2]))[0])
-    torch.testing.assert_close(got, wanted, atol=5e-3, rtol=5e-3)
 
 
 # --- public statistics
