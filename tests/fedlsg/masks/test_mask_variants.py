@@ -27,6 +27,9 @@ def test_per_step_masks_are_redrawn_in_every_round_at_the_rate_of_the_epoch():
         kept = kept_by(mask, now, time=time)
         assert total - sum(map(len, kept.values())) == math.floor(0.5 * time.epoch / 3 * total + 1e-9)
         seen.append(kept)
+    assert (
+        mask.rate(RoundTime(round=9, rounds=8, epoch=4, epochs=4)) == 0.5
+    )  # after the last round, as in the last epoch
     assert seen[2] != seen[3]
     assert seen[6] != seen[7]
     by_epoch = [kept_by(replace(mask, redraw="epoch"), now, time=RoundTime(round=r, rounds=8)) for r in (1, 2)]
@@ -78,3 +81,5 @@ def test_random_units_are_as_many_redrawn_every_epoch_and_blind():
     assert index(draw(weights(0), 3)) == index(draw(weights(9), 3))
     assert len({str(index(draw(weights(), epoch))) for epoch in range(9)}) == 9
     assert index(draw(weights(), 0)) != index(important)
+    alike = draw({"0.weight": torch.ones(40, 40), "1.weight": torch.ones(40, 40)}, 0)
+    assert len({str(rows) for rows in index(alike)}) == 4  # each block has units of its own

@@ -300,6 +300,14 @@ def test_a_forged_chain_is_caught_by_a_checkpoint_only(path):
         _ = ledger.entries
 
 
+def test_a_key_that_is_on_file_twice_is_refused(path, monkeypatch):
+    ledger = filled(path, rounds=2)
+    monkeypatch.setattr(Ledger, "_has", lambda ledger, entry: False)
+    ledger.charge(ledger.entries[0])
+    with pytest.raises(LedgerError, match="charged already"):
+        read_entries(path)
+
+
 def test_an_open_ledger_refuses_a_file_that_was_cut_or_deleted(path):
     ledger = filled(path, rounds=3)
     content = path.read_bytes()
@@ -365,7 +373,7 @@ def test_a_line_torn_twice_is_skipped_and_a_cut_line_that_was_released_is_not(pa
         Ledger(path, client=3)
 
 
-def child(code: str, *arguments: object) -> subprocess.Popen:
+def child(code: str, *arguments: object, stdin: int | None = None) -> subprocess.Popen:
     preamble = """
         import sys
         from fedlsg.privacy.ledger import Entry, Ledger
@@ -375,6 +383,7 @@ def child(code: str, *arguments: object) -> subprocess.Popen:
         """
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(preamble) + textwrap.dedent(code), *map(str, arguments)],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
@@ -410,6 +419,8 @@ def test_kill_9_between_charges_loses_nothing_that_was_acknowledged(path, after)
 def test_two_processes_never_charge_one_key_twice(path):
     code = """
         ledger = Ledger(sys.argv[1], client=3)
+        print("ready", flush=True)
+        sys.stdin.readline()  # all begin at once: imports take longer than all charges
         for number in range(60):
             try:
                 ledger.charge(entry(number))
@@ -418,7 +429,11 @@ def test_two_processes_never_charge_one_key_twice(path):
                 assert "charged already" in str(error), error
         ledger.charge(entry(100, attempt=int(sys.argv[2])))
         """
-    processes = [child(code, path, number) for number in range(3)]
+    processes = [child(code, path, number, stdin=subprocess.PIPE) for number in range(3)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
     won = [process.communicate()[0].count("won") for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sum(won) == 60
