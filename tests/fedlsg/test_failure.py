@@ -1,17 +1,10 @@
 """An error of a user's code names its type, its text and the user's line; an error of fedlsg's is its text."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
-from fedlsg.failure import SignalExit, depends_on_values, describe, without_exit
-from simulations.grids.deadline import OutOfTimeError
-
-
-class Odd(BaseException):
-    pass
+from fedlsg.failure import depends_on_values, describe
 
 
 def caught(action):
@@ -43,20 +36,3 @@ def test_the_line_is_the_innermost_of_the_user_and_not_of_torch():
 ])  # fmt: skip
 def test_other_values_are_proposed_only_where_they_may_help(action, depends):
     assert depends_on_values(caught(action)) == depends
-
-
-def test_an_exit_of_a_users_code_is_an_error_that_names_its_line_and_a_signal_is_not():
-    def loss():
-        sys.exit(0)
-
-    words = r"sys.exit: SystemExit: 0 \(test_failure.py, line \d+: sys.exit\(0\)\)"
-    with pytest.raises(RuntimeError, match=words), without_exit():
-        loss()
-    with pytest.raises(RuntimeError, match="left it with Odd: Odd: x"), without_exit():
-        raise Odd("x")
-    closed = SystemExit(1)
-    closed.__context__ = BrokenPipeError()  # as rich leaves a closed pipe
-    assert SignalExit(143).code == 143
-    for end in (SignalExit(143), KeyboardInterrupt(), closed, OutOfTimeError()):
-        with pytest.raises(type(end)), without_exit():
-            raise end

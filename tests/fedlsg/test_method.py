@@ -1,15 +1,13 @@
 """The front door of the server, and the public schedule: Eq. 3 by hand, constant divisors, equal frames."""
 
-import copy
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
-from fedlsg.method import LocalTraining, Method, Schedule, aggregate, make_frame, norm_bound, server_step
+from fedlsg.method import LocalTraining, Schedule, aggregate, norm_bound, server_step
 from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
@@ -17,12 +15,10 @@ from tests.fedlsg.support.step_oracle import (
     EXACT,
     EXAMPLES,
     FRAMES,
-    NOISY,
     NONE,
     assert_untouched,
     dense_gradients,
     eq3,
-    mlp,
     problem,
     snapshot,
 )
@@ -73,37 +69,6 @@ def test_server_steps_equal_eq_3_by_hand(name, momentum):
         assert value.grad is None
 
 
-def test_the_averaged_estimator_is_used_where_it_is_asked_for():
-    p = problem(*FRAMES["rgp"])
-    total = torch.randn(p.frame.kept, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    moved = {}
-    for estimator in ("eq3", "averaged"):
-        model, server = copy.deepcopy(p.model), ServerOptimizer(estimator=estimator, learning_rate=1.0)
-        optimizer, scheduler = make_optimizer(dict(model.named_parameters()), server, updates=1)
-        server_step(model, optimizer, scheduler, total, frame=p.frame, divisor=1.0, server=server)
-        moved[estimator] = (p.model[0].weight - model[0].weight).detach()
-    c = p.frame.coordinates[0]
-    dL, dR = p.frame.unflatten(total)[:2]
-    core = (c.L.T @ dL + dR @ c.R.T) / 2
-    by_hand = dL @ c.R + c.L @ dR - c.L @ (c.L.T @ dL + dR @ c.R.T - core) @ c.R
-    torch.testing.assert_close(moved["averaged"], by_hand, **EXACT)
-    assert float((moved["eq3"] - moved["averaged"]).norm()) > 0.1
-
-
-def test_frozen_parameters_are_neither_sent_nor_moved():
-    p = problem(make=lambda: nn.Sequential(nn.Linear(9, 9).requires_grad_(False), *mlp()))
-    model = p.model
-    weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    p.frame = make_frame(
-        Method(name="dpsgd"), weights, weights, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
-    )
-    before = snapshot(model)
-    optimizer, scheduler = make_optimizer(weights, ServerOptimizer(), updates=1)
-    server_step(model, optimizer, scheduler, p.step(NOISY), frame=p.frame, divisor=5.0, server=ServerOptimizer())
-    moved = {name for name, w in model.named_parameters() if not torch.equal(w, before[name][0])}
-    assert moved == set(weights)
-
-
 @pytest.mark.parametrize("divisor", [0.0, -1.0, math.nan, math.inf])
 def test_wrong_divisors_are_refused(divisor):
     p = problem()
@@ -112,13 +77,6 @@ def test_wrong_divisors_are_refused(divisor):
     with pytest.raises(ValueError, match="divisor"):
         server_step(p.model, optimizer, scheduler, p.step(), frame=p.frame, divisor=divisor, server=ServerOptimizer())
     assert_untouched(p.model, before)
-
-
-def test_a_total_of_another_length_is_refused():
-    p = problem()
-    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), ServerOptimizer(), updates=1)
-    with pytest.raises(ValueError, match=f"expected {p.frame.kept} kept values"):
-        server_step(p.model, optimizer, scheduler, p.step()[1:], frame=p.frame, divisor=1.0, server=ServerOptimizer())
 
 
 @given(rows=st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=1, max_size=6))

@@ -1,7 +1,5 @@
 """Code by name: files, modules and entry points; and that nothing runs where it was not allowed."""
 
-import os
-import py_compile
 import sys
 from pathlib import Path
 
@@ -138,22 +136,3 @@ def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
     permit("evil.py:f")  # negative control
     load("evil.py:f", "workload")
     assert (tmp_path / "ran").exists()
-
-
-def test_a_compiled_copy_is_never_run():
-    """Its date and size are those of the text that is read and has the digest; what it does is not."""
-    paths = {name: write(f"{name}.py", f"{rest}def g(): return 1\n") for name, rest in
-             (("helper", ""), ("mine", "import helper\ndef f(): return helper.g() + g()\n"))}  # fmt: skip
-    Path("package").mkdir()
-    paths["inner"] = write("package/inner.py", "def g(): return 1\n")
-    for path in paths.values():
-        text, stamp = path.read_text(), path.stat()
-        path.write_text(text.replace("def g(): return 1", "def g(): return 9"))
-        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        py_compile.compile(str(path))
-        path.write_text(text)
-        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert load("mine.py:f", "workload")() == 2
-    import package.inner  # type: ignore[import-not-found]
-
-    assert package.inner.g() == 1

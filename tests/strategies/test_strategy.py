@@ -11,12 +11,9 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedlsg.payload.message import pack
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.serial import over_the_wire
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import (
-    DISK_FULL,
-    FAILED,
     FRAME_DIFFERS,
     IN_RUN_LOG,
     LOST,
@@ -136,22 +133,6 @@ def test_a_payload_of_another_client_cannot_be_sent_twice_or_unasked(caplog):
     assert federation.state.weights.equal(expected.weights)
 
 
-@pytest.mark.parametrize("deployed", [False, True])
-def test_a_full_disk_stops_a_simulation_and_no_deployment(deployed, tmp_path):
-    """Simulated clients share the disk of the run; a deployed client must not be able to end it."""
-
-    def answer(partition: int, message: Message, honest: Message) -> Message:
-        return failure("client-000001.bin", DISK_FULL, message) if partition == 1 else honest
-
-    federation = Federation(server_state(), answer=answer)
-    if deployed:
-        federation.strategy.join(federation.strategy.exchange.roster, LedgerCopies(folder=tmp_path, run="name"))
-        assert federation.run()[0].rejected[1] == "[1008] client-000001.bin"
-    else:
-        with pytest.raises(OSError, match=r"No space left on device: 'client-000001\.bin'"):
-            federation.run()
-
-
 def test_a_payload_beyond_the_norm_bound_is_rejected():
     """One client alone must not be able to throw the model away: N sensitivities and the noise, no more."""
 
@@ -184,16 +165,6 @@ def alive_at(*rounds: bool, otherwise: Any) -> Any:
         return honest if now[0] else otherwise(message)
 
     return answer
-
-
-def test_three_empty_rounds_in_a_row_end_the_run_and_two_do_not():
-    """Clients that refuse: the rounds are over."""
-    answer = alive_at(False, False, True, False, False, False, otherwise=lambda m: failure("no", FAILED, m))
-    federation = Federation(server_state(), answer=answer)
-    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1 2: \[1001\] no"):
-        federation.run(9)
-    assert [report.round for report in federation.reports] == [1, 2, 3, 4, 5, 6]
-    assert (federation.state.round, federation.state.updates) == (6, 1)
 
 
 def died(code: int | None) -> Any:

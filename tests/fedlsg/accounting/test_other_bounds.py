@@ -22,20 +22,6 @@ def test_calibration_with_a_pruning_round_meets_the_target_of_the_composition():
     assert compose(less, delta=DELTA).upper > 3.0
 
 
-def test_composition_costs_less_than_adding_epsilons():
-    """The paper adds epsilon_pp and epsilon_gd; what the round costs in addition to 50 steps is a fraction of that."""
-    together = calibrate_noise_multiplier(epsilon=3.0, steps=50, besides=(PRUNING,), **TRAINING)
-    rest = 3.0 - compose([PRUNING], delta=DELTA).upper
-    assert together < 0.97 * calibrate_noise_multiplier(epsilon=rest, steps=50, **TRAINING)
-
-
-def test_full_batches_compose_as_one_gaussian():
-    """Oracle: at q = 1 the precisions add up, T / sigma^2 + 1 / 8^2 = 1 / s^2."""
-    single = calibrate_noise_multiplier(epsilon=2.0, delta=DELTA, sample_rate=1.0, steps=1)
-    sigma = calibrate_noise_multiplier(epsilon=2.0, delta=DELTA, sample_rate=1.0, steps=10, besides=(PRUNING,))
-    assert 10 / sigma**2 + 1 / 64 == pytest.approx(1 / single**2, rel=5e-4)
-
-
 def test_an_event_that_alone_exceeds_the_target_leaves_no_noise_multiplier():
     loud = Event(sample_rate=1.0, noise_multiplier=0.5, steps=1)
     with pytest.raises(AccountingError, match="no noise multiplier"):

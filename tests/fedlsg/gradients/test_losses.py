@@ -35,26 +35,6 @@ def test_classification_equals_each_example_alone(loss):
     torch.testing.assert_close(per_example_loss(loss)(outputs, targets), one_by_one(loss, outputs, targets))
 
 
-@pytest.mark.parametrize(
-    "loss", [nn.MSELoss(), F.mse_loss, F.l1_loss, nn.HuberLoss(), F.binary_cross_entropy_with_logits]
-)
-@pytest.mark.parametrize("shape", [(B,), (B, 1), (B, 3), (B, 2, 3)])
-def test_losses_of_numbers_equal_each_example_alone(loss, shape):
-    outputs, targets = numbers(*shape), numbers(*shape, seed=2).sigmoid()
-    torch.testing.assert_close(per_example_loss(loss)(outputs, targets), one_by_one(loss, outputs, targets))
-
-
-def test_integers_stay_lists_of_classes_where_a_loss_wants_them():
-    outputs, targets = torch.randn(2, 3), torch.tensor([[0, -1, -1], [1, 2, -1]])
-    expected = nn.MultiLabelMarginLoss(reduction="none")(outputs, targets)
-    assert torch.equal(per_example_loss(nn.MultiLabelMarginLoss())(outputs, targets), expected)
-
-
-def test_a_class_of_a_loss_is_refused():
-    with pytest.raises(ValueError, match=r"write MSELoss\(\)"):
-        per_example_loss(nn.MSELoss)
-
-
 @pytest.mark.parametrize("ignored", [None, 2])
 def test_tokens_equal_each_text_alone(ignored):
     given = {} if ignored is None else {"ignore_index": ignored}

@@ -18,6 +18,7 @@ from tests.fedlsg.support.gradient_oracle import (
     make_frame,
     naive,
     naive_error,
+    squared_error,
 )
 from tests.fedlsg.support.problems import cnn, make, mlp, transformer
 
@@ -106,6 +107,27 @@ class ForbidShapes(TorchDispatchMode):
                 self.made += 1
                 assert tuple(t.shape) not in self.forbidden, f"{func} made a tensor of shape {tuple(t.shape)}"
         return results
+
+
+def carried_problem() -> tuple[nn.Module, Tensor, Tensor, Frame]:
+    """Sizes that no activation shares with a weight, its transpose or its flattened form."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(5, 7, 3, padding=1, bias=False), nn.Tanh(), nn.Conv2d(7, 11, 3, stride=2), nn.Flatten(2),
+        nn.Linear(25, 17), nn.Tanh(), nn.Linear(17, 19),
+    )  # fmt: skip
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    assert sum(c.carried for c in frame.coordinates) == 4
+    return model, torch.randn(13, 5, 11, 12), torch.randn(13), frame
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+def test_no_weight_shaped_gradient_is_ever_formed(sparsity):
+    model, x, targets, _ = carried_problem()
+    frame = make_frame(model, rank=2, sparsity=sparsity)
+    with ForbidShapes(model, frame, len(x)) as watch:
+        per_example_gradients(model, squared_error, x, targets, frame)
+    assert watch.made > 30
 
 
 # The plain sum, where nobody is clipped

@@ -200,28 +200,6 @@ def test_a_loss_with_weights_to_train_names_them(name):
         per_example_loss(made)
 
 
-def none_of(name: str, **settings: Any) -> Any:
-    return getattr(nn, name)(reduction="none", **settings)
-
-
-WRAPPED = {
-    "CosineEmbeddingLoss": lambda o, t: none_of("CosineEmbeddingLoss")(o[:, :2], o[:, 2:], t.sign()),
-    "MarginRankingLoss": lambda o, t: none_of("MarginRankingLoss")(o[:, 0], o[:, 1], t.sign()),
-    "TripletMarginLoss": lambda o, t: none_of("TripletMarginLoss")(o[:, :2], o[:, 2:], o[:, 1:3]),
-    "GaussianNLLLoss": lambda o, t: none_of("GaussianNLLLoss")(o[:, 0], t, F.softplus(o[:, 1])),
-    "CTCLoss": lambda o, t: none_of("CTCLoss")(
-        o.unsqueeze(0).expand(3, -1, -1).log_softmax(2), torch.ones(len(t), 2, dtype=torch.long),
-        torch.full((len(t),), 3), torch.full((len(t),), 2),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRAPPED)
-def test_the_fix_for_a_loss_of_more_arguments_works(name):
-    torch.manual_seed(0)
-    check_independent(nn.Linear(5, 4), per_example_loss(WRAPPED[name]), numbers((B, 5)), numbers((B,)))
-
-
 def default_sum(outputs: Tensor, targets: Tensor, reduction: str = "sum") -> Tensor:
     values = (outputs - targets).abs()
     return values if reduction == "none" else getattr(values, reduction)()
@@ -235,16 +213,6 @@ def test_the_reduction_of_a_function_is_its_default_or_what_was_given(loss, tota
     outputs, targets = numbers((B, K)), shares((B, K))
     values = (outputs - targets).abs()
     torch.testing.assert_close(per_example_loss(loss)(outputs, targets), values.sum(1) if total else values.mean(1))
-
-
-@pytest.mark.parametrize(("loss", "message"), [
-    (partial(F.mse_loss, reduction="batchmean"), r"^mse_loss: expected a reduction in \('none', 'mean', 'sum'\), got"),
-    (partial(default_sum, reduction="weighted"), r"^default_sum: expected a reduction in .*got 'weighted'"),
-    (nn.CrossEntropyLoss(reduction="batchmean"), "^CrossEntropyLoss: expected a reduction"),
-])  # fmt: skip
-def test_an_unknown_reduction_is_refused_by_name(loss, message):
-    with pytest.raises(ValueError, match=message):
-        per_example_loss(loss)
 
 
 def test_a_weight_for_each_place_in_the_batch_is_refused():

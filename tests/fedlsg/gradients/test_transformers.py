@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from fedlsg.frame import Frame
 from fedlsg.gradients import block_gradients
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError, trainable
+from fedlsg.gradients.supported import trainable
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training import LocalTraining, client_step
@@ -113,16 +112,3 @@ def test_a_private_step_is_the_clipped_sum(name, monkeypatch):
     )  # fmt: skip
     wanted = clipped_sum(looped(model, inputs, targets), mechanism)
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["roberta", "gpt2-lm", "vit"])
-def test_they_treat_examples_independently(name):
-    """In training mode, with dropout. Negative control: hidden states of the whole batch are averaged."""
-    model = build(name).train()
-    inputs, targets = batch(name, 7)
-    inputs = {k: t.float() if t.is_floating_point() else t for k, t in inputs.items()}
-    check_independent(model, loss, inputs, targets)
-    norm = [module for module in model.modules() if isinstance(module, nn.LayerNorm)][-1]
-    norm.register_forward_hook(lambda module, args, output: output + 1e-3 * output.mean(0, keepdim=True))
-    with pytest.raises(UnsupportedLayerError, match=r"LayerNorm\): mixes examples"):
-        check_independent(model, loss, inputs, targets)

@@ -4,13 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.carriers import Dense, LowRank
-from fedlsg.carriers.probe import Probe
 from fedlsg.forms import FORMS
 from fedlsg.frame import Coordinates, make_blocks
 from fedlsg.masks import Mask
 from fedlsg.masks.mask import apply_mask
-from fedlsg.method import Method
 from fedlsg.public import Public
 
 OUT, IN = torch.tensor([4.0, 2.0, 1.0]), torch.tensor([8.0, 4.0, 3.0, 0.0])
@@ -44,17 +41,3 @@ def test_units_by_predicted_energy():
     assert len(bias) == 6
     bottom, _, _ = kept(Mask(kind="units", sparsity=0.5, importance="energy", direction="bottom"), KERNEL)
     assert bottom.tolist() == [2, 3, 4, 5]
-
-
-def test_who_predicts_no_energy_has_no_such_mask():
-    core, tangent = Probe(form="core", rank=2), Probe(rank=2)
-    energy, units = Mask(kind="energy", sparsity=0.5), Mask(kind="units", sparsity=0.5, importance="energy")
-    Method(name="right", carrier=core, mask=energy)
-    Method(name="right", carrier=tangent, mask=units)
-    for carrier, mask in ((LowRank(rank=2), units), (Dense(), energy)):
-        with pytest.raises(ValueError, match="carriers of kind 'probe'"):
-            Method(name="wrong", carrier=carrier, mask=mask)
-    with pytest.raises(ValueError, match="importance='energy' for units"):
-        Method(name="wrong", carrier=tangent, mask=energy)
-    with pytest.raises(ValueError, match="low-rank carriers"):
-        Method(name="wrong", carrier=core, mask=units)

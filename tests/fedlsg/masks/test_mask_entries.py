@@ -1,6 +1,5 @@
 """Masks of single weights (magnitude, drop, pruned) against naive loops, and in a step."""
 
-import math
 from dataclasses import fields, replace
 
 import pytest
@@ -49,36 +48,6 @@ def test_the_mask_of_the_start_does_not_move_and_the_refreshed_one_does():
     assert all(kept == frozen[0] for kept in frozen)
     moved = [kept_by(fresh, weights(seed)) for seed in range(4)]
     assert all(kept != moved[0] for kept in moved[1:])
-
-
-@given(sparsity=rates, seed=seeds, drop=st.sampled_from(["random", "magnitude"]), round=st.integers(1, 5))
-def test_drop_takes_its_share_of_what_pruning_left(sparsity, seed, drop, round):
-    start, now = weights(seed), weights(seed + 1)
-    gone = {n: torch.rand(W.shape, generator=torch.Generator().manual_seed(1)) < 0.4 for n, W in now.items()}
-    now = {name: W if W.ndim < 2 else W.masked_fill(gone[name], 0.0) for name, W in now.items()}
-    mask, time = Mask(kind="drop", drop=drop, sparsity=sparsity), RoundTime(round=round, rounds=5)
-    kept = kept_by(mask, now, initial=start, pruned=True, time=time, seed=seed)
-    for name, W in now.items():
-        left = W.flatten().nonzero().squeeze(1).tolist()
-        if W.ndim < 2:
-            assert kept[name] == list(range(W.numel()))
-        elif drop == "magnitude":
-            assert kept[name] == naive(W.abs().flatten().tolist(), left, sparsity)
-        else:
-            assert set(kept[name]) <= set(left)
-            assert len(kept[name]) == len(left) - min(math.floor(sparsity * len(left) + 1e-9), len(left) - 1)
-
-
-def test_random_dropping_is_redrawn_in_every_round_and_fair():
-    mask, now, rounds = Mask(kind="drop", drop="random", sparsity=0.75), weights(), 1500
-    counts = torch.zeros(now["0.weight"].numel())
-    seen = set()
-    for round in range(1, rounds + 1):
-        kept = kept_by(mask, {"0.weight": now["0.weight"]}, time=RoundTime(round=round, rounds=rounds))["0.weight"]
-        counts[kept] += 1
-        seen.add(tuple(kept))
-    assert len(seen) == rounds
-    assert float((counts / rounds - 0.25).abs().max()) < 5 * math.sqrt(0.25 * 0.75 / rounds)
 
 
 @pytest.mark.parametrize("drop", ["random", "magnitude"])

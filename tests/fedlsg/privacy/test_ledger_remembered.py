@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.privacy import ledger_entry, ledger_file
+from fedlsg.privacy import ledger_file
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
 from fedlsg.privacy.ledger_file import Memo, load
 
@@ -78,20 +78,6 @@ def test_whatever_happens_to_a_file_it_says_what_it_says_to_a_fresh_reader(chang
         assert warm == {client: said_afresh(path, client) for client in (None, 3, 4)}
 
 
-def test_only_the_new_line_is_parsed(tmp_path, monkeypatch):
-    path = tmp_path / "client-000003.jsonl"
-    charged(path, *range(5))
-    load(path, 3)
-    parsed: list[bytes] = []
-    real = ledger_entry.json.loads
-    monkeypatch.setattr(ledger_entry.json, "loads", lambda line: (parsed.append(line), real(line))[1])
-    load(path, 3)
-    assert parsed == []
-    charged(path, 5)
-    load(path, 3)
-    assert parsed == [path.read_bytes().splitlines()[-1]]
-
-
 def test_negative_control_lengths_in_place_of_bytes_would_miss_an_edit(tmp_path, monkeypatch):
     """Were the file's length all that is compared, an edit of what was read before would go unseen."""
     path = tmp_path / "client-000003.jsonl"
@@ -108,18 +94,3 @@ def test_negative_control_lengths_in_place_of_bytes_would_miss_an_edit(tmp_path,
 
     monkeypatch.setattr(Path, "read_bytes", lambda self: Longer(edited))
     assert len(load(path, 3)[1].entries) == 2
-
-
-def test_no_more_is_remembered_than_allowed(tmp_path, monkeypatch):
-    memo = Memo()
-    monkeypatch.setattr(ledger_file, "_MEMO", memo)
-    charged(tmp_path / "0.jsonl", 0)
-    length = len((tmp_path / "0.jsonl").read_bytes())
-    monkeypatch.setattr(ledger_file, "BYTES_REMEMBERED", 3 * length)
-    for number in range(5):
-        for round in (0, 1) if number == 4 else (0,):  # the last file grows: it counts once, as long as it is now
-            charged(tmp_path / f"{number}.jsonl", *((round,) if number or round else ()))
-            load(tmp_path / f"{number}.jsonl", 3)
-    known = {number: memo.of(tmp_path / f"{number}.jsonl").content for number in range(5)}
-    assert [number for number, content in known.items() if content] == [3, 4]
-    assert memo._bytes == sum(map(len, known.values()))

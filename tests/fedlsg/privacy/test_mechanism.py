@@ -157,12 +157,6 @@ def test_an_empty_batch_gives_zeros(kind, clip):
     assert clipped_sum(blocks, Mechanism(kind=kind, clip=clip)).tolist() == [0.0] * 5
 
 
-def test_an_empty_block_is_no_obstacle():
-    """A uniform mask may keep nothing of a small block."""
-    blocks = [torch.tensor([[3.0, 4.0]]), torch.zeros(1, 0)]
-    torch.testing.assert_close(clipped_sum(blocks, clip_only(1.0)), torch.tensor([0.6, 0.8]))
-
-
 @given(norm=st.floats(0, 1e30), C=st.floats(1e-6, 1e6), dtype=dtypes)
 def test_factors_round_down_and_never_exceed_one(norm, C, dtype):
     factor = clip_factors(torch.tensor([norm], dtype=torch.float64), C, dtype, coordinates=1)
@@ -182,15 +176,6 @@ def test_per_block_noise_multiplier_is_the_joint_one(blocks, sigma, C):
     assert mechanism.effective_noise_multiplier(blocks) == pytest.approx(sigma / math.sqrt(blocks))
     joint = Mechanism(noise_multiplier=sigma, clip_norm=C)
     assert joint.effective_noise_multiplier(blocks) == pytest.approx(sigma)
-
-
-def test_mechanism_goldens():
-    """sigma 3, C 2: noise 6. Nine blocks clipped on their own: sensitivity 6, so sigma_eff is 1 and not 3."""
-    per_block = Mechanism(clip="per-block", noise_multiplier=3, clip_norm=2)
-    assert (per_block.noise_std, per_block.sensitivity(9)) == (6, 6)
-    assert per_block.effective_noise_multiplier(9) == 1
-    shared = Mechanism(noise_multiplier=3, clip_norm=2, noise_share=0.5)
-    assert (shared.noise_std, shared.sensitivity(9)) == (3, 2)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.secure_sum.masks import AT_ONCE, add_masks, clear, reduced, word
-from fedlsg.secure_sum.messages import pack_bits, unpack_bits
 
 widths = st.integers(8, 64)
 
@@ -42,9 +41,3 @@ def test_a_seed_of_another_length_is_refused(length):
     """Negative control: a seed folded to 32 bits has 4 bytes."""
     with pytest.raises(ValueError, match="seed of 32 bytes"):
         add_masks(np.zeros(2, np.uint32), [(bytes(length), 1)])
-
-
-@pytest.mark.parametrize("bits", [8, 9, 13, 16, 20, 37, 57, 58, 63, 64])
-def test_long_vectors_round_trip(bits):
-    words = np.random.default_rng(0).integers(0, 2**bits, 20_001, dtype=np.uint64).astype(word(bits))
-    assert np.array_equal(unpack_bits(pack_bits(words, bits), len(words), bits), words)

@@ -180,18 +180,3 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
 def best(method: str, p: float | None, sigma: float, gain: float) -> Best:
     """A point of the curves."""
     return Best(method=method, sparsity=p, sigma=sigma, attack="map", unit="dB", gain=gain, low=gain - 1, high=gain + 1)
-
-
-@pytest.mark.slow
-def test_a_sparsity_curve_is_recorded_and_drawn(fedlsg, tmp_path):
-    out = tmp_path / "out"
-    axes = ("--compare", "lsg", "--sparsities", "0,0.5", "--sigmas", "2")
-    small = ("-c", "rounds=1", "-c", "clients=6", "--images", "1", "--attacks", "map", "--seconds", "0.05")
-    small += ("-c", "reproducible=true")
-    status, said, error = fedlsg("attack", *axes, *small, "--out", str(out))
-    assert status == 0, said + error
-    labels = [run["label"] for run in json.loads((out / "attack.json").read_text())["runs"]]
-    assert labels == ["lsg, p 0", "lsg, p 0.5"]
-    assert "All runs" in said
-    assert (out / "attack-curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "Over sparsity and noise" in (out / "attack.html").read_text()

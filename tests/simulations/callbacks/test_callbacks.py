@@ -1,13 +1,10 @@
 """Callbacks around a run: when they are called, how one stops a run, and what a stopped run says of itself."""
 
-import json
-
 import pytest
 import torch
 
 import fedlsg
 from simulations.callbacks.callback import Watched
-from simulations.rundir.model_files import read_model
 from tests.simulations.support.own import quick
 
 
@@ -98,28 +95,3 @@ def test_early_stopping_waits_for_evaluations_without_improvement():
     assert stopped_after(fedlsg.EarlyStopping(patience=1, min_delta=0.1), 0.3, 0.35) == 2
     assert stopped_after(fedlsg.EarlyStopping(monitor="loss", patience=1), 2.0, 1.0, 1.5, monitor="loss") == 3
     assert stopped_after(fedlsg.EarlyStopping(patience=1, mode="min"), 0.3, 0.2, 0.25) == 3
-
-
-def test_the_best_model_is_that_of_its_round(tmp_path):
-    values = {1: 0.2, 2: 0.9, 3: 0.5}
-    kept = {}
-
-    class Keep(fedlsg.Callback):
-        """Not the real accuracy: one that is best in round 2."""
-
-        def on_begin(self, run):
-            self.inner = fedlsg.BestModel()
-            self.inner.on_begin(run)
-            self.run = run
-
-        def on_round(self, row):
-            self.run.save_model(tmp_path / f"round-{row['round']}")
-            kept[row["round"]] = read_model(tmp_path / f"round-{row['round']}")[0]
-            self.inner.on_round({**row, "accuracy": values[row["round"]]})
-
-    found = quick(tmp_path / "run", rounds=3, callbacks=[Keep()])
-    best, facts = read_model(found.directory / "best")
-    assert facts["round"] == 2
-    assert all(torch.equal(best[name], value) for name, value in kept[2].items())
-    assert not all(torch.equal(best[name], value) for name, value in kept[3].items()), "rounds differ"
-    assert json.loads((found.directory / "config.json").read_text())["round"] == 3

@@ -2,16 +2,13 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from simulations.cli import app as cli
-from simulations.engines.cluster import Cluster
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 
@@ -122,32 +119,6 @@ def test_an_interruption_is_one_line(fedlsg, monkeypatch):
 
 
 # --- resume
-
-RESUME_DAMAGE: dict[str, tuple[Callable[[Run], object], str]] = {
-    "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "the ledger is missing"),
-    "no checkpoints": (
-        lambda run: [path.unlink() for path in (run.directory.checkpoint, run.directory.previous)],
-        "has ledgers and no checkpoint: restore",
-    ),
-    "damaged config": (lambda run: run.directory.config.write_text("= ="), "config.toml is damaged"),
-}
-
-
-@pytest.mark.parametrize("engine", ["local", "ray"])
-@pytest.mark.parametrize("kind", RESUME_DAMAGE)
-def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path, monkeypatch):
-    """Before any engine runs."""
-    monkeypatch.setattr(Cluster, "_keep", lambda self: None)
-    shutil.copytree(small.path, tmp_path / "run")
-    run = Run(tmp_path / "run")
-    text = run.directory.config.read_text()
-    run.directory.config.write_text(text.replace('engine = "local"', f'engine = "{engine}"'))
-    damage, message = RESUME_DAMAGE[kind]
-    damage(run)
-    status, out, err = fedlsg("resume", "run")
-    assert (status, out) == (1, "")
-    assert re.search(message, err), err
-    assert len(err.splitlines()) == 1
 
 
 # --- calibrate

@@ -4,28 +4,10 @@ import ast
 import re
 from pathlib import Path
 
-import build_backend
 from simulations.cli import docs
 from tests.places import REPOSITORY
 
 PAGES = {file.stem for file in (REPOSITORY / "docs").glob("*.md")} | {"changelog"}
-
-
-def test_a_wheel_gets_the_same_pages_and_the_tree_keeps_none(monkeypatch, tmp_path):
-    (tmp_path / "docs" / "results").mkdir(parents=True)
-    (tmp_path / "docs" / "_static").mkdir()
-    for name in ("own.md", "own.png", "results/one.md", "_static/layout.md"):
-        (tmp_path / "docs" / name).write_text("# Title\n")
-    (tmp_path / "CHANGELOG.md").write_text("# Changes\n")
-    (tmp_path / "simulations").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with build_backend._documentation():
-        folder = tmp_path / build_backend.DOCUMENTATION
-        assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} == {
-            "own.md", "results/one.md", "changelog.md",
-        }  # fmt: skip
-        assert folder.relative_to(tmp_path) == docs.INSTALLED.relative_to(REPOSITORY)
-    assert list((tmp_path / "simulations").iterdir()) == []
 
 
 def test_no_message_points_to_a_file_of_the_clone():

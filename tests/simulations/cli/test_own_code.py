@@ -141,21 +141,6 @@ def clear() -> None:
     strategies._offered.cache_clear()
 
 
-GOOD = "[fedlsg.workloads]\ntoys = toy_package:workload\n\n[fedlsg.methods]\ntoy-method = toy_package:recipe\n"
-
-
-def test_an_installed_package_offers_a_workload_and_a_method(fedlsg, installed, tmp_path):
-    installed(GOOD)
-    status, out, err = fedlsg("run", "toys", "--method", "toy-method", "-c", "width=1", *QUICK, "--out", "here")
-    assert (status, err) == (0, "")
-    assert "toys: 3 clients" in out
-    assert Run(tmp_path / "here").config["workload"] == "toys"
-    assert "toys" in fedlsg("workloads")[1]
-    methods = fedlsg("methods")[1]
-    assert "toy-method" in methods
-    assert "Dense, and wide." in methods
-
-
 @pytest.mark.parametrize(("points", "words"), [
     ("[fedlsg.methods]\ntoy = toy_package:nothing\n", "fedlsg.methods: toy = toy_package:nothing cannot be imported"),
     ("[fedlsg.methods]\ntoy = toy_package:build\n", "method 'toy' does not take mechanism and server"),

@@ -9,15 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 import simulations.client.drawing
-from fedlsg.accounting import compose
 from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
 from simulations.audit.subject import audited_settings
 from simulations.cli.app import app
-from simulations.plan.plan import Base, count_blocks, events_of, make_plan
-from simulations.report.facts import SHUFFLED, epsilon_section
+from simulations.plan.plan import Base, make_plan
 from simulations.rundir.files import sealed
-from simulations.rundir.results import read_run
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
@@ -68,18 +65,6 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(simulations.client.drawing, "batches_of", anew)
     planted = run_local(tmp_path / "run", **SHUFFLE, record_updates=True)
     assert not once_an_epoch(took_part(planted, 0, 6), planted.plan.parts[0], 5)
-
-
-def test_the_ledger_charges_epochs_and_the_summary_says_so(run):
-    (event,) = run.directory.charges.of(0).events()
-    assert (event.sample_rate, event.noise_multiplier, event.steps) == (1.0, 8.0, 2)
-    assert [e.first_batch for e in run.entries(0)] == [0, 1, 2, 3, 4, 5]
-    assert run.summary["epsilon_max"] == compose([event], delta=run.plan.settings.delta).upper
-    assert run.summary["adjacency"] == "zero-out"
-    (planned,) = events_of(run.plan, run.plan.terms[0], count_blocks(run.plan))
-    assert planned == event
-    words = [part.words for part in epsilon_section([read_run(run.path)]).parts]
-    assert SHUFFLED in words
 
 
 @pytest.mark.parametrize("local_steps", [1, 3])

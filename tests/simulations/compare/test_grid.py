@@ -1,13 +1,7 @@
 """Which cells a grid has, in which order, with which settings; and what it refuses."""
 
-import tomllib
-
 import pytest
-import tomli_w
-from hypothesis import given
-from hypothesis import strategies as st
 
-from simulations.compare.cells.grid_file import as_toml, from_toml
 from tests.simulations.support.compare_cases import grid
 
 
@@ -22,27 +16,6 @@ def test_the_cells_of_a_small_grid_by_hand():
         "workload": "digits", "method": "lsg", "seed": 0, "engine": "local", "epsilon": 1.0, "rank": 8,
     }  # fmt: skip
     assert cells[2].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
-
-
-@given(
-    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
-    epsilons=st.lists(st.floats(0.1, 50), max_size=3, unique=True),
-    ranks=st.lists(st.integers(1, 64), max_size=3, unique=True),
-    sparsities=st.lists(st.floats(0, 0.9), max_size=3, unique=True),
-)
-def test_a_grid_file_is_the_grid(seeds, epsilons, ranks, sparsities):
-    made = grid(
-        seeds=seeds, epsilons=epsilons, ranks=ranks, sparsities=sparsities, settings={"rounds": 3},
-        methods={"lsg": {"power_steps": 2}, "bottom": {"method": "lsg", "direction": "bottom"}, "sgd": {}},
-    )  # fmt: skip
-    again = from_toml(tomllib.loads(tomli_w.dumps(as_toml(made))))
-    assert again == made
-    names = [cell.name for cell in made.cells()]
-    assert (
-        len(names)
-        == len(set(names))
-        == len(seeds) * (2 * max(1, len(epsilons)) * max(1, len(ranks)) * max(1, len(sparsities)) + 1)
-    )
 
 
 REFUSED = {

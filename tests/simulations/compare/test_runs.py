@@ -37,15 +37,6 @@ def test_the_list(folder, fedlsg):
     assert r"\x1b[31m\x202e" in out
 
 
-def test_side_by_side(folder, fedlsg):
-    status, out, err = fedlsg("runs", str(folder), "--compare", "done", "half", "lsg-seed0", "--sort", "run")
-    assert (status, err) == (0, "")
-    assert out.splitlines()[0].split() == ["done", "half", "lsg-seed0"]
-    assert "left out" not in out  # only the chosen ones are read
-    status, _, err = fedlsg("runs", str(folder), "--compare", "done", "nothing")
-    assert (status, "unknown run 'nothing'" in err) == (1, True)
-
-
 def test_a_changed_run_is_not_compared(folder, fedlsg):
     (folder / "done" / "rounds.csv").write_text((folder / "done" / "rounds.csv").read_text().replace("1", "2", 1))
     status, _, err = fedlsg("runs", str(folder), "--compare", "done", "half")

@@ -10,28 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from fedlsg import user_code
 from simulations.engines.cluster import Cluster
-from simulations.engines.shipping import own_modules, shipment
-from simulations.plan.plan import make_plan
-from simulations.settings.settings import from_mapping
-from tests.simulations.support.own import CLASSES, MINE, QUICK, quick, refused, write
-
-SETTINGS = {name: value for name, value in QUICK.items() if name != "quiet"}
-
-
-def plan_of(**settings):
-    return make_plan(from_mapping({**SETTINGS, **settings}))
-
-
-def test_modules_of_the_users_folder_are_sent_by_value_and_no_others(tmp_path):
-    write(tmp_path / "shipping_helper.py", "X = 1\n")
-    mine = write(tmp_path / "shipping_mine.py", "import shipping_helper, json\n" + MINE)
-    user_code.permit(f"{mine}:workload", f"{mine}:recipe")
-    sent = shipment(plan_of(workload=f"{mine}:workload", method=f"{mine}:recipe"))
-    names = {module.__name__ for module in own_modules(sent)}
-    assert {"shipping_mine", "shipping_helper"} <= names
-    assert not names & {"json", "torch", "fedlsg", "numpy", "strategies", "simulations", "__main__"}
+from tests.simulations.support.own import CLASSES, quick, refused
 
 
 def weights(run):

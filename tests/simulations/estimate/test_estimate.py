@@ -78,21 +78,6 @@ def test_what_is_planned_is_what_a_run_records(kind, tmp_path):
     assert first == {facts["bytes"]["down_first"]["payload"]}
 
 
-def test_more_phones_send_more_and_have_less_noise_each():
-    plan = make_plan(from_mapping({**SECRET, "method": "lsg"}))
-    few, many = (facts_of(plan, phones=phones, dropout=0.2) for phones in (100, 400))
-    one = few["bytes"]["up"]["payload"]
-    assert few["phones"]["uplink_bytes_a_round"] == 80 * one
-    assert many["phones"]["downlink_bytes"] == 4 * few["phones"]["downlink_bytes"]
-    assert many["phones"]["rho"] == pytest.approx(few["phones"]["rho"] / 2)
-
-
-@pytest.mark.parametrize(("phones", "dropout"), [(0, 0.2), (10, 1.0), (10, -0.1), (10, float("nan"))])
-def test_phones_out_of_range_are_refused(phones, dropout):
-    with pytest.raises(ValueError, match="expected --phones="):
-        facts_of(make_plan(from_mapping({**SECRET, "method": "lsg"})), phones=phones, dropout=dropout)
-
-
 def test_the_command_prints_json_and_leaves_nothing(fedlsg, tmp_path):
     options = ["--clients", "2", "--rounds", "2", "--noise-multiplier", "2", "--engine", "local"]
     status, out, err = fedlsg("plan", "digits", *options, "--phones", "50", "--json")

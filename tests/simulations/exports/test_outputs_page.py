@@ -88,9 +88,3 @@ def test_every_field_of_the_files_is_on_the_page(small):
     names = {*about, *about["blocks"][0], *about["parameters"][0], *about["clients"]["0"]}
     names |= json.loads((small.path / "config.json").read_text()).keys()
     assert [name for name in names if f"`{name}`" not in PAGE] == []
-
-
-def test_the_model_of_the_page_is_loaded_in_five_lines():
-    first = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
-    assert len([line for line in first.splitlines() if line.strip()]) <= 5
-    assert "load_state_dict(load_file(" in first

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
@@ -150,19 +150,6 @@ def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
 def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
     with pytest.raises(ValueError, match=words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"initial_arrays": ArrayRecord({"w": Array(np.zeros(1))})}, "workload's model"),
-        ({"train_config": ConfigRecord({"lr": 0.1})}, "lr as learning_rate"),
-        ({"evaluate_config": ConfigRecord({"x": 1})}, "public test rows"),
-    ],
-)
-def test_start_of_another_strategy(given, words):
-    with pytest.raises(ValueError, match=words):
-        fedlsg.flower.Strategy(two_sides, **SETTINGS).start(Nodes(None, 1), **given)
 
 
 # --- refusals

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 import fedlsg
@@ -322,30 +322,6 @@ def test_a_type_of_error_of_the_app_says_nothing(tmp_path):
     assert not any("label" in reply.error.reason for reply in grid.replies)
 
 
-def test_a_secure_sum_survives_a_lost_client(tmp_path):
-    grid = Nodes(app_of(mod(tmp_path, trust="secure")), lost=(2,))
-    result = start(wrapped(trust="secure", min_survivors=4), grid, rounds=2)
-    assert result.train_metrics_clientapp[2]["clients"] == CLIENTS - 1
-    assert len(ledgers(tmp_path)) == CLIENTS - 1
-    gone = Nodes(app_of(mod(tmp_path / "few", trust="secure")), lost=(1, 2, 3))
-    assert not start(wrapped(trust="secure", min_survivors=4), gone, rounds=1).train_metrics_clientapp
-
-
-def test_any_strategy_of_flower_may_be_inside(tmp_path):
-    seen = []
-
-    class Mine(FedAdam):
-        def aggregate_train(self, server_round, replies):
-            replies = list(replies)
-            seen.append([set(reply.content.array_records["arrays"]) for reply in replies])
-            return super().aggregate_train(server_round, replies)
-
-    result = start(wrapped(Mine(fraction_evaluate=0.0)), Nodes(app_of(mod(tmp_path))), rounds=2)
-    assert [len(names) for names in seen] == [CLIENTS, CLIENTS]
-    assert seen[0][0] == set(build().state_dict())
-    assert set(result.train_metrics_clientapp) == {1, 2}
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -363,35 +339,3 @@ def test_any_strategy_of_flower_may_be_inside(tmp_path):
 def test_settings_that_do_not_fit_are_refused_at_once(given, words):
     with pytest.raises(ValueError, match=words):
         wrapped(**given)
-
-
-def private_app(folder: Path, **form: Any) -> ClientApp:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Any) -> Message:
-        model = build()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        client = context.node_config["partition-id"]
-        step = fedlsg.PrivateStep(
-            model, nn.CrossEntropyLoss(), num_examples=ROWS, sample_rate=0.5, steps=3, noise_multiplier=1.0, delta=1e-3,
-            learning_rate=0.2, method="dpsgd", ledger=folder / f"{client}.jsonl",
-        )  # fmt: skip
-        batches = step.batches(rows(client))
-        for _ in range(3):
-            step.step(batches)
-        return fedlsg.flower.reply(step, message, **form)
-
-    return app
-
-
-def test_private_steps_answer_a_strategy_of_flower(tmp_path):
-    grid = Nodes(private_app(tmp_path), count=2)
-    result = start(FedAvg(fraction_evaluate=0.0), grid, rounds=2)
-    spent = Ledger(tmp_path / "0.jsonl", client=0).epsilon(1e-3)
-    assert len(Ledger(tmp_path / "0.jsonl", client=0).entries) == 6
-    assert result.train_metrics_clientapp[2]["epsilon"] == pytest.approx(spent.upper)
-    assert not torch.equal(
-        result.arrays.to_torch_state_dict()["0.weight"],
-        grid.replies[0].content["arrays"].to_torch_state_dict()["0.weight"],
-    )

@@ -1,11 +1,9 @@
 """What noise and clip cost: against the same runs by hand, in words, and what is refused."""
 
-import pytest
 from rich.console import Console
 
-from simulations.inspection.command import inspect_command
-from simulations.inspection.retrain import finished, measure_costs
-from simulations.inspection.subject import subject_of_run, subject_of_settings
+from simulations.inspection.retrain import measure_costs
+from simulations.inspection.subject import subject_of_run
 from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
 
@@ -28,14 +26,3 @@ def test_the_same_run_without_noise_and_without_both(small, tmp_path):
     assert (found.clip_only, found.neither) == tuple(run.summary["accuracy"] for run in again)
     assert found.standard_error is not None
     assert len({found.with_noise, found.clip_only, found.neither}) > 1  # negative control: they are not one run
-
-
-def test_what_is_refused(stopped, tmp_path):
-    """Without a run, without noise, and before the end; nothing is trained or written."""
-    sgd = run_local(tmp_path / "sgd", method="sgd", rounds=1, **QUIET)
-    for run, message in ((sgd.path, "mechanism 'none'"), (stopped.path, "to its last round")):
-        with pytest.raises(ValueError, match=message):
-            inspect_command(str(run), {}, Console(quiet=True), noiseless=True)
-        assert not (run / "inspection").exists()
-    with pytest.raises(ValueError, match="finished run again"):
-        finished(subject_of_settings({"workload": "digits"}))

@@ -10,12 +10,9 @@ from simulations.inspection.clips import passes, unmasked
 from simulations.inspection.sparsified import (
     DRAWS,
     keep,
-    kept_in,
-    mask_counts,
     sparsified,
 )
-from simulations.inspection.subject import subject_of_run, subject_of_settings
-from tests.simulations.support.runs import run_local
+from simulations.inspection.subject import subject_of_settings
 
 RS = {"method": "rs", "sparsity": 0.9, "sample_rate": 0.25, "rounds": 24, "clip_norm": 0.05}
 
@@ -52,14 +49,3 @@ def test_the_clipped_gradient_is_that_of_a_plain_loop(subject, found):
     assert found.rows[1].relaxed == pytest.approx(np.mean(relaxed), rel=1e-4)
     assert found.rows[1].kept == pytest.approx(np.mean(kept), rel=1e-4)
     assert 1 < found.rows[1].relaxed < 1.2 / math.sqrt(0.5)
-
-
-def test_ranked_masks_are_read_from_the_record(tmp_path):
-    given = RS | {"ranking": "gradients", "rounds": 8, "sparsity": 0.5, "noise_multiplier": 50.0}
-    run_local(tmp_path / "run", **given, record_updates=True)
-    ranked = subject_of_run(str(tmp_path / "run"))
-    counts = mask_counts(ranked)
-    assert (counts.masks, counts.ranking) == (2, "gradients")
-    assert len(kept_in(ranked, 5)) == math.ceil(ranked.frame.size / 2)
-    run_local(tmp_path / "silent", **given)
-    assert mask_counts(subject_of_run(str(tmp_path / "silent"))) is None

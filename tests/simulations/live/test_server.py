@@ -1,7 +1,6 @@
 """The page that follows a run is answered to its owner's browser alone, and nothing that a reader does holds it up."""
 
 import http.client
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,17 +73,6 @@ def test_it_listens_on_loopback_and_writes_no_log(server, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_state_waits_for_news(server):
-    version = server.page.made[0]
-    Thread(target=lambda: (sleep(0.2), server.page.finish())).start()
-    assert json.loads(ask(server, f"/TOKEN/state?{version}")[1]) == {"over": True, "version": "over"}
-    assert not server.page.delivered
-    content = ask(server, "/TOKEN/")[1].decode()
-    assert "The run was interrupted" in content
-    assert "fedlsg resume" in content
-    assert server.page.delivered
-
-
 def test_who_says_nothing_holds_nobody_up(stopped, monkeypatch):
     """Others take all places and are silent: they lose them, and the page is made meanwhile."""
     monkeypatch.setattr(live_server, "SECONDS", 0.5)
@@ -104,13 +92,6 @@ def test_who_says_nothing_holds_nobody_up(stopped, monkeypatch):
         for one in silent:
             one.close()
         server.shutdown()
-
-
-def test_the_entry_is_the_owners(tmp_path, server):
-    write_entry(tmp_path / "live.html", server.url)
-    assert (tmp_path / "live.html").stat().st_mode & 0o777 == 0o600
-    assert server.token in (tmp_path / "live.html").read_text()
-    assert len(server.token) >= 43  # 256 random bits
 
 
 def test_an_entry_that_others_could_read_is_removed(tmp_path, server, monkeypatch):

@@ -1,16 +1,10 @@
 """Settings of local steps and of the weights of clients: what they make of a plan, and what is refused."""
 
-import math
-
 import pytest
 import torch
 
-from simulations.plan.noise import rho_of
 from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.rundir import RunDir
-from simulations.server.serve import federation_settings
 from simulations.settings.settings import from_mapping
-from strategies.federation.expectations import Expectations
 from tests.simulations.support.runs import SMALL, run_local
 
 
@@ -61,20 +55,6 @@ def test_a_client_counts_equally_or_by_its_examples_whatever_its_rate(rates):
     assert shares(equal) == pytest.approx([1.0] * 4)
     assert shares(by_size) == pytest.approx([n / (sum(by_size.sizes) / 4) for n in by_size.sizes])
     assert len(set(by_size.sizes)) > 1
-
-
-def test_the_noise_of_the_sum_follows_the_weights(tmp_path):
-    """Deviation and rho by hand; and the update of a run is the weighted sum of its recorded payloads."""
-    plan = plan_of(**UNEQUAL, weighting="clients", noise_multiplier=2.0)
-    settings = federation_settings(plan, RunDir(tmp_path))
-    state = plan.server_state()
-    common = state.plan(plan.local)
-    one = common.for_client(plan.terms[0]).noise_std
-    wanted = one * math.hypot(*(t.weight for t in plan.terms))
-    assert Expectations(state=state, settings=settings).noise_of_sum(range(4), common) == pytest.approx(wanted)
-    assert wanted > 1.2 * one * 2  # the weights matter
-    equal = rho_of(plan_of(**UNEQUAL, noise_multiplier=2.0), state.public)
-    assert rho_of(plan, state.public) == pytest.approx(equal * wanted / (2 * one))
 
 
 def test_the_update_of_a_run_is_the_weighted_sum(tmp_path):

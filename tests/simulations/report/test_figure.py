@@ -7,12 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-import strategies
-from simulations.inspection.figures import PANELS, intensity
 from simulations.report.chart import Axis, Chart, Series
-from simulations.report.figure import interactive, photo, save_paper
+from simulations.report.figure import interactive, save_paper
 from simulations.report.looks import LOOKS
 from tests.places import REPOSITORY
 
@@ -30,21 +27,6 @@ def drawing_calls(source: str) -> set[str]:
 def test_every_figure_goes_through_one_file():
     found = {path: drawing_calls(path.read_text()) for path in (REPOSITORY / "simulations").rglob("*.py")}
     assert {str(Path(path).relative_to(REPOSITORY)) for path, calls in found.items() if calls} == {OWNER}
-
-
-def test_every_recipe_has_a_colour_of_its_own():
-    """So that learning curves, which have no markers, can be distinguished."""
-    assert strategies.names()
-    assert set(strategies.names()) <= LOOKS.keys()
-    colours = [colour for colour, _ in LOOKS.values()]
-    assert len(set(colours)) == len(colours)
-    assert "#000000" not in colours, "matplotlib leaves a black fill out"
-
-
-def test_a_page_of_six_photos_of_noise_is_small_enough_for_the_library():
-    """The worst case of ``fedlsg inspect``: nothing in them can be compressed."""
-    noise = torch.randn(400, 400, generator=torch.Generator().manual_seed(0))
-    assert PANELS * len(photo(intensity("layer", noise, noise**3), "A caption.").uri) < 600_000
 
 
 def planted(text: str) -> Chart:

@@ -6,14 +6,8 @@ from pathlib import Path
 
 from simulations.report.page import (
     Code,
-    Download,
-    Downloads,
-    Drawing,
     Facts,
-    Key,
     Page,
-    Panel,
-    Picture,
     Row,
     Section,
     Table,
@@ -48,54 +42,6 @@ def test_html_is_in_one_file_only():
 def page_of(*parts: object) -> str:
     section = Section(title="S", parts=parts)  # type: ignore[arg-type]
     return render(Page(title="T", lead="L", headline="Own headline.", warnings=("W",), sections=(section,)))
-
-
-def key(name: str) -> Key:
-    return Key(name=name, colour="#d55e00")
-
-
-def test_every_part_arrives():
-    table = Table(
-        title="A table",
-        columns=("name", "number"),
-        rows=(
-            Row(cells=("one", "1"), group="first group", colour="#123456"),
-            Row(cells=("two", "2"), group="first group", style="no-epsilon"),
-            Row(cells=("three", "3"), group="second group", style="reference"),
-        ),
-        note="Its note.",
-        optional=(1,),
-    )
-    tokens = TokenLines(lines=(TokenLine(name="original", tokens=(("word", "wrong"),), first=True),), caption="Tokens.")
-    source = page_of(
-        Text(words="A verdict.", style="verdict"),
-        Facts(rows=(("fact", "is true"),)),
-        table,
-        Picture(uri="data:image/png;base64,AA", width=300, caption="A picture."),
-        Drawing(
-            panels=(Panel(svg="<g/>", size=(30, 20), title="One panel", words="It rises.", legend=(key("own"),)),),
-            legend=(key("shared"),),
-            caption="A drawing.",
-        ),
-        Downloads(
-            files=(Download(name="a.csv", content=b"1", says="kept"), Download(name="b", content=None, says="x"))
-        ),
-        tokens,
-        Code(text="fedlsg run", note="A command:"),
-    )
-    for words in (
-        "<h1>T</h1>", "L", '<p class="warning" role="note">W</p>', ">S</h2>", "Own headline.",
-        'aria-label="One panel. It rises."', "own</li>", "shared</li>", "A drawing.",
-        'href="data:text/csv;base64,MQ==" download="a.csv"', 'href="b" download="b"',
-        '<th scope="col" class="left">name', '<th scope="row" class="left">', '<p class="verdict">A verdict.</p>',
-        "is true",
-        "A table", "Its note.", 'background: #123456', '<tr class="no-epsilon">', '<tr class="reference">',
-        'width="300"', "A picture.", '<span class="wrong">word</span>', "Tokens.", "A command:",
-        "<pre>fedlsg run</pre>",
-    ):  # fmt: skip
-        assert words in source, words
-    assert source.count("first group") == source.count("second group") == 1
-    assert source.count("<td") == 3 + 1, "a page has optional columns as well"
 
 
 def test_text_stays_text():

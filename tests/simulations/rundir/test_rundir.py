@@ -62,16 +62,6 @@ def test_the_checkpoint_before_is_kept_and_named_when_it_is_used(tmp_path):
         run.resume_point()
 
 
-def test_a_checkpoint_of_an_older_version_is_named(tmp_path):
-    """It has no digest: nobody can say whether it is whole."""
-    run = RunDir(tmp_path)
-    run.checkpoint.parent.mkdir()
-    torch.save({"server": {"round": 1}}, run.checkpoint)
-    for read in (run.load_checkpoint, run.resume_point):
-        with pytest.raises(ValueError, match="is of an older version of fedlsg and has no digest: continue this run"):
-            read()
-
-
 def test_torch_sees_no_byte_of_a_damaged_checkpoint(tmp_path, monkeypatch):
     run = RunDir(tmp_path)
     run.save_checkpoint({"server": {"round": 1}})

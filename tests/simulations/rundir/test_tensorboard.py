@@ -2,23 +2,11 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from simulations.rundir import journal
 from simulations.rundir.journal import EVENTS as FILE
-from simulations.rundir.tables import FIELDS, Row
-from tests.simulations.support.runs import resume_local
-
-
-def row(round: int, **changes: object) -> Row:
-    values = dict.fromkeys(FIELDS, 0) | {
-        "round": round, "accuracy": 0.5, "loss": 1.0, "epsilon_max": 1.25, "epsilon_median": 1.0, "seconds": 2.0,
-        "asked": "0 1 2", "answered": "0 2", "rejected": "1", "reasons": "1: late",
-    }  # fmt: skip
-    return Row(**(values | changes))
 
 
 def seen(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -28,10 +16,6 @@ def seen(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder))
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-def append(folder: Path, added: Row) -> int:
-    return journal.append_events(folder, added.round, added.scalars)
 
 
 def read(path: Path) -> Iterator[tuple[int, float]]:
@@ -60,12 +44,3 @@ def test_tensorboard_reads_every_run(small):
     assert shown["test/accuracy"] == [(r.round, pytest.approx(r.accuracy, rel=1e-6)) for r in small.rows]
     assert shown["bytes/uplink"] == [(r.round, r.uplink_bytes) for r in small.rows]
     assert (small.path / FILE).stat().st_size < 1_000
-
-
-def test_a_resumed_run_holds_each_step_once(stopped):
-    (_, first), *_ = read(stopped.path / FILE)
-    append(stopped.path, replace(stopped.rows[0], round=2))  # row 2, no checkpoint
-    run = resume_local(stopped.path)
-    assert raw_steps(run.path) == [1, 2]
-    assert [step for step, _ in seen(run.path)["seconds"]] == [1, 2]
-    assert next(iter(read(run.path / FILE)))[1] == first

@@ -2,7 +2,6 @@
 
 import math
 from functools import lru_cache
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from simulations import workloads
-from simulations.server.evaluate import evaluate, scores_of
+from simulations.server.evaluate import evaluate
 from simulations.workloads import Options, Split
 
 
@@ -95,33 +94,4 @@ def test_held_out_rows_are_disjoint_from_those_that_are_trained_on():
     assert (len(both_settings.train), len(both_settings.test)) == (75, 25)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_rows": 0}, r"expected 1 <= train_rows=0 <= 1437, the training rows of digits"),
-        ({"train_rows": 1438}, r"train_rows=1438 <= 1437"),
-        ({"holdout": 0.0}, r"expected 0 < holdout=0.0 < 1"),
-        ({"holdout": 1.0}, r"expected 0 < holdout=1.0 < 1"),
-        ({"holdout": -0.1}, r"expected 0 < holdout=-0.1 < 1"),
-        ({"holdout": float("nan")}, r"expected 0 < holdout=nan < 1"),
-        ({"holdout": 1e-9}, r"one row at least on either side"),
-        ({"train_rows": 1, "holdout": 0.5}, r"one row at least on either side of the 1 training rows"),
-        ({"dataset": "a/b"}, r"workload digits has no use for dataset='a/b'"),
-        ({"max_length": 8}, r"workload digits has no use for max_length=8"),
-        ({"max_length": 3}, r"workload digits has no use for max_length=3"),
-    ],
-)
-def test_options_out_of_range_or_out_of_place_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        digits(**options)
-
-
 SCORES, NUMBER = torch.ones(3, 2), torch.tensor(0.5)
-
-
-@pytest.mark.parametrize("outputs", [
-    SCORES, (SCORES, NUMBER), [NUMBER, SCORES], {"loss": NUMBER, "logits": SCORES}, {"aux": NUMBER, "scores": SCORES},
-    SimpleNamespace(logits=SCORES, loss=NUMBER),
-])  # fmt: skip
-def test_scores_are_the_first_tensor_with_a_batch(outputs):
-    assert scores_of(outputs) is SCORES

@@ -47,15 +47,6 @@ def test_rounds_one_by_one_are_what_all_ledgers_say(rounds):
         assert spent.by_reader()["outside"] <= found.largest * (1 + 1e-9)
 
 
-def test_clients_that_were_not_read_are_missing_in_the_display_and_found_at_the_end(tmp_path):
-    """Negative control: a round whose clients are not updated."""
-    spent = spent_of(str(tmp_path), [{0: 3.0}])
-    before = spent.displayed()
-    RunLedger(tmp_path / "ledger").charge([entry(1, 2, 1.5)])
-    assert spent.displayed() == before
-    assert spent.certified().largest > before.largest
-
-
 def test_an_entry_without_privacy_has_no_bound(tmp_path):
     spent = spent_of(str(tmp_path), [{0: 3.0, 1: 3.0}])
     RunLedger(tmp_path / "ledger").charge([entry(3, 2, 0.0, "clip-only")])

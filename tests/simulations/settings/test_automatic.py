@@ -1,7 +1,6 @@
 """What the rule fills where nobody chose: partial overrides, a method for a budget of bytes, what is recorded."""
 
 import pytest
-from torch import nn
 
 from simulations import workloads
 from simulations.plan.prepare import prepare
@@ -68,21 +67,3 @@ def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
     run = quick(tmp_path / "run", **nothing)
     assert run.summary["accuracy"] > 0.6
     assert run.summary["method"] == "dpsgd"
-
-
-def test_loaded_layers_take_a_tenth_and_a_new_classifier_the_whole():
-    """What is equal under two public seeds was loaded."""
-    body = nn.Linear(8, 4)
-
-    def transfer():
-        net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
-        net[0].load_state_dict(body.state_dict())
-        return net
-
-    found = filled(model=transfer)
-    assert (found["learning_rate"], found["classifier_learning_rate"]) == (0.003162, 0.03162)
-    whole = transfer()
-    found = filled(model=lambda: whole)
-    assert (found["learning_rate"], "classifier_learning_rate" in found) == (0.003162, False)
-    assert "classifier_learning_rate" not in filled()
-    assert filled({"method": "lora", "rank": 1}, model=transfer)["learning_rate"] == 0.03162

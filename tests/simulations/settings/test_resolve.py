@@ -2,15 +2,13 @@
 
 import json
 
-import pytest
 import torch
 
 from fedlsg.payload.layout import COMPACT
 from simulations.cli.app import app as cli
 from simulations.settings.resolve import uplink_codec
-from simulations.settings.settings import from_mapping
-from tests.fedlsg.support.coarse_codec import COARSE, planted
-from tests.simulations.support.runs import Run, plan_at
+from tests.fedlsg.support.coarse_codec import planted
+from tests.simulations.support.runs import Run
 
 OPTIONS = ["--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
 
@@ -34,18 +32,3 @@ def test_a_new_codec_runs_end_to_end(tmp_path):
         steps = torch.frombuffer(bytearray(payload[COMPACT.size : -16]), dtype=torch.int16)
         assert steps.abs().max() < 100  # the noise has a deviation of 4 steps
         assert steps.any()
-
-
-def test_the_setting_goes_with_the_file(tmp_path):
-    with planted(tmp_path):
-        from_mapping({"coarse_step": 1.0})
-    with pytest.raises(ValueError, match="unknown setting 'coarse_step'"):
-        from_mapping({"coarse_step": 1.0})
-
-
-@pytest.mark.parametrize("name", ["delta", "epsilon", "clip_norm", "noise_share", "learning_rate"])
-def test_a_codec_cannot_take_the_name_of_another_setting(name, tmp_path):
-    """config.toml would report one value, and the run would use another."""
-    source = COARSE.replace("coarse_step", name)
-    with planted(tmp_path, coarse=source), pytest.raises(ValueError, match=f"a codec declares '{name}'"):
-        plan_at(tmp_path / "run", rounds=1)

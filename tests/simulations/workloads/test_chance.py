@@ -29,10 +29,3 @@ def test_standard_error_by_hand():
     assert standard_error([0.5, 0.6], TEN) == pytest.approx(math.sqrt(0.005 / 2 + 0.2475 / 400))
     assert standard_error([0.5], TEN) == pytest.approx(0.025)
     assert standard_error([1.0], TEN) == pytest.approx(math.sqrt(0.09 / 400))  # never 0: chance's own variance
-
-
-def test_a_run_records_its_chance(small):
-    assert small.summary["chance"] == {
-        "num_classes": 10, "majority_share": pytest.approx(37 / 360), "test_examples": pytest.approx(360),
-    }  # fmt: skip
-    assert small.summary["hardware"]["cores"] >= 1

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 from simulations import workloads
-from simulations.workloads.images import imagenet
 from tests.simulations.support.runs import run_local
 
 CLASSES = ("n01440764", "n01443537", "n02102040")
@@ -41,16 +40,6 @@ def test_images_of_any_size_are_squares_and_labels_follow_the_folders(folder):
         assert labels.tolist() == [2, 0, 1]
         assert inputs.mean((2, 3)).argmax(1).tolist() == [2, 0, 1]  # the colour of the class
     assert loaded.default_model == "resnet-50"
-
-
-def test_only_the_rows_that_are_asked_for_are_opened(folder, monkeypatch):
-    opened = []
-    real = imagenet._decode
-    monkeypatch.setattr(imagenet, "_decode", lambda path: opened.append(path.name) or real(path))
-    loaded = workloads.load("imagenet", data_dir=folder)
-    assert opened == []
-    loaded.train.batch(torch.tensor([3, 1]))
-    assert opened == [f"{CLASSES[0]}_3.JPEG", f"{CLASSES[0]}_1.JPEG"]
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from fedlsg.carriers import LowRank, carried_parameters
@@ -16,7 +14,6 @@ from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
 from simulations.workloads import LoadedWorkload, Options, build_model
-from simulations.workloads.texts import Tokens
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -103,30 +100,6 @@ def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
     monkeypatch.setattr("simulations.workloads.texts.MAX_LENGTH", 32)
-
-
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data(), typed=st.booleans())
-def test_padding_gives_back_every_text(lengths, data, typed):
-    rng = np.random.default_rng(0)
-    texts = [rng.integers(10, 99, size) for size in lengths]
-    stored = Tokens(
-        ids=np.concatenate(texts).astype(np.int32),
-        types=np.concatenate(texts).astype(np.uint8) % 2 if typed else None,
-        offsets=np.cumsum([0, *lengths]),
-        pad_id=1,
-        max_length=9,
-    )
-    rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6))
-    batch = stored[np.array(rows, dtype=np.int64)]
-    assert ("token_type_ids" in batch) == typed
-    assert all(t.dtype == torch.int64 for t in batch.values())
-    longest = 8 if all(lengths[row] < 8 for row in rows) else 9  # the padded lengths below 9 are 8 alone
-    for name, tensor in batch.items():
-        assert tensor.shape == (len(rows), longest), name
-    for place, row in enumerate(rows):
-        size = lengths[row]
-        assert batch["input_ids"][place].tolist() == [*texts[row].tolist(), *[1] * (longest - size)]
-        assert batch["attention_mask"][place].tolist() == [1] * size + [0] * (longest - size)
 
 
 # --- sorted by length

@@ -210,42 +210,6 @@ def test_damaged_data_is_named_and_leaves_no_cache(mirror, plant, error, message
 # --- the cache ---
 
 
-def entry_of(folder: Path) -> Path:
-    (entry,) = folder.iterdir()
-    return entry
-
-
-def flip_a_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(bytes(content))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda entry: flip_a_bit(entry / "train_images.npy"),
-        lambda entry: flip_a_bit(entry / "test_labels.npy"),
-        lambda entry: (entry / "train_images.npy").write_bytes((entry / "train_images.npy").read_bytes()[:-5000]),
-        lambda entry: (entry / "train_labels.npy").unlink(),
-        lambda entry: (entry / "manifest.json").unlink(),
-        lambda entry: (entry / "manifest.json").write_text("{}"),
-        lambda entry: (entry / "manifest.json").write_text('["half'),
-    ],
-)
-def test_a_damaged_cache_is_built_again(mirror, damage):
-    """Planted: a flipped bit, a file cut short, a missing file, a missing or broken manifest."""
-    good = np.array(load_cifar10(mirror).train.inputs)
-    damage(entry_of(mirror.parent / "cache"))
-    said: list[str] = []
-    assert np.array_equal(load_cifar10(mirror, said).train.inputs, good)
-    assert "damaged" in said[0]
-    said.clear()
-    load_cifar10(mirror, said)
-    assert said == []
-    assert [path.name for path in (mirror.parent / "cache").iterdir()] == [entry_of(mirror.parent / "cache").name]
-
-
 def test_processes_at_once_agree(tmp_path):
     make_mirror(tmp_path / "data")
     program = (

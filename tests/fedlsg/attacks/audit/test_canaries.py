@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.attacks.audit.shipped import make_canaries, release
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
@@ -38,11 +37,3 @@ def test_a_canary_adds_to_the_sum_what_it_says():
     made = setting(clip_norm=0.5, classifier_clip_weight=3.0)
     found = canaries(made)
     assert_close(sent(made, found.gradients[:5]), found.clipped[:5].sum(0), atol=1e-6, rtol=1e-5)
-
-
-def test_step_weights_are_what_the_client_adds_up():
-    made = setting()
-    row = canaries(made).gradients[:1]
-    local = {"steps": 3, "momentum": 0.5, "learning_rate": 0.1}
-    total = sum(step_weights(LocalTraining(**local)))
-    assert_close(sent(made, row, **local), total * sent(made, row), atol=1e-6, rtol=1e-5)

@@ -61,22 +61,6 @@ def test_carriers_of_eq_3_are_never_scaled(power):
         check_orthonormal(core.L, core.R, "here")
 
 
-def test_a_core_is_scaled_by_the_spectrum_that_it_predicts():
-    """Columns of L by (nu / mean + damping)^-power of the unit eigenvectors; their predicted norm halves."""
-    plain, scaled = (
-        probe_basis(replace(CORE, power=power, damping=0.1), public(CORE), SOURCE).pairs for power in (0.0, 0.5)
-    )
-    for name, pair in scaled.items():
-        m, n = pair.L.shape[0], pair.R.shape[1]
-        for X, E, energy in (
-            (pair.L, plain[name].L * (pair.out_energy * m + 0.1) ** -0.5, pair.out_energy),
-            (pair.R.mT, plain[name].R.mT * (pair.in_energy * n + 0.1) ** -0.5, pair.in_energy),
-        ):
-            assert torch.allclose(X, E * (X.norm() / E.norm()), rtol=1e-5, atol=1e-7)
-            kept = float((X.square().sum(0) * energy).sum() / energy.sum())
-            assert kept == pytest.approx(0.5, rel=1e-5)
-
-
 def test_the_predicted_energy_is_that_of_the_probes_gradients():
     """Core: of the gradients projected on each carrier. Tangent: of each row, and of each column or in channel."""
     model, generator = net().eval(), public(CORE).generator("probe", 1)
@@ -124,14 +108,3 @@ def test_a_basis_comes_back_from_its_numbers(carrier):
         assert again.out_energy.equal(pair.out_energy)
         assert again.in_energy.equal(pair.in_energy)
         assert (pair.L.shape[0], pair.R.shape[1]) == (m, n)
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(7), torch.zeros(3, 3), torch.zeros(7, dtype=torch.float64)])
-def test_other_numbers_are_no_basis(wrong):
-    weights = public(CORE).weights
-    with pytest.raises(ValueError, match="finite float32 numbers"):
-        unflatten(wrong, CORE, weights, CARRIED, round=1)
-    numbers = flat(CORE)
-    numbers[0] = torch.nan
-    with pytest.raises(ValueError, match="finite float32 numbers"):
-        unflatten(numbers, CORE, weights, CARRIED, round=1)

@@ -18,7 +18,6 @@ from simulations.compare.cells.worker import Job as CellJob
 from simulations.compare.cells.worker import Outcome
 from simulations.compare.search import output, trials
 from simulations.compare.search.command import make_job, search_command
-from simulations.compare.search.pickers import FILE
 from simulations.compare.search.trials import FIRST_SEED
 from simulations.report.words import epsilon_words
 from tests.simulations.support.compare_cases import fake
@@ -114,31 +113,6 @@ def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(se
     assert "the epsilon of choosing is inf for them" in note
     assert printed.index("CHOOSING COSTS PRIVACY") < printed.index("[1/6]")
     assert f"the epsilon of choosing by 6 trials like this one: {epsilon_words(spent)}" in printed
-
-
-def test_an_interrupted_search_goes_on_as_one_that_ran_through(search, tmp_path):
-    def stop(job: CellJob) -> Outcome:
-        if "lsg-trial001" in job.path:
-            raise KeyboardInterrupt
-        return finish(job)
-
-    with pytest.raises(KeyboardInterrupt):
-        search(stop)
-    assert "the same command continues this search" in search.printed
-    journal = tmp_path / "search" / FILE
-    journal.write_bytes(journal.read_bytes() + b'{"op_code":5,"worker')  # a line that a crash left incomplete
-    _, _, asked = search()
-    assert asked == ["start lsg-trial001", "start dpsgd-trial002", "start lsg-trial002"]
-    names = ("learning_rate", "rank", "accuracy", "status")
-    interrupted = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "search").items()}
-    status, _, asked = search()
-    assert (status, asked) == (0, [])
-    _, _, asked = search(out=str(tmp_path / "through"))
-    assert len(asked) == 6
-    through = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "through").items()}
-    assert interrupted == through
-    _, _, asked = search(trials=4)
-    assert asked == ["start dpsgd-trial003", "start lsg-trial003"]
 
 
 @pytest.mark.parametrize(
