@@ -1,18 +1,16 @@
 """The registry: a new codec is one file, its wire id is its own, and nobody else says its name."""
 
 import ast
-import random
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from tests.fedlsg.payload.test_message_fuzz import damaged
 
 from fedlsg.payload import PayloadError, all_codecs, check_fits, codec_settings, find_codec, pack, unpack
 from strategies import recipe
 from tests.fedlsg.support.coarse_codec import COARSE, planted
-from tests.fedlsg.support.compact_oracle import MODES, compact, resealed
+from tests.fedlsg.support.compact_oracle import MODES, compact
 from tests.places import REPOSITORY
 
 WIRE_IDS = {"float32": 1, "float16": 2, "bfloat16": 3, "noise-floor": 4, "int8": 5, "sign": 6}
@@ -50,27 +48,6 @@ def test_settings_of_codecs_are_declared_once(tmp_path):
     why = r"'coarse_step' has two different declarations.* by codec coarse, .* by codec other"
     with planted(tmp_path, coarse=COARSE, other=other), pytest.raises(ValueError, match=why):
         codec_settings()
-
-
-def test_spoilt_messages_of_a_new_codec(tmp_path):
-    """Whatever bytes its values have, a receiver gets values within the bound, or a PayloadError."""
-    rng, accepted, refused = random.Random(3), 0, 0
-    with planted(tmp_path):
-        subjects = [compact(find_codec("coarse"), mode, max_norm=40.0) for mode in MODES]
-        for _ in range(1_000):
-            message, expected = rng.choice(subjects)
-            spoilt = damaged(message, rng, rng.choice(subjects)[0])
-            if rng.random() < 0.7 and len(spoilt) > 16:
-                spoilt = resealed(message[:28] + spoilt[28:-16], expected)
-            try:
-                values = unpack(spoilt, expected)
-            except PayloadError:
-                refused += 1
-                continue
-            accepted += 1
-            assert float(values.double().norm()) <= 40 + 0.125 * 15**0.5 + 1e-4
-    assert accepted > 10
-    assert refused > 500
 
 
 @pytest.mark.parametrize(
