@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedlsg.secure_sum import SecureSumError, Server, Terms
+from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Terms
 from fedlsg.secure_sum import messages as wire
 from tests.fedlsg.support.secure_rounds import make_clients, make_terms
 
@@ -80,6 +80,64 @@ def steps_of(server: Server) -> tuple[Callable[..., object], ...]:
 
 
 HONEST = Honest(TERMS)
+
+
+def fuzz_client(count: int, seed: int) -> int:
+    """How many spoilt messages a client refused. It goes on as if they had not come.
+
+    A roster with other public keys is a roster, and another set of m survivors is one: the client cannot know better. A
+    request with too few wrong tags to matter is a request, and gets the honest answer.
+    """
+    rng, refused = random.Random(seed), 0
+    client = announced()
+    for stage in range(4):
+        if stage == 2:
+            client.masked(np.arange(20))
+        honest, before = HONEST.down[stage][WHO], client.export()
+        for _ in range(count):
+            spoilt = damaged(honest, rng)
+            if spoilt == honest:
+                continue
+            try:
+                answer = (client.shares, client.accept, client.agree, client.unmask)[stage](spoilt)
+            except SecureSumError:
+                refused += 1
+                continue
+            assert stage in (0, 2) or (stage == 3 and answer == HONEST.up[4][WHO])
+            assert len(spoilt) == len(honest)
+            client = Client.restore(TERMS, WHO, before)
+        (client.shares, client.accept, client.agree, client.unmask)[stage](honest)
+    assert client.unmask(HONEST.down[3][WHO]) == HONEST.up[4][WHO]
+    return refused
+
+
+def announced() -> Client:
+    client = make_clients(TERMS)[WHO]
+    client.keys()
+    return client
+
+
+def fuzz_server(count: int, seed: int) -> int:
+    """How many spoilt messages a server refused, one of each stage and attempt. The others are not touched."""
+    rng, refused = random.Random(seed), 0
+    for at in range(count):
+        stage = at % 5
+        server = copy.deepcopy(HONEST.servers[stage])
+        messages = dict(HONEST.up[stage])
+        messages[WHO] = damaged(messages[WHO], rng)
+        outcome = steps_of(server)[stage](messages.items())
+        assert set(server.refused) <= {WHO}
+        refused += WHO in server.refused
+        assert WHO in server.refused or not isinstance(outcome, GivenUp) or "do not fit" in outcome.reason
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("clients", "servers"), [(500, 600), pytest.param(20_000, 10_000, marks=pytest.mark.slow, id="many")]
+)
+def test_only_the_named_error_comes_out(clients, servers):
+    assert fuzz_client(clients, 0) > 3 * clients
+    assert fuzz_server(servers, 1) > 0.6 * servers
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "text", bytearray(200), memoryview(bytes(200)), [b""], {}])
