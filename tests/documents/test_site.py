@@ -1,15 +1,27 @@
-"""The site: every page is in its navigation, and what leaves docs/ or is no Markdown becomes a page, too.
+"""The site, the reference and the README: every page is there once, is what the code makes, and is described.
 
 The site itself is built by .ci/run, with every warning an error; here only its own parts are tested.
 """
 
+import re
+import subprocess
+import sys
+
+import click
 import pytest
+
+import fedlsg
+from docs._sphinx.reference.api import GROUPS
+from docs._sphinx.reference.commands import STATUS
+from docs._sphinx.reference.pages import PAGES
+from simulations import workloads
+from tests.documents.check_commands import command_line
+from tests.places import REPOSITORY
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
 from docs._sphinx.links import problems
 from docs._sphinx.navigation import CHAPTERS
-from tests.places import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 
@@ -44,3 +56,71 @@ def test_links_of_the_built_pages(tmp_path, body, count):
     (tmp_path / "b" / "c.html").write_text('<p id="here"></p>')
     (tmp_path / "a.html").write_text(f'<p id="top"></p>{body}')
     assert len(list(problems(tmp_path))) == count
+
+
+FOLDER = REPOSITORY / "docs" / "reference"
+AGAIN = "write it again: python -m docs._sphinx.reference"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_makes(name):
+    assert (FOLDER / f"{name}.md").read_text() == PAGES[name](), AGAIN
+
+
+def test_there_are_no_other_pages():
+    assert {path.stem for path in FOLDER.glob("*.md")} == set(PAGES)
+
+
+def test_every_public_name_is_described():
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(set(fedlsg.__all__) - {"__version__"})
+
+
+def test_every_command_and_every_workload_is_described():
+    commands, sets = ((FOLDER / f"{name}.md").read_text() for name in ("commands", "workloads"))
+    for name, command in command_line().commands.items():
+        if command.hidden:
+            continue
+        section = commands.split(f"## fedlsg {name}\n")[1].split("\n## ")[0]
+        options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+        assert all(option.opts[0] in section for option in options)
+    assert all(f"| `{name}` |" in sets for name in workloads.names())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "status"), [
+    (["--version"], "0"),
+    (["run", "-c", "gone=1"], "1"),
+    (["run", "--gone"], "2"),
+])  # fmt: skip
+def test_exit_statuses(arguments, status, tmp_path):
+    """130 and 143: tests/simulations/cli/test_app.py and the tests of interrupted runs."""
+    command = [sys.executable, "-m", "simulations", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert str(done.returncode) == status
+    assert status in STATUS
+
+
+README = REPOSITORY / "README.md"
+PAPERS = REPOSITORY / "docs" / "papers.md"
+ROW = re.compile(r"^\| (?!in the paper)([^|-][^|]*) \| ([^|]*) \|", re.MULTILINE)
+SAID = ("missing", "theory", "drawing", "fedlsg ", "python ", "preset", "](results/")
+
+
+def test_the_readme_is_short_and_keeps_the_test_command():
+    text = README.read_text()
+    assert len(text.splitlines()) < 120
+    command = 'python -m pytest -m "not slow and not gpu" -n 2'
+    assert command in text
+    assert command in (REPOSITORY / ".ci" / "run").read_text()
+
+
+def uncovered(text: str) -> list[str]:
+    """Rows that neither name a command or a result nor say that there is none."""
+    return [item for item, cell in ROW.findall(text) if not any(word in cell for word in SAID)]
+
+
+def test_every_row_of_the_papers_has_a_command_or_says_missing():
+    text = PAPERS.read_text()
+    assert uncovered(text) == []
+    assert len(ROW.findall(text)) > 75
+    assert uncovered(text + "\n| Eq. 9 | soon | |\n") == ["Eq. 9"]

@@ -1,8 +1,11 @@
-"""Pickles that are made to harm their reader: none makes an array of addresses, or a type of a size that it has not."""
+"""Checkpoints that are converted: pickles that are made to harm their reader make no array of addresses and run no code."""
 
 import collections
+import os
 import pickle
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ import numpy as np
 import pytest
 
 from examples.convert_weights import read_arrays
+from tests.places import REPOSITORY
+from tests.simulations.support.haiku_wrn import made_params
 
 
 class Raw:
@@ -66,3 +71,39 @@ def test_bytes_of_the_file_are_not_taken_as_addresses(value, tmp_path):
 def test_arrays_that_do_not_hold_what_they_say_are_refused(value, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         read_arrays(written(tmp_path, value))
+
+
+# --- forms of a file
+
+
+# --- what is refused
+
+
+class Hostile:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.folder),))
+
+
+def test_a_pickle_cannot_run_code(tmp_path):
+    """The control: ``pickle.load`` runs it."""
+    file, folder = tmp_path / "w.dill", tmp_path / "made"
+    file.write_bytes(pickle.dumps({"params": made_params(0), "extra": Hostile(folder)}))
+    with pytest.raises(ValueError, match=r"names posix\.mkdir, which may run code: .* numpy\.savez"):
+        read_arrays(file)
+    assert not folder.exists()
+    pickle.loads(file.read_bytes())
+    assert folder.exists()
+
+
+# --- the program
+
+
+def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The example, run in a folder."""
+    command = [sys.executable, str(REPOSITORY / "examples" / "convert_weights.py"), *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -1,10 +1,17 @@
-"""Callbacks around a run: when they are called, how one stops a run, and what a stopped run says of itself."""
+"""Callbacks around a run, by name or given: when they are called, how one stops a run, what MLflow and Weights & Biases hold of it."""
+
+import json
+import time
 
 import pytest
 import torch
 
 import fedlsg
+from fedlsg import user_code
 from simulations.callbacks.callback import Watched
+from simulations.callbacks.named import named
+from simulations.rundir.results import read_run
+from simulations.rundir.rundir import RunDir
 from tests.simulations.support.own import quick
 
 
@@ -95,3 +102,124 @@ def test_early_stopping_waits_for_evaluations_without_improvement():
     assert stopped_after(fedlsg.EarlyStopping(patience=1, min_delta=0.1), 0.3, 0.35) == 2
     assert stopped_after(fedlsg.EarlyStopping(monitor="loss", patience=1), 2.0, 1.0, 1.5, monitor="loss") == 3
     assert stopped_after(fedlsg.EarlyStopping(patience=1, mode="min"), 0.3, 0.2, 0.25) == 3
+
+
+MINE = """
+import fedlsg
+
+def watch(row):
+    print("round", row["round"])
+
+MADE = []
+
+class Limit(fedlsg.Callback):
+    def __init__(self, *, rounds: int = 2, word: str = "limit"):
+        MADE.append(word)
+        self.rounds, self.word = rounds, word
+
+    def on_round(self, row):
+        if row["round"] >= self.rounds:
+            raise fedlsg.StopRun(self.word)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "my callbacks.py"
+    file.write_text(MINE)
+    user_code.permit(*(f"{file}:{name}" for name in ("watch", "MADE", "Limit")))
+    return file
+
+
+def test_names_with_parameters():
+    first, second = named("early-stopping patience=3 monitor=loss; best-model")
+    assert (type(first), first.patience, first.monitor) == (fedlsg.EarlyStopping, 3, "loss")
+    assert type(second) is fedlsg.BestModel
+    assert named(None) == named("") == named(" ; ") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("early-stoping", "unknown name 'early-stoping'; did you mean 'early-stopping'"),
+        ("best-model patience=3", "unknown parameter of best-model 'patience'"),
+        ("early-stopping 3", "expected '3' of early-stopping as parameter=value"),
+        ("early-stopping patience=0", "expected patience=0 >= 1"),
+        ("early-stopping patience=many", "patience"),
+        ("missing.py:watch", "there is no file"),
+    ],
+)
+def test_what_is_wrong_is_named(text, message):
+    user_code.permit("missing.py:watch")
+    with pytest.raises(ValueError, match=message):
+        named(text)
+
+
+def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = quick(tmp_path / "run", rounds=3, callbacks="'my callbacks.py:Limit' rounds=1 word=enough")
+    assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
+    assert user_code.load(f"{mine}:MADE", "list") == ["enough"], "made once"
+    assert str(mine) in RunDir(tmp_path / "run").read_config().callbacks
+    assert read_run(tmp_path / "run").summary["stopped"] == "enough"
+
+
+@pytest.fixture
+def tracking(tmp_path, monkeypatch):
+    """MLflow's client, on a store of this test."""
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'fedlsg[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return mlflow.MlflowClient()
+
+
+def interrupt(row):
+    if row["round"] == 1:
+        raise KeyboardInterrupt
+
+
+def only_run(client):
+    (experiment,) = (one for one in client.search_experiments() if one.name == "mine")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
+    found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine")])
+    run = only_run(tracking)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.data.params["rounds"] == "2"
+    assert str(tmp_path) not in json.dumps(run.data.params), "no folder of this machine"
+    assert run.data.metrics["final/accuracy"] == found.summary["accuracy"]
+    history = tracking.get_metric_history(run.info.run_id, "epsilon/max")
+    assert [(one.step, one.value) for one in history] == [(row["round"], row["epsilon_max"]) for row in found.rounds]
+
+
+@pytest.mark.slow
+def test_weights_and_biases_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases(project="mine")])
+    identity = (found.directory / "wandb-run-id").read_text().strip()
+    (file,) = (found.directory / "wandb").glob(f"offline-run-*/run-{identity}.wandb")
+    deadline = time.monotonic() + 30  # a process of its own writes the file
+    while b"final/accuracy" not in file.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert b"epsilon/max" in file.read_bytes()
+    assert b"final/accuracy" in file.read_bytes()
+    assert wandb.run is None, "finished"
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path / "other", rounds=2, callbacks=[fedlsg.WeightsAndBiases(), interrupt])
+    assert wandb.run is None
+
+
+def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):
+    """The error is that of a process that never logged in: init remembers earlier runs of this process."""
+    wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
+
+    def init(**settings):
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(ValueError, match=r"callbacks=wandb: No API key.* \(WANDB_MODE=offline needs no account\)"):
+        quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases()])

@@ -1,8 +1,14 @@
-"""Which cells a grid has, in which order, with which settings; and what it refuses."""
+"""Which cells a grid has, what it varies, which cannot run, and what is refused before the first."""
+
+from dataclasses import replace
 
 import pytest
 
-from tests.simulations.support.compare_cases import grid
+from simulations.compare.cells.check import check_cells
+from simulations.compare.cells.grid_file import parse_varied, read_varied
+from simulations.compare.command import accepted
+from simulations.rundir.results import Result
+from tests.simulations.support.compare_cases import grid, result
 
 
 def test_the_cells_of_a_small_grid_by_hand():
@@ -48,3 +54,90 @@ def test_what_a_grid_refuses(kind):
     keys, message = REFUSED[kind]
     with pytest.raises(ValueError, match=message):
         grid(**keys)
+
+
+SMALL = {"rounds": 2, "noise_multiplier": 2.0}
+
+
+def cells(methods, **settings):
+    vary = settings.pop("vary", {})
+    return grid(methods=methods, settings=SMALL | settings, vary=vary, seeds=2).cells()
+
+
+def test_cells_that_run_are_accepted():
+    check_cells(cells({"lsg": {}, "dpsgd": {}, "sgd": {}}))
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "words"),
+    [
+        ({"lsg": {"rank": 4000}}, {}, r"lsg-seed0, lsg-seed1: rank=4000 carries no layer"),
+        ({"lsg": {}}, {"vary": {"clients": [2, 5000]}}, r"lsg-clients5000-seed0, .*: expected clients in 1..1437"),
+        ({"lsg": {}}, {"vary": {"rank": [4, 4000]}}, r"lsg-rank4000-seed0.*rank=4000 carries no layer"),
+        ({"lsg": {"sample_rate": 0.1, "batch_size": 3}}, {}, "lsg-seed0, lsg-seed1: .* give either sample_rate"),
+    ],
+)
+def test_those_that_cannot_are_named_with_the_reason(methods, settings, words):
+    with pytest.raises(ValueError, match=f"cells cannot run, so none was started: {words}"):
+        check_cells(cells(methods | {"dpsgd": {}}, **settings))
+
+
+def test_a_method_is_left_out_only_if_every_cell_of_it_is_refused():
+    varied = grid(methods={"dpsgd": {}, "sgd": {}}, vary={"trust": ["client", "secure"]})
+    assert accepted(varied) == (varied, {})
+    with pytest.raises(ValueError, match="sgd-trustsecure-seed0: trust=secure"):
+        check_cells(varied.cells())
+
+
+CLIPS, NOISES = (0.1, 1.0, 10.0), (0.5, 2.0)
+METHODS = {"dpsgd": {}, "lsg": {}, "sgd": {}, "lsg-c3": {"method": "lsg", "clip_norm": 3.0}}
+
+
+def test_every_method_is_run_with_all_combinations_of_the_settings_that_it_has():
+    made = grid(methods=METHODS, vary={"clip_norm": [1, 0.1], "rank": [2, 4]})
+    assert [cell.name for cell in made.cells()] == [
+        "dpsgd-clip_norm0.1-seed0",
+        "lsg-clip_norm0.1-rank2-seed0",
+        "sgd-seed0",
+        "lsg-c3-rank2-seed0",
+        "lsg-clip_norm0.1-rank4-seed0",
+        "lsg-c3-rank4-seed0",
+        "dpsgd-clip_norm1-seed0",
+        "lsg-clip_norm1-rank2-seed0",
+        "lsg-clip_norm1-rank4-seed0",
+    ]
+    assert made.cells()[4].given.items() >= {"clip_norm": 0.1, "rank": 4}.items()
+    assert made.cells()[4].varied == (("clip_norm", 0.1), ("rank", 4))
+    assert made.dropped() == [("dpsgd", "rank"), ("sgd", "clip_norm"), ("sgd", "rank")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "more", "words"),
+    [
+        (["clip_norm"], {}, "expected --vary NAME=A,B,C, got 'clip_norm'"),
+        (["clip_norm=1,2", "clip-norm=1,2"], {}, "--vary clip_norm is given twice"),
+        (["clip_norn=1,2"], {}, "unknown setting 'clip_norn'; did you mean 'clip_norm'"),
+        (["clip_norm=1"], {}, "expected two values of clip_norm at least"),
+        (["clip_norm=0,1"], {}, "expected 1e-30 <= clip_norm=0"),
+        (["epsilon=1,3"], {}, "epsilon is an axis of its own: give it as --epsilons"),
+        (["clip_norm=1,2"], {"settings": {"clip_norm": 1.0}}, "clip_norm is varied, and given elsewhere"),
+        (["rank=1,2"], {"ranks": [1, 2]}, "rank is varied, and given elsewhere"),
+        (["noise_multiplier=1,2"], {"epsilons": [3.0]}, "give either --epsilons or"),
+        (["damping=0.1,0.2"], {}, "none of the methods lsg, sgd has a setting damping"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(texts, more, words):
+    with pytest.raises(ValueError, match=words):
+        grid(vary=parse_varied(read_varied(texts)), **more)
+
+
+def accuracy(clip: float, noise: float) -> float:
+    """Different for every pair, and not symmetric: best at clip 1, noise 0.5."""
+    return 0.9 - 0.2 * abs(CLIPS.index(clip) - 1) - 0.07 * NOISES.index(noise) - 0.01 * CLIPS.index(clip)
+
+
+def varied(clip: float, noise: float, seed: int, method: str = "dpsgd") -> Result:
+    pairs = (("clip_norm", clip), ("noise_multiplier", noise))
+    mean = accuracy(clip, noise) + (0.02 if seed else -0.02)
+    found = result(mean, method=method, epsilon=8 / noise, seed=seed, settings={"epsilon": None, **dict(pairs)})
+    return replace(found, group=(method, *pairs), varied=pairs)

@@ -1,13 +1,22 @@
-"""The run directory: nothing is overwritten, nothing half-written is taken for whole."""
+"""The run directory: nothing is overwritten, nothing half-written is taken for whole, and scratch folders are gone."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from simulations.rundir.files.scratch import scratch
 from simulations.rundir.lock import create
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.updates import read_frame, round_folder
 from simulations.settings.settings import Settings
+from tests.places import REPOSITORY
 
 SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, parameters={"rank": 4})
 
@@ -94,3 +103,48 @@ def test_an_existing_directory_is_never_overwritten(tmp_path):
     with pytest.raises(ValueError, match="is not empty; choose another --out, or continue it with fedlsg resume"):
         create(str(tmp_path / "run"), SETTINGS)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+HOLD = """
+import sys, time
+from simulations.rundir.files.scratch import scratch
+with scratch() as folder:
+    (folder / "secret").write_text("x")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_it_is_private_and_gone_afterwards():
+    with scratch() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "a").mkdir()
+    assert not folder.exists()
+    with pytest.raises(ValueError, match="planted"), scratch() as folder:
+        raise ValueError("planted")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_folder(number):
+    command = [sys.executable, "-c", HOLD]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert (folder / "secret").exists()
+        process.send_signal(number)
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_frame_comes_back_bit_for_bit(small):
+    frame, about = read_frame(round_folder(small.path, 1))
+    assert about["digest"] == frame.digest.hex()
+    assert (round_folder(small.path, 1) / "client-000000.bin").read_bytes()[32:64] == frame.digest
+    offsets = [block["offset"] for block in about["blocks"]]
+    assert [b["part"] for b in about["blocks"]][:3] == ["L", "R", "dense"]
+    assert offsets == [0, *np.cumsum([block["size"] for block in about["blocks"]])[:-1]]

@@ -1,11 +1,21 @@
-"""What the rule fills where nobody chose: partial overrides, a method for a budget of bytes, what is recorded."""
+"""What is filled where nobody chose: the rule's parts, the rate of a head, the device."""
+
+from dataclasses import replace
 
 import pytest
+import torch
 
 from simulations import workloads
+from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
+from simulations.plan.plan import make_plan
 from simulations.plan.prepare import prepare
+from simulations.rundir.rundir import RunDir
+from simulations.settings.automatic import device_of
+from simulations.settings.resolve import fill
 from simulations.settings.settings import from_mapping, values_of
+from simulations.workloads.text_sets import DEFAULTS
 from tests.simulations.support.own import quick, workload
+from tests.simulations.support.runs import SMALL
 
 NAME = "rule-test"
 RULE = {"optimizer": "adam", "optimizer_options": "betas=0.5 0.99", "layer_rates": "fan-in"}
@@ -67,3 +77,62 @@ def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
     run = quick(tmp_path / "run", **nothing)
     assert run.summary["accuracy"] > 0.6
     assert run.summary["method"] == "dpsgd"
+
+
+@pytest.fixture(scope="module")
+def workload_of_head_rate():
+    """Digits with the preset of texts, which has a rate for the classifier."""
+    return replace(workloads.load("digits"), defaults=DEFAULTS, method_defaults={})
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate", "head"),
+    [
+        ({"method": "dpsgd", "features": "scattering", "learning_rate": 30.0}, 30.0, None),
+        ({"method": "linear-probe", "learning_rate": 30.0}, 30.0, None),
+        ({"method": "dp-tl", "sparsity": 0.5, "learning_rate": 30.0}, 30.0, None),
+        ({"method": "linear-probe"}, 1e-3, 0.05),
+        ({"method": "linear-probe", "learning_rate": 30.0, "classifier_learning_rate": 2.0}, 30.0, 2.0),
+        ({"method": "dpsgd", "learning_rate": 30.0}, 30.0, 0.05),
+        ({"method": "lora", "learning_rate": 30.0}, 30.0, 0.05),
+    ],
+)
+def test_a_given_learning_rate_is_that_of_what_is_trained(workload_of_head_rate, settings, rate, head):
+    filled = fill(from_mapping(settings), workload_of_head_rate)
+    assert filled.parameters["learning_rate"] == rate
+    assert filled.parameters.get("classifier_learning_rate") == head
+
+
+def with_cuda(patch: pytest.MonkeyPatch, there: bool) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: there)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "found"),
+    [
+        ("auto", True, "cuda"),
+        ("auto", False, "cpu"),
+        ("cpu", True, "cpu"),
+        ("cpu", False, "cpu"),
+        ("cuda", True, "cuda"),
+    ],
+)
+def test_auto_is_cuda_where_torch_finds_it(monkeypatch, wanted, there, found):
+    with_cuda(monkeypatch, there)
+    assert device_of(wanted) == found
+
+
+def test_cuda_that_is_not_there_is_refused(monkeypatch):
+    with_cuda(monkeypatch, False)
+    with pytest.raises(ValueError, match="finds no CUDA device here; use --device cpu, or auto"):
+        device_of("cuda")
+
+
+def test_a_run_that_is_resumed_on_another_device_says_so(tmp_path, monkeypatch):
+    with_cuda(monkeypatch, False)
+    plan, run = make_plan(from_mapping(SMALL)), RunDir(tmp_path)
+    keep_data_digest(plan, run)
+    saved = fingerprint(plan)
+    assert check_unchanged(saved, plan, run) == []
+    saved["settings"]["device"] = "cuda"
+    assert check_unchanged(saved, plan, run) == ["device = cpu (was cuda)"]

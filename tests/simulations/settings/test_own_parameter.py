@@ -1,15 +1,20 @@
-"""A method with a parameter of its own is one new file: every way of giving settings takes the parameter."""
+"""A method or a codec with a parameter of its own is one new file: every way of giving settings takes it."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import strategies
+from fedlsg.payload.layout import COMPACT
+from simulations.cli.app import app as cli
 from simulations.plan.prepare import prepare
-from simulations.settings.resolve import build_method
+from simulations.settings.resolve import build_method, uplink_codec
 from simulations.settings.settings import as_config, from_mapping
+from tests.fedlsg.support.coarse_codec import planted
 from tests.simulations.support.runs import Run
 
 WIDE = """
@@ -86,3 +91,27 @@ def test_files_say_what_builds_the_same_method_again(tmp_path, monkeypatch):
     before = {**as_config(dense.settings), "rank": 0}  # as files of before say it
     assert prepare(from_mapping(before)).method == dense.method
     sys.modules.pop("strategies.recipes.twice", None)
+
+
+OPTIONS = ["--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
+
+
+def test_a_new_codec_runs_end_to_end(tmp_path):
+    """Both ways, from the command line; what arrives is a multiple of the step that was given."""
+    (tmp_path / "codecs").mkdir()
+    run = Run(tmp_path / "run")
+    options = ["--codec", "coarse", "-c", "coarse_step=0.5", "--downlink", "sparse", "-c", "downlink-codec=coarse"]
+    with planted(tmp_path / "codecs"):
+        cli(["run", "--engine", "local", "--out", str(run.path), *OPTIONS, *options], standalone_mode=False)
+        assert uplink_codec(run.directory.read_config()).summary() == {"coarse_step": 0.5}
+    summary = json.loads(run.directory.summary.read_text())
+    assert summary["codec"] == {"name": "coarse", "indices": "derived", "coarse_step": 0.5}
+    assert summary["downlink"]["codec"] == "coarse"
+    assert summary["downlink"]["coarse_step"] == 0.5
+    assert [row.rejected for row in run.rows] == ["", ""]
+    assert len(run.payloads) == 4
+    for payload in run.payloads.values():
+        assert payload[5] == 100
+        steps = torch.frombuffer(bytearray(payload[COMPACT.size : -16]), dtype=torch.int16)
+        assert steps.abs().max() < 100  # the noise has a deviation of 4 steps
+        assert steps.any()

@@ -1,18 +1,24 @@
-"""GEP: two parts of one gradient, clipped apart, released together, and accounted as the one release that they are."""
+"""GEP, BitFit and DP-KFC by their formulas: one release, clipped and accounted, and the gradient that the server applies."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlsg.accounting import Event, compose
+from fedlsg.carriers import Dense, carried_parameters, prepare_model
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients.per_example import summed_gradient
+from fedlsg.method import make_frame
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit
+from strategies import recipe
+from tests.fedlsg.support.gradient_oracle import cross_entropy
+from tests.strategies.contract import FEATURES, SCHEDULE, SEED, Case, cnn, mlp
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state
 
@@ -102,3 +108,69 @@ def test_the_ledger_is_charged_for_both_releases_of_one_batch():
 
     assert spent(s[0]) < 0.8 * spent(joint)
     assert spent(*s) < 0.99 * spent(joint)  # two samples of their own would hide the example better than one for both
+
+
+CHOICES_OF_DP_KFC = {"probes": 40, "learning_rate": 0.5}
+
+
+def test_every_layer_before_the_classifier_is_preconditioned_whole():
+    """Also where no low rank would pay: it sends as many values as dense DP-SGD."""
+    method = recipe("dp-kfc")
+    assert carried_parameters(model(), method.carrier, classifier="classifier") == ("0.weight",)
+    frame = server_state("dp-kfc", **CHOICES_OF_DP_KFC).frame()
+    assert frame.kept == frame.dense_size == sum(p.numel() for p in trainable(model()).values())
+    with pytest.raises(ValueError, match="no Linear or Conv2d layer before the classifier to precondition"):
+        carried_parameters(nn.Sequential(nn.Linear(3, 2)), method.carrier)
+
+
+def test_the_server_applies_what_was_sent():
+    """W <- W - lr S / divisor: neither preconditioner nor clip is undone."""
+    state = server_state("dp-kfc", **CHOICES_OF_DP_KFC, divisor=4.0)
+    frame, before = state.frame(), state.weights
+    values = torch.randn(frame.kept, generator=torch.Generator().manual_seed(1))
+    state.finish_round(frame, [values])
+    torch.testing.assert_close(state.weights, before - 0.5 * values / 4.0)
+
+
+def test_power_0_is_dense_dp_sgd():
+    """With power 0 both preconditioners are I; with the paper's 1/2 they are not (control)."""
+    for power, same in ((0.0, True), (0.5, False)):
+        frame = server_state("dp-kfc", **CHOICES_OF_DP_KFC, power=power).frame()
+        where = next(c for c in frame.coordinates if c.carried)
+        assert torch.allclose(where.L, torch.eye(10), atol=1e-5) is same
+        assert torch.allclose(where.R, torch.eye(12), atol=1e-5) is same
+
+
+CLASSIFIER = ["classifier.weight", "classifier.bias"]
+
+
+def of_method(name: str, model: nn.Module) -> Frame:
+    """The first round's frame of a recipe without masks, on a model that is ready for it."""
+    method = Case(name).method
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    return make_frame(
+        method, weights, {}, carried=(), round=1, updates=0, schedule=SCHEDULE, seed=SEED, classifier="classifier"
+    )
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    return prepare_model(model, Dense(train="biases"), classifier="classifier", seed=0)
+
+
+def test_biases_and_classifier_are_trained():
+    assert list(trainable(prepared(mlp()))) == ["0.bias", *CLASSIFIER]
+    assert list(trainable(prepared(cnn()))) == ["1.bias", "2.bias", "4.bias", *CLASSIFIER]
+
+
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_per_example_gradients_are_autograds(make):
+    torch.manual_seed(0)
+    model = prepared(make().double())
+    x, y = torch.randn(5, FEATURES, dtype=torch.float64), torch.arange(5)
+    frame = of_method("bitfit", model)
+    got = torch.cat(per_example_gradients(model, cross_entropy, x, y, frame), dim=1)
+    for i in range(5):
+        loss = cross_entropy(model(x[i : i + 1]), y[i : i + 1]).sum()
+        wanted = torch.autograd.grad(loss, list(trainable(model).values()))
+        torch.testing.assert_close(got[i], torch.cat([g.flatten() for g in wanted]))
+    torch.testing.assert_close(summed_gradient(model, cross_entropy, x, y, frame), got.sum(0))

@@ -1,13 +1,16 @@
-"""The input of a linear layer from one gradient: exact by hand, exact for every method, and what breaks it."""
+"""Inputs, labels and ReLU batches in closed form from one gradient: exact for every method, and what breaks it."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
 
-from fedlsg.attacks.inversion.linear import input_of_linear
+from fedlsg.attacks.inversion.linear import input_of_linear, label_of_one
 from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.relu_batch import relu_batch, search_for, sparse_columns
+from fedlsg.attacks.observation import Knowledge
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
@@ -55,3 +58,52 @@ def test_without_a_bias_the_direction_is_exact_and_the_range_gives_the_scale(nam
     assert torch.cosine_similarity(dark.inputs.flatten(), x.flatten(), dim=0) > 1 - 1e-12
     assert relative_error(dark.inputs, 0.5 * x) == pytest.approx(1.0)  # what cannot be known is not claimed
     assert "scale from the prior" in dark.note
+
+
+def without_classifier_bias() -> nn.Module:
+    model = mlp()
+    model.classifier = nn.Linear(64, 10, bias=False).double()
+    return model
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "rgp", "lsg", "rs"])
+def test_one_label_is_exact(name: str):
+    for start in range(12):
+        x, y = digits(1, start)
+        for model in (mlp(), without_classifier_bias()):
+            assert label_of_one(observe(name, model, x, y)) == int(y)
+
+
+NOTHING = Knowledge()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def worst_psnr(guess: Tensor, truth: Tensor) -> float:
+    """Of the worst image in the best matching, over known entries, range 1."""
+    guess, truth = guess.flatten(1), truth.flatten(1)
+    known = guess.isfinite().all(0)
+    errors = (guess[:, None, known] - truth[None][:, :, known]).square().mean(2)
+    rows, columns = linear_sum_assignment(errors.numpy())
+    return float(-10 * errors[rows, columns].max().log10())
+
+
+def test_sparse_columns_by_hand():
+    # G has columns (1, 2, 7, 0, 0, 0, 3) and (0, 0, 0, 4, 5, 6, 1); P mixes them by an invertible matrix.
+    G = torch.tensor([[1.0, 0], [2, 0], [7, 0], [0, 4], [0, 5], [0, 6], [3, 1]], dtype=torch.float64)
+    P = torch.linalg.qr(G @ torch.tensor([[1.0, 2], [3, -1]], dtype=torch.float64))[0]
+    columns = P @ sparse_columns(P, generator(), search_for(P.dtype, 100_000))
+    unit = columns / columns[6]  # scale is not determined; the last row is 3 and 1 in G
+    first, second = sorted(unit.mT.tolist(), key=lambda column: column[3], reverse=True)
+    assert [first, second] == [pytest.approx([0, 0, 0, 4, 5, 6, 1]), pytest.approx([1 / 3, 2 / 3, 7 / 3, 0, 0, 0, 1])]
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "rgp"])
+@pytest.mark.parametrize("batch", [2, 4, 6])
+def test_whole_batches_are_exact(name: str, batch: int):
+    x, y = digits(batch, 10)
+    guess = relu_batch(observe(name, mlp(nn.ReLU), x, y), PRIOR, NOTHING, generator())
+    assert worst_psnr(guess.inputs, x) >= 100
+    assert guess.objective < 1e-9

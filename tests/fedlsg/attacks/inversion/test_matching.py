@@ -1,13 +1,23 @@
+"""Images by gradient matching: what a search finds without and with noise; its distances and its metrics."""
+
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
 from fedlsg.attacks.inversion.prior import Prior, prior_from
-from fedlsg.attacks.metrics import best_matching, psnr, squared_errors
+from fedlsg.attacks.metrics import (
+    best_matching,
+    psnr,
+    squared_errors,
+    ssim,
+)
 from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.replay import objective
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
@@ -67,3 +77,58 @@ def test_map_gains_where_noise_is_small_and_nothing_where_it_is_large(sigma, low
         )
         gains.append((decibels(guess.inputs, x) - decibels(prior.expected(1, y), x)).item())
     assert low < sum(gains) / 2 < high, gains
+
+
+# (channels, height, width, range) -> structural_similarity(..., channel_axis=0) and peak_signal_noise_ratio of
+# scikit-image 0.26.0 between wave(1.0) and wave(1.1)
+SKIMAGE = {
+    (1, 8, 8, 1.0): (0.9249268109731166, 16.986379965081202),
+    (3, 32, 32, 2.0): (-0.15376665095598147, 11.722258820797416),
+    (1, 7, 9, 1.0): (0.9372334559904165, 17.660102871816985),
+    (3, 12, 20, 1.0): (0.44353999164370944, 8.422120721242981),
+}
+
+
+def wave(channels: int, height: int, width: int, k: float) -> torch.Tensor:
+    """(1, C, h, w) in [0, 1], by a formula that any language can repeat."""
+    i, j = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in (height, width)), indexing="ij")
+    phases = [0.5 + 0.5 * torch.sin(k * (c + 1) * 0.7 * i + 0.3 * j * k + c) for c in range(channels)]
+    return torch.stack(phases).unsqueeze(0)
+
+
+@pytest.mark.parametrize("case", SKIMAGE)
+def test_ssim_and_psnr_agree_with_values_of_scikit_image(case):
+    *shape, data_range = case
+    a, b = wave(*shape, 1.0), wave(*shape, 1.1)
+    similarity, ratio = SKIMAGE[case]
+    assert ssim(a, b, data_range=data_range).item() == pytest.approx(similarity, abs=1e-12)
+    assert psnr(a, b, data_range=data_range).item() == pytest.approx(ratio, abs=1e-10)
+
+
+@given(seed=st.integers(0, 1000), count=st.integers(1, 5))
+def test_matching_undoes_a_permutation(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.rand(count, 1, 4, 4, generator=generator, dtype=torch.float64)
+    order = torch.randperm(count, generator=generator)
+    guesses, truths = best_matching(squared_errors(truth[order], truth))
+    assert torch.equal(order[guesses], truths)
+    assert truths.tolist() == list(range(count))
+
+
+METHODS_OF_OBJECTIVES = {
+    "dpsgd": {},
+    "rgp": {},
+    "lsg": {"sparsity": 0.5},
+    "rs": {"sparsity": 0.5},
+    "dp-powersgd": {},
+}
+
+
+@pytest.mark.parametrize("name", METHODS_OF_OBJECTIVES)
+@pytest.mark.parametrize("clip", ["joint", "per-block"])
+def test_at_the_private_batch_an_adaptive_distance_is_zero(name, clip):
+    x, y = digits(3)
+    seen = observe(method(name, clip=clip, **METHODS_OF_OBJECTIVES[name]), mlp(), x, y)
+    for distance in ("euclidean", "cosine", "blocks"):
+        assert objective(seen, distance=distance)(x, y).item() < 1e-20
+        assert objective(seen, distance=distance)(x.flip(-1), y).item() > 1e-3

@@ -1,4 +1,4 @@
-"""The carriers of a probe: their form, scale and predicted energy, when they are made, and what they depend on."""
+"""The carriers of a probe: their eigenvectors, form and scale, when they are made, and what they depend on."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedlsg.carriers import Carrier, carried_sizes
 from fedlsg.carriers.own import check_orthonormal
 from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, unflatten
+from fedlsg.carriers.probe.eigen import is_large, top_eigenvectors
 from fedlsg.carriers.probe.moments import second_moments
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import flatten_kernel
@@ -108,3 +109,53 @@ def test_a_basis_comes_back_from_its_numbers(carrier):
         assert again.out_energy.equal(pair.out_energy)
         assert again.in_energy.equal(pair.in_energy)
         assert (pair.L.shape[0], pair.R.shape[1]) == (m, n)
+
+
+LARGE = 400
+
+
+def public_of_eigen() -> torch.Generator:
+    """A generator in one state."""
+    return torch.Generator().manual_seed(5)
+
+
+def spectrum(side: int, power: float = 1.4) -> Tensor:
+    """A positive matrix with eigenvalues i^-power."""
+    Q = torch.linalg.qr(torch.randn(side, side, generator=public_of_eigen(), dtype=torch.float64))[0]
+    return ((Q * torch.arange(1, side + 1) ** -power) @ Q.mT).float()
+
+
+@pytest.mark.parametrize(("side", "count"), [(40, 40), (40, 8), (LARGE, 8), (LARGE, 128), (LARGE, LARGE)])
+def test_they_hold_the_largest_energy(side: int, count: int) -> None:
+    assert is_large(side, count) == (side == LARGE and count < LARGE)
+    A = spectrum(side)
+    values, vectors = top_eigenvectors(A, count, generator=public_of_eigen())
+    best = torch.arange(1, side + 1)[:count] ** -1.4
+    held = (vectors * (A @ vectors)).sum(0)
+    assert float(held.sum()) > (1 - 1e-3) * float(best.sum())
+    torch.testing.assert_close(values, held, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values[:4], best[:4], rtol=1e-4, atol=0)
+    assert bool((values[:-1] >= values[1:]).all())
+    assert bool((vectors.gather(0, vectors.abs().argmax(0, keepdim=True)) > 0).all())
+
+
+@pytest.mark.parametrize("side", [40, LARGE])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_they_are_orthonormal_where_the_rank_is_too_small(side: int, rank: int) -> None:
+    factor = torch.randn(rank, side, generator=public_of_eigen())
+    values, vectors = top_eigenvectors(factor.mT @ factor, 8, generator=public_of_eigen())
+    assert vectors.shape == (side, 8)
+    check_orthonormal(vectors, vectors.mT, "here")
+    assert bool(values.isfinite().all())
+    assert bool((values >= 0).all())
+    torch.testing.assert_close((factor @ vectors).square().sum(), factor.square().sum())
+    torch.testing.assert_close(values[rank:], torch.zeros(8 - rank), rtol=0, atol=1e-3)
+
+
+def test_bits_repeat_and_the_start_is_the_generators() -> None:
+    A = spectrum(LARGE)
+    first, again = (top_eigenvectors(A, 100, generator=public_of_eigen()) for _ in range(2))
+    assert torch.equal(first[1], again[1])
+    other = top_eigenvectors(A, 100, generator=torch.Generator().manual_seed(6))
+    assert not torch.equal(first[1], other[1])
+    torch.testing.assert_close(first[0][:20], other[0][:20], rtol=1e-4, atol=0)
