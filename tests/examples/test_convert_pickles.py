@@ -4,8 +4,6 @@ import collections
 import os
 import pickle
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 
 from examples.convert_weights import read_arrays
-from tests.places import REPOSITORY
 from tests.simulations.support.haiku_wrn import made_params
 
 
@@ -73,12 +70,6 @@ def test_arrays_that_do_not_hold_what_they_say_are_refused(value, says, tmp_path
         read_arrays(written(tmp_path, value))
 
 
-# --- forms of a file
-
-
-# --- what is refused
-
-
 class Hostile:
     """A pickle that makes a folder when it is loaded."""
 
@@ -98,12 +89,3 @@ def test_a_pickle_cannot_run_code(tmp_path):
     assert not folder.exists()
     pickle.loads(file.read_bytes())
     assert folder.exists()
-
-
-# --- the program
-
-
-def program(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The example, run in a folder."""
-    command = [sys.executable, str(REPOSITORY / "examples" / "convert_weights.py"), *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -127,9 +127,6 @@ def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
     assert worst == pytest.approx(2 / math.sqrt(3), rel=1e-3)
 
 
-# The core
-
-
 @given(m=sizes, n=sizes, r=ranks, s=ranks, seed=seeds)
 def test_the_core_is_what_the_tangent_form_sends_twice_and_its_lift_is_a_projection(m, n, r, s, seed):
     dW, L, R = normal(m, n, seed=seed), *(orthonormal_columns(normal(k, min(r, k), seed=k)) for k in (m, n))

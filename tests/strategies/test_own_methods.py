@@ -91,9 +91,6 @@ def test_the_ledger_counts_the_blocks_of_the_frame(name):
     assert (charged["noise_multiplier"] < s.mechanism.noise_multiplier) == (s.mechanism.clip == "per-block")
 
 
-# Negative controls
-
-
 def core_outside_the_clip(gradients, mechanism, **options):
     """The norm of everything but the cores: they ride along."""
     blocks = of("core").frame.blocks
@@ -134,9 +131,6 @@ def test_noise_on_another_mask_than_the_values_is_caught(monkeypatch):
     assert noise_defects(s, LEAST_DRAWS // 8) != []
 
 
-# A probe of the public weights with synthetic inputs
-
-
 def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
     """The next frame is the same whatever the data are; negative control: it is another one for other weights."""
     s = of("probe")
@@ -148,9 +142,6 @@ def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
     weight += 1
     assert s.state.frame(1, updates=0).digest != first
     weight -= 1
-
-
-# Functions that draw from elsewhere
 
 
 def global_torch(public):

@@ -86,9 +86,6 @@ def test_a_step_is_a_round_of_a_federation_of_one_client(name):
     )
 
 
-# --- what the privacy claim rests on, each with mistakes planted
-
-
 def test_the_ledger_is_charged_before_the_batch_is_drawn(monkeypatch):
     assert own_loop.charged_before_the_batch_is_drawn(monkeypatch)
 
@@ -219,9 +216,6 @@ class Centred(torch.utils.data.Dataset):
 
     def __getitems__(self, places):
         return list(zip(INPUTS[places] - INPUTS[places].mean(0), TARGETS[places], strict=True))
-
-
-# --- optimizers
 
 
 @pytest.mark.parametrize("make", [

@@ -25,9 +25,6 @@ def refused_free(step: PrivateStep, data, match: str) -> None:
     assert free(step)
 
 
-# --- nothing of it remains
-
-
 def by_rehearsal(name: str, monkeypatch, *, rehearsed: bool) -> tuple:
     """The state after two reproducible steps, with rehearsals or without."""
     with monkeypatch.context() as patch:
@@ -73,9 +70,6 @@ def test_steps_are_those_without_a_rehearsal(name, monkeypatch):
     assert is_untouched(name, monkeypatch)
 
 
-# --- what fails is free
-
-
 class Reads(nn.Module):
     """Fails in one way or another, in training only."""
 
@@ -115,9 +109,6 @@ def test_an_error_of_the_optimizer_is_free():
 def test_an_example_of_another_type_does_not_stand_for_the_data():
     step = private_step(method="dpsgd", example=PUBLIC)
     refused_free(step, lambda positions: (INPUTS[positions].double(), TARGETS[positions]), "torch.float64")
-
-
-# --- types
 
 
 class Pairs(Dataset):
@@ -210,9 +201,6 @@ def test_a_step_that_leaves_infinite_weights_is_free():
     refused_free(step, (INPUTS.half(), TARGETS), r"^one step leaves weights that are not finite \(\S+, torch.float16\)")
 
 
-# --- rows
-
-
 @pytest.mark.parametrize("row", [0, 39])
 def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
     step, x, y = private_step(method="dpsgd"), INPUTS.clone(), TARGETS.clone()
@@ -228,9 +216,6 @@ def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
     with pytest.raises(ValueError, match="are complex"):
         step.batches((INPUTS.to(torch.complex64), TARGETS))
     assert free(step)
-
-
-# --- a second private step on the same weights
 
 
 def test_trained_weights_on_a_new_temporary_ledger_are_refused():

@@ -120,9 +120,6 @@ def test_it_is_not_below_the_witness(q, sigma, steps, delta):
     assert pld.interval(events, delta).upper >= prv.interval(events, delta).lower
 
 
-# --- golden values of other libraries
-
-
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), [(0.05, 1.3, 200, 1e-5), (0.4, 4.0, 30, 1e-6)])
 def test_dp_accounting_agrees(q, sigma, steps, delta):
     """dp-accounting 0.6, at a tenth of its usual width: a certified upper bound, too."""
@@ -143,8 +140,6 @@ def test_tf_privacys_published_values(rows, batch, sigma, epochs, delta, renyis)
     assert renyi.upper_bound(events, delta) <= renyis * (1 + 1e-9)
     assert 0.75 * renyis < pld.interval(events, delta).upper < renyis
 
-
-# --- negative controls: with each mistake planted, the bound falls below an exact value
 
 CONTROLS = {(0.2, 1.0, 60, 1e-6): 12.54, (0.01, 0.8, 400, 1e-9): 4.30, (0.5, 6.0, 300, 1e-12): 11.05}
 

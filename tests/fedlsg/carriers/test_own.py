@@ -99,9 +99,6 @@ def test_eq_3_refuses_carriers_that_are_not_orthonormal(side, dtype):
         OwnCarriers(make=make, rank=2).coordinates(square)
 
 
-# Choices
-
-
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
@@ -115,6 +112,3 @@ def test_a_core_refuses_what_needs_dl_and_dr(choices, message):
         Method(name="own", carrier=CORE, **choices)
     if "magnitude" not in str(choices):
         Method(name="own", carrier=TANGENT, **choices)
-
-
-# Which are carried, and how many values they send

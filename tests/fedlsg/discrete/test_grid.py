@@ -120,9 +120,6 @@ def test_plans_that_make_no_sense_are_refused(wrong, message):
         plan_grid(**plan)  # type: ignore[arg-type]
 
 
-# --- planted mistakes
-
-
 def test_a_forgotten_share_is_found():
     grid = small_grid()
     centre = torch.full((60_000,), 10.0 + 0.37 * (CLIENTS - 1), dtype=torch.float64) / grid.step

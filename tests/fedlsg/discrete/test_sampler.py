@@ -113,9 +113,6 @@ def test_centres_that_are_no_numbers_are_refused(bad):
         discrete_gaussian(torch.tensor([0.0, bad], dtype=torch.float64), Fraction(4), reproducible_stream(1))
 
 
-# --- planted mistakes: other laws of the same variance, or nearly
-
-
 @pytest.mark.parametrize("centre", [0.3, -0.3, 7.5])
 def test_a_truncated_centre_is_found(centre):
     assert chi_square(drawn(float(np.trunc(centre)), Fraction(1), 50_000), gaussian_law(centre, 1)) < 1e-12

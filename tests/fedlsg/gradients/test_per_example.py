@@ -135,9 +135,6 @@ def test_no_weight_shaped_gradient_is_ever_formed(sparsity):
     assert watch.made > 30
 
 
-# The plain sum, where nobody is clipped
-
-
 def uncarried():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 16, 4)).double()

@@ -13,8 +13,6 @@ from fedlsg.secure_sum.keys import SEALED_BYTES, AttemptSecrets, public_bytes
 from tests.fedlsg.support.secure_rounds import body_of, make_clients, make_terms
 from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told, told_of, with_table
 
-# --- a client: order and repetition
-
 
 def test_stages_out_of_order_are_refused():
     client = make_clients(make_terms())[WHO]
@@ -71,9 +69,6 @@ def test_messages_of_another_attempt_are_refused():
     sent = new.server.deliveries([(w, old.clients[w].shares(m)) for w, m in rosters.items()])
     assert isinstance(sent, GivenUp)
     assert "digest of the terms" in new.server.refused[WHO]
-
-
-# --- a client: what a message says
 
 
 @pytest.mark.parametrize("stranger", [7, WHO])
@@ -209,9 +204,6 @@ def test_never_both_secrets_of_one_neighbour():
     seeds, keys = len(session.terms.holders(WHO)), 0
     assert len(body) == 32 + wire.table_bytes(seeds, 32) + wire.table_bytes(keys, 32)
     assert (client._held, client._seeds, client._due, client._secrets) == ({}, {}, {}, None)
-
-
-# --- values, terms, secrets
 
 
 @pytest.mark.parametrize(

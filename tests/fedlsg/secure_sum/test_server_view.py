@@ -74,9 +74,6 @@ def test_the_checks_see_masks_that_are_missing(zeros):
     assert uniform(16 * (zeros[:, 0] >> 4) + (zeros[:, 0] >> 4)) < SMALL
 
 
-# --- the coalition
-
-
 def residuals(
     terms: Terms, inputs: dict[int, np.ndarray], seed: int, gone: set[int], colluders: set[int]
 ) -> np.ndarray:
@@ -153,9 +150,6 @@ def test_a_coalition_never_holds_both_secrets_of_an_honest_client():
         assert all(keys[who] < terms.plan.threshold for who in honest - gone)
         assert all(seeds[who] < terms.plan.threshold for who in honest & gone)
         assert all(seeds[who] >= terms.plan.threshold for who in honest - gone)
-
-
-# --- ideal masks, exhaustively
 
 
 def ideal_views(inputs: tuple[int, ...], edges: list[tuple[int, int]], modulus: int = 4) -> Counter[tuple[int, ...]]:

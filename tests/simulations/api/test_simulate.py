@@ -24,9 +24,6 @@ def nothing_in(folder: Path) -> bool:
     return not any(folder.iterdir())
 
 
-# --- losses and models ---
-
-
 LOSSES = {
     "a module": nn.CrossEntropyLoss(),
     "a function": functional.cross_entropy,
@@ -190,9 +187,6 @@ def test_wrong_use_is_refused_in_one_line_and_leaves_nothing(case, tmp_path, mon
     assert nothing_in(tmp_path)
 
 
-# --- methods ---
-
-
 def wide(*, width: int = 2, mechanism, server):
     """Random carriers, as wide as width."""
     carrier = fedlsg.recipe("rgp-random", rank=width).carrier
@@ -223,9 +217,6 @@ def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
     found = [quick(tmp_path / str(i), method=one) for i, one in enumerate((inner, space["cell"], "dpsgd"))]
     assert torch.equal(weights(found[0]), weights(found[2]))
     assert torch.equal(weights(found[1]), weights(found[2]))
-
-
-# --- callbacks ---
 
 
 @pytest.mark.parametrize("part", ["model", "loss", "transform", "metric", "callback", "test rows"])
@@ -285,9 +276,6 @@ def test_nothing_of_a_users_own_changes_the_ledger(tmp_path):
     assert found[0] == found[1] != []
     assert plain.epsilon == other.epsilon
     assert torch.equal(weights(plain), weights(other))
-
-
-# --- folders, resuming ---
 
 
 def interrupted(out: Path, **changes) -> None:

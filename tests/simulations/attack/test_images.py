@@ -16,7 +16,6 @@ from simulations.attack.images.attack import IMAGE_ATTACKS, attack_images, attac
 from simulations.attack.images.score import scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries
-from simulations.attack.recorded.rows import Best
 from simulations.attack.recorded.target import Options, batch_sizes
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
@@ -176,11 +175,6 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     assert "https://" not in page
     for words in ("What the adversary is granted", "blind", "epsilon", "An attack that fails proves nothing"):
         assert words in page
-
-
-def best(method: str, p: float | None, sigma: float, gain: float) -> Best:
-    """A point of the curves."""
-    return Best(method=method, sparsity=p, sigma=sigma, attack="map", unit="dB", gain=gain, low=gain - 1, high=gain + 1)
 
 
 SUM_OF_SECURE_RECORDS = ThreatModel(view="aggregate")

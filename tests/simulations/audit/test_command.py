@@ -4,7 +4,6 @@ import io
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -20,7 +19,6 @@ from simulations.audit.training import (
     with_canaries,
 )
 from simulations.plan.plan import Plan, make_plan
-from simulations.workloads.base.split import Split
 from tests.simulations.support.runs import SMALL, Run, reconfigure, run_local
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
@@ -225,9 +223,3 @@ def test_images_are_distinct_in_the_range_of_the_data_and_repeat(kind):
     assert bool((first != other).any())
     assert images.min() <= first.min() < first.max() <= images.max()
     assert len(first.unique(dim=0)) > 30
-
-
-def numbers() -> Split:
-    """Six examples that are their own row."""
-    stored = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1)
-    return Split(inputs=stored, labels=torch.zeros(6, dtype=torch.int64), prepare=lambda rows: torch.from_numpy(rows))

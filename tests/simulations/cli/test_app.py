@@ -48,8 +48,6 @@ def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
     assert any(text.startswith("privacy") and "NOT PRIVATE:" in text for text in lines)
 
 
-# --- wrong inputs
-
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown workload": (("run", "digitz", *SMALL), "unknown workload 'digitz'.*did you mean 'digits'"),
     "unknown method": (("run", "--method", "lsgg", *SMALL), "unknown method 'lsgg'.*did you mean 'lsg'"),
@@ -118,12 +116,6 @@ def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
 
 
-# --- resume
-
-
-# --- calibrate
-
-
 def test_calibrate_finds_the_noise(fedlsg):
     status, out, _ = fedlsg("calibrate", "--epsilon", "3", "--sample-rate", "0.05", "--steps", "10")
     found = re.search(r"noise multiplier ([0-9.]+): epsilon ([0-9.]+) at delta 1e-05", out)
@@ -131,9 +123,6 @@ def test_calibrate_finds_the_noise(fedlsg):
     assert found is not None
     assert 2.99 < float(found[2]) <= 3
     assert fedlsg("calibrate", "--noise-multiplier", "1")[1].startswith("noise multiplier 1: epsilon 1.8"), "q is 0.01"
-
-
-# --- small parts
 
 
 def test_the_installed_command():

@@ -31,12 +31,6 @@ def test_every_client_is_charged_one_full_batch_event_and_then_its_steps(pruned)
         ]  # fmt: skip
 
 
-# Once, and charged for every attempt
-
-
-# What must be caught or refused
-
-
 def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
     """Negative control: a driver that asks its clients, and does not charge them."""
     charge = RunLedger.charge

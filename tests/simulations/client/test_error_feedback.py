@@ -76,9 +76,6 @@ def test_what_was_received_and_the_memory_are_the_gradients(kind, tmp_path, monk
     assert run.summary["private"] is False
 
 
-# --- resumed, crashed, asked again
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Run:
     return run_local(tmp_path_factory.mktemp("whole") / "run", record_updates=True, **SILENT | KINDS["topk"])
@@ -112,9 +109,6 @@ def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
 def test_a_crash_at_the_store_counts_nothing_twice(whole, tmp_path, monkeypatch, when, nth):
     """``after``: the payload is there and was not sent; it is sent as it is, and the memory stays as it is."""
     assert same(crashed(tmp_path, monkeypatch, when, nth), whole)
-
-
-# --- where anything is promised, there is no memory
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,6 @@ def flat_content():
     return RecordDict({"weights": flat_record(torch.arange(3.0))})
 
 
-# --- interrupted and killed
-
 LONG = {"rounds": 12, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
 
 

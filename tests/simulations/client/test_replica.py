@@ -8,11 +8,8 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-from fedlsg.state.server_update import HEADER
-from simulations.client import app as client_app
 from simulations.client.app import app, simulated_settings
 from simulations.client.model import process
-from simulations.client.train import answer
 from simulations.rundir.journal import read_lines
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import Run, run_local
@@ -44,8 +41,6 @@ CASES: dict[str, dict[str, Any]] = {
     "functions of a user": {"method": OWN_RECIPE, "local_steps": 2},
     "some clients": {"clients": 4, "clients_per_round": 2, "rounds": 5},
 }
-UPDATE = HEADER.size + 80 + 4 * 1074
-"""Bytes of an update of lsg on digits: 1,074 values, a payload's header and checksum, a step's header."""
 
 
 def sparse_and_full(out: Path, **settings: Any) -> tuple[Run, Run]:
@@ -67,21 +62,6 @@ def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path, own_code):
         assert all(line.payload_bytes >= line.values_bytes for line in lines)
         assert sum(line.payload_bytes for line in lines) == sum(row.downlink_bytes for row in run.rows)
     assert sparse.summary["downlink_bytes_dense"] == full.summary["downlink_bytes_dense"]
-
-
-# --- clients that are not there, or hold something else
-
-
-def late(silent: int) -> Callable[[Message, Context], Any]:
-    """Client 1 stays silent until a round."""
-
-    def client(message: Message, context: Context) -> Any:
-        train = message.metadata.message_type == "train"
-        if train and context.node_config["partition-id"] == 1 and message.content["round"]["round"] < silent:
-            return None
-        return app(message, context)
-
-    return client
 
 
 def flip(settings: Any) -> None:
@@ -125,25 +105,9 @@ def test_a_replica_that_diverged_is_noticed_and_repaired_in_the_same_round(metho
     assert [row.answered for row in run.rows] == ["0 1"] * 9
 
 
-# --- machines of their own
-
-
-def alone(message: Message, context: Context) -> Any:
-    """A client whose process begins with the message, and that shares its replica with nobody."""
-    process.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_app, "answer", lambda *args, shared: answer(*args, shared=False))
-        return app(message, context)
-
-
-# --- resumed
-
 LONG = {"rounds": 6, "clients": 3, "clients_per_round": 2, "momentum": 0.9, "evaluate_every": 9}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("whole") / "run", downlink="sparse", **LONG)
-
-
-# --- settings

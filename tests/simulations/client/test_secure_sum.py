@@ -71,9 +71,6 @@ def test_a_grid_that_is_planned_for_all_clients_would_be_seen(whole):
     assert release.noise_std(4) > 2.2 * clip_norm
 
 
-# --- dropouts
-
-
 def dropping(stage: str, *clients: int, how: str = "silent", times: int = 10) -> Seen:
     left = [times * len(clients)]
 
@@ -162,9 +159,6 @@ def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(t
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
 
 
-# --- other settings
-
-
 @pytest.mark.parametrize("settings", [{"method": "probe"}, {"clip": "per-block"}, {"classifier_clip_weight": 0.5}])
 def test_other_clips_and_carriers_keep_the_noise_and_its_charge(settings, tmp_path, monkeypatch):
     parts = watch_encode(monkeypatch)
@@ -177,9 +171,6 @@ def test_other_clips_and_carriers_keep_the_noise_and_its_charge(settings, tmp_pa
     (release,) = {part.release for part in parts}
     assert release.noise_std(3) >= max(charged) * mechanism.sensitivity(blocks)
     assert recorded_sum(run).equal(decoded(parts))
-
-
-# --- what is recorded
 
 
 @pytest.mark.ray

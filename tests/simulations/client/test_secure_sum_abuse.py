@@ -192,9 +192,6 @@ def test_an_attempt_that_is_over_does_not_begin_again(tmp_path):
     assert charged_clients(run) == [0, 2, 3, 4]
 
 
-# --- runs of another kind
-
-
 def test_a_client_that_is_not_selected_refuses(tmp_path):
     errors = []
 
@@ -214,13 +211,10 @@ def test_a_client_that_is_not_selected_refuses(tmp_path):
     assert len(run.rows[0].answered.split()) == 5
 
 
-# --- garbage
-
 values = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.binary(max_size=40), st.text(max_size=8), st.floats(allow_nan=False),
     st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=4),
 )  # fmt: skip
-names = st.sampled_from(["stage", "run", "round", "attempt", "clients", "length", "bits", "more"])
 
 
 SECRET = {"reproducible": False}

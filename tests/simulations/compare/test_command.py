@@ -112,16 +112,11 @@ def test_other_settings_are_refused_by_name(record, folder):
             check_same_settings(folder, asked({}, rank=4))
 
 
-# --- one cell, in this process
-
 GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducible": True}
 
 
 def job(path: Path, **changes: Any) -> Job:
     return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
-
-
-# --- real processes
 
 
 def test_compare_end_to_end(fedlsg, tmp_path):

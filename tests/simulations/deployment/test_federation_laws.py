@@ -22,12 +22,6 @@ from tests.simulations.support.runs import Run, run_local
 N = 1437  # training images of digits
 
 
-# --- one client with one local step is a plain centralised loop
-
-
-# --- every client draws Poisson batches at its own rate
-
-
 def test_batches_are_drawn_at_the_rate_that_the_ledger_is_told(tmp_path):
     """batch_size over unequal partitions: q_k = B / N_k; the truth beside the updates says which rows were drawn."""
     settings = {"batch_size": 60, "sample_rate": None, "partition": "dirichlet", "record_updates": True}
@@ -42,8 +36,6 @@ def test_batches_are_drawn_at_the_rate_that_the_ledger_is_told(tmp_path):
         truth = np.load(run.path / "updates-truth" / "round-000001" / f"client-{client:06d}.npy")
         assert truth.tolist() == torch.cat(drawn).tolist()
 
-
-# --- K clients are central training with sqrt(K) sigma, whoever answers
 
 LOUD = {
     "method": "dpsgd",
@@ -90,9 +82,6 @@ def test_a_divisor_from_the_number_of_answers_is_caught(tmp_path, monkeypatch):
     assert not math.isclose(noise_gain(run), math.sqrt(3), rel_tol=TOLERANCE)
 
 
-# --- trust="aggregate": the noise is shared over the minimum number of survivors
-
-
 def payload_noise(run: Run) -> list[float]:
     """Standard deviation of every payload over sigma C."""
     values = [torch.frombuffer(bytearray(payload[64:-16]), dtype=torch.float32) for payload in run.payloads.values()]
@@ -110,9 +99,6 @@ def test_each_client_adds_its_share_of_the_noise(survivors, failed, tmp_path):
     assert math.isclose(noise_gain(run), math.sqrt((4 - len(failed)) / (needed - 1)), rel_tol=TOLERANCE)
     assert noise_gain(run) > 1 - TOLERANCE, "the sum of the fewest survivors carries all of the noise"
     assert run.entries(3)[0].noise_multiplier == 50.0
-
-
-# --- a client on another processor derives another frame
 
 
 def test_a_sent_frame_that_is_not_the_announced_one_is_refused(tmp_path, monkeypatch):

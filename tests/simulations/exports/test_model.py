@@ -86,9 +86,6 @@ def test_a_run_of_an_older_version_is_read_from_its_checkpoint(method, lora, sma
     assert exported.read_bytes() == (run.path / "model.safetensors").read_bytes()
 
 
-# --- transformers
-
-
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Runs of tiny encoders; their exported folders, each with ``logits.pt`` by a process without fedlsg."""
@@ -116,6 +113,3 @@ def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     torch.testing.assert_close(torch.load(run.path / "export" / "logits.pt"), logits_of(run, inputs))
     said = json.loads((run.path / "export" / "fedlsg-run.json").read_text())
     assert said["method"] == run.plan.method.name
-
-
-# --- wrong uses

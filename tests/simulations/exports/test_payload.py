@@ -95,9 +95,6 @@ def test_the_command_writes_what_numpy_reads(small, tmp_path):
         assert (found["indices"].dtype, found["values"].dtype) == (np.int64, np.float32)
 
 
-# --- wrong uses
-
-
 @pytest.mark.parametrize(("name", "error"), [
     ("frame.json", DamagedError), ("frame.npz", DamagedError), ("client-000000.bin", ValueError),
 ])  # fmt: skip

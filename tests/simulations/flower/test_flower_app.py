@@ -152,9 +152,6 @@ def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
 
 
-# --- refusals
-
-
 def reply(app: Any, said: dict[str, Any] | None, **node: Any) -> Message:
     """The reply to a query with these announced settings."""
     content = RecordDict({CODE: code_record()})
@@ -201,9 +198,6 @@ def test_a_client_that_is_told_the_truth_answers():
 def test_what_is_no_workload_is_refused_when_the_app_is_made():
     with pytest.raises(ValueError, match=r"expected a fedlsg.Workload, or a function without arguments"):
         fedlsg.flower.client_app(lambda: 3)  # type: ignore[arg-type, return-value]
-
-
-# --- deployed
 
 
 def deployed(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -57,12 +57,6 @@ def found(after: Subject) -> Inspection:
     return inspect(after, examples=40, sparsities=[0.0, 0.3, 0.5], ranks=[1, 4])
 
 
-# What is looked at
-
-
-# Numbers
-
-
 def dense_frame(subject: Subject) -> Frame:
     where = tuple(replace(c, L=None, R=None) for c in subject.frame.coordinates)
     return Frame(coordinates=where, blocks=make_blocks(where))
@@ -117,12 +111,6 @@ def test_every_recipe_before_training(method):
     assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
 
 
-# Text
-
-
-# The command
-
-
 def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     """Every other file of the run keeps its bytes and its time; the run goes on afterwards."""
     monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(stopped.path), "--examples", "24", "--layer", "hidden"])
@@ -175,6 +163,3 @@ def test_what_is_refused(small, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         inspect_command(str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()
-
-
-# Pictures

@@ -45,9 +45,6 @@ def row(**changes: object) -> KeptRow:
     return KeptRow(**(values | changes))
 
 
-# Energy
-
-
 def test_energies_of_a_run_against_projections(recorded, found):
     """Oracle: Eq. 3, and spans by QR, of carriers that are made here; the run's own change has more than W."""
     rows = recorded.rows(30)
@@ -64,12 +61,6 @@ def test_energies_of_a_run_against_projections(recorded, found):
     assert found[3, "W - W_0", "tangent"].energy > 2 * found[3, "W", "tangent"].energy
     assert found[3, PRIVATE, "tangent"].energy > 0.7
     assert found[1, PRIVATE, "tangent"].energy != found[3, PRIVATE, "tangent"].energy
-
-
-# Weights on record
-
-
-# The command
 
 
 RS = {"method": "rs", "sparsity": 0.9, "sample_rate": 0.25, "rounds": 24, "clip_norm": 0.05}

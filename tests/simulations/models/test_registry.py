@@ -162,12 +162,6 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
         assert not any(getattr(m, "inplace", False) for m in model.modules())
 
 
-# Which layers are carried. The rule: not the classifier, and r (m + n) < 0.8 m n.
-
-
-# Gradients and structure of small ones
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("carry", [True, False])
 def test_per_example_gradients_of_a_small_wide_resnet_equal_autograd(form, carry):

@@ -27,9 +27,6 @@ def test_measured_against_the_labels_themselves(scheme):
     assert not np.array_equal(other.counts, slow)
 
 
-# --- the command ---
-
-
 def test_the_command_prints_and_writes(fedlsg, tmp_path):
     status, out, err = fedlsg("partition", "digits", "--clients", "100", "-c", "partition=dirichlet", "--out", "here")
     assert (status, err) == (0, "")

@@ -15,8 +15,6 @@ from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local
 
-N = 1437
-
 
 def plan_of(**settings: object) -> Plan:
     return make_plan(from_mapping(SMALL | settings))
@@ -57,9 +55,6 @@ def test_config_toml_gives_the_same_plan(settings, tmp_path):
         "terms",
         "declared",
     }
-
-
-# --- noise
 
 
 @pytest.mark.parametrize("clip", ["joint", "per-block"])
@@ -111,9 +106,6 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
     assert min(spent) < max(spent)
     once_more = epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=max(counts) + 1, delta=1e-5).upper
     assert once_more > 4.0, "negative control: noise for one step less would pass the target"
-
-
-# --- refused before anything is written
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,6 @@ FAINT = {"method": "dpsgd", "rounds": 1, "learning_rate": 1.0, "momentum": 0.0, 
 """One update of the server by the sum over the divisor; weights do not move within a round."""
 
 
-# What is counted
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -152,9 +149,6 @@ def test_the_mean_frame_has_the_values_of_the_mean_round(settings):
     assert len(found.blocks) == len(frames[0].blocks)
     if frames[-1].kept < frames[0].kept:
         assert frames[-1].kept < found.kept < frames[0].kept
-
-
-# What is noisy
 
 
 def sent(out: Path, **settings: object) -> tuple[torch.Tensor, object]:
@@ -189,12 +183,6 @@ def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
     measured = float((noisy - clean).norm()) / largest / steps
     assert run.summary["rho"] == rho_of(plan, plan.public_state())
     assert measured == pytest.approx(run.summary["rho"], rel=0.05)
-
-
-# What is said
-
-
-# Secure sums
 
 
 @pytest.mark.parametrize(

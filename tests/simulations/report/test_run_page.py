@@ -112,9 +112,6 @@ def test_the_command_of_a_run_makes_the_same_settings(small):
     }
 
 
-# --- fedlsg report
-
-
 def test_report_of_one_run(fedlsg, stopped, tmp_path):
     """Also of a run that is not finished, which says so."""
     assert fedlsg("report", str(stopped.path))[0] == 0
@@ -129,6 +126,3 @@ def test_report_of_one_run(fedlsg, stopped, tmp_path):
         assert ("epsilon so far" in [tile.name for tile in tiles.tiles]) is not repeated
     assert fedlsg("report", str(stopped.path), "--out", "there")[0] == 0
     assert (tmp_path / "there" / "report.html").exists()
-
-
-# --- figures

@@ -52,8 +52,6 @@ def test_the_small_run_by_hand(small):
     assert add_up(found, small)
 
 
-# --- resume
-
 TORN = [b"2,0,down,1", b"2,0,down,19240,19240,19600\n2,1,down,19", b"1", b"2,0,up,1,1,1\n3,1,up,1,1,1\n"]
 
 

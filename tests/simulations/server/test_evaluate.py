@@ -75,9 +75,6 @@ def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, sh
     assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
 
 
-# --- which rows
-
-
 @lru_cache
 def digits(**options: float) -> workloads.LoadedWorkload:
     return workloads.load("digits", options=Options(**options))

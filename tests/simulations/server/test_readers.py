@@ -104,9 +104,6 @@ def test_a_reader_who_is_given_the_outside_s_epsilon_is_caught(tmp_path):
     assert told < from_lines(run.path, 1) * 0.9
 
 
-# --- runs of before a sum counted a reader among its clients
-
-
 def made_old(run: Run, *, trust: str) -> Run:
     """As an older version left it: no reader in summary and ledgers, and ``colluders = 0`` in its settings.
 

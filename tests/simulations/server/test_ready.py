@@ -90,9 +90,6 @@ def test_a_fault_of_rows_is_named_before_anything_is_written(name, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-# --- a round on public rows
-
-
 class Crowded(nn.Module):
     """Fails on more rows than the check of independence tries."""
 

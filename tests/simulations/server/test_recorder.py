@@ -52,9 +52,6 @@ def test_a_round_that_all_died_in_ends_as_if_nobody_had(charged, tmp_path, small
     assert run.summary["downlink"]["interrupted"]["attempts"] == 3
 
 
-# --- the summary
-
-
 @pytest.mark.parametrize(
     ("settings", "private", "certified"),
     [
@@ -72,9 +69,6 @@ def test_only_clipped_runs_with_secret_noise_are_private(settings, private, cert
     assert run.summary["private"] is private
     assert math.isfinite(run.summary["epsilon_max"]) is certified
     assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not certified
-
-
-# --- resume
 
 
 def test_resume_continues_to_the_same_weights_and_totals(stopped, small):

@@ -20,9 +20,6 @@ def settings_of(name: str, **given: object) -> Settings:
     return from_mapping(resolve({"preset": name, **given}))
 
 
-# --- every preset
-
-
 def test_presets_parse_and_build_their_methods():
     for preset in ALL:
         settings = settings_of(preset.name)
@@ -61,8 +58,6 @@ HARMLESS_GAPS = {"model", "clients_per_round", "min_survivors", "microbatch_size
 HARMLESS_GAPS |= {"shards_per_client"}
 
 
-# --- noise
-
 KNOWN = {
     "lsg-cifar10-eps3.3": 2.6699,
     "rgp-cifar10-eps3.3": 2.6699,
@@ -91,9 +86,6 @@ def test_noise_agrees_with_the_known_multipliers(name, sigma):
     assert brackets(find(name), sigma)
 
 
-# --- names
-
-
 def test_the_papers_numbers_by_hand():
     cells = {
         "lsg-cifar10-eps3.3": 58.1, "rgp-cifar10-eps6.8": 61.9, "sparse-dpsgd-cifar10-eps0.8": 23.4,
@@ -109,9 +101,6 @@ def test_the_papers_numbers_by_hand():
         "de2022-wrn-40-4-eps8": 81.4,
     }  # fmt: skip
     assert {name: find(name).accuracy for name in cells} == cells
-
-
-# --- a user's options lie over a preset
 
 
 @pytest.mark.parametrize(
@@ -134,9 +123,6 @@ def test_given_settings_win_and_drop_what_they_make_void(given, kept, gone):
     assert values_of(settings).items() >= kept.items()
     assert not values_of(settings).keys() & set(gone)
     build_method(settings)
-
-
-# --- the command
 
 
 def test_the_page_is_current():

@@ -55,9 +55,6 @@ def test_a_row_depends_on_its_own_row_only(shift, side, seed, row):
     assert torch.equal(shift(images, generator(seed))[row], shift(other, generator(seed))[row])
 
 
-# --- copies ---
-
-
 def test_with_public_draws_a_neighbouring_batch_changes_one_example_only():
     """Sensitivity, given the draws: one example less in the batch leaves every other example's copies as they were.
 

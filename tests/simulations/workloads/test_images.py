@@ -29,9 +29,6 @@ def no_settings_from_outside(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
 
 
-# --- the published sets ---
-
-
 def make_set(root: Path, name: str) -> dict[str, np.ndarray]:
     """5 training and 3 test images in the set's own layout; labels count down from the highest class."""
     image_set = IMAGE_SETS[name]
@@ -82,9 +79,6 @@ def test_an_example_less_changes_nobody_elses_augmentation(copies, tmp_path):
     assert torch.equal(fewer[1], whole[1][copies:])
     assert [rows.tolist() for rows in drawn] == [[0, 1, 2, 3, 4], [1, 2, 3, 4]]
     assert not torch.equal(batches(base, 0, 2, [])(everyone)[0], whole[0])  # another round, other draws
-
-
-# --- any set of the hub, from a local mirror ---
 
 
 def make_hf(
@@ -154,12 +148,6 @@ def test_a_wrong_option_lists_what_there_is(tmp_path, options, message):
     make_hf(tmp_path)
     with pytest.raises(ValueError, match=message):
         load_hf(tmp_path, **options)
-
-
-# --- the hub ---
-
-
-# --- the real CIFAR-10 through the general door ---
 
 
 CLASSES_OF_IMAGENET = ("n01440764", "n01443537", "n02102040")

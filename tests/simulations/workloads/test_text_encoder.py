@@ -48,17 +48,11 @@ def build(folder: Path, **options: object) -> TextClassifier:
     return build_encoder(find_encoder(str(folder), None), **options)
 
 
-# --- logits
-
-
 def test_logits_are_those_of_transformers(bert):
     from transformers import AutoModelForSequenceClassification
 
     oracle = AutoModelForSequenceClassification.from_pretrained(bert).eval()
     assert_close(build(bert)(**TOKENS), oracle(**TOKENS).logits)
-
-
-# --- padding, and independence of the other rows
 
 
 def frame_of(model: nn.Module) -> Frame:
@@ -97,9 +91,6 @@ def test_padding_changes_neither_logits_nor_gradients(bert, pooled, layout, atte
         assert_close(gradients(model, alone, TARGETS[[number]])[0], together[number], rtol=1e-9, atol=1e-12)
 
 
-# --- what is trained
-
-
 @pytest.mark.parametrize("train_layers", [0, 1, 2, 3, None])
 def test_embeddings_and_the_layers_below_are_frozen(bert, train_layers):
     names = list(trainable(build(bert, train_layers=train_layers)))
@@ -110,12 +101,6 @@ def test_embeddings_and_the_layers_below_are_frozen(bert, train_layers):
     assert {"classifier.weight", "body.bert.pooler.dense.weight"} <= set(names)
     with pytest.raises(ValueError, match="expected 0 <= train_layers=4 <= 3"):
         build(bert, train_layers=4)
-
-
-# --- tokenizers
-
-
-# --- what is refused
 
 
 def test_a_gpt_2_of_a_folder_is_supported(tmp_path):

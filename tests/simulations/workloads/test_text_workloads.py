@@ -47,9 +47,6 @@ def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **opt
     )  # fmt: skip
 
 
-# --- GLUE
-
-
 def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
     """Oracle: transformers' own padding of the same pairs, to the padded length of the longest."""
     from transformers import AutoTokenizer
@@ -93,16 +90,10 @@ def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
     assert not list((mirror.parent / "cache").glob("glue*"))
 
 
-# --- tokens
-
-
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
     monkeypatch.setattr("simulations.workloads.texts.MAX_LENGTH", 32)
-
-
-# --- sorted by length
 
 
 def test_the_order_of_a_batch_moves_nothing_but_the_padding(mirror, bert):
@@ -149,12 +140,6 @@ def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, b
     assert not (train.batch(rows[groups[-1]])[0]["attention_mask"] == 0).any()  # those that were cut
     mixed = train.batch(rows[torch.cat(groups[-2:])])[0]["attention_mask"]  # negative control: two groups, one length
     assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)
-
-
-# --- any data set
-
-
-# --- real data
 
 
 @pytest.fixture(scope="module")

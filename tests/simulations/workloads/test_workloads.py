@@ -27,12 +27,6 @@ def no_settings_from_outside(monkeypatch):
         monkeypatch.delenv(variable, raising=False)
 
 
-# --- the registry ---
-
-
-# --- splits ---
-
-
 def split_of(count: int) -> Split:
     inputs = np.arange(3 * count, dtype=np.uint8).reshape(count, 3)
     return Split(inputs=inputs, labels=torch.arange(count), prepare=lambda rows: torch.from_numpy(rows).float() / 2)
@@ -64,9 +58,6 @@ def test_a_label_outside_the_classes_is_refused():
         LoadedWorkload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
 
 
-# --- digits ---
-
-
 @pytest.fixture(scope="module")
 def digits() -> LoadedWorkload:
     return workloads.load("digits")
@@ -85,9 +76,6 @@ def test_a_preset_has_what_a_run_needs(name):
     needed = {"clients", "rounds", "sample_rate", "learning_rate", "momentum", "clip_norm", "epsilon", "delta"}
     assert needed <= set(preset)
     assert preset["clients"] >= 5  # never one: that would be no federation
-
-
-# --- CIFAR-10 from made shards ---
 
 
 def make_mirror(root: Path, form: str = "PNG") -> dict[str, np.ndarray]:
@@ -204,12 +192,6 @@ def test_damaged_data_is_named_and_leaves_no_cache(mirror, plant, error, message
     assert not cache.exists() or not list(cache.iterdir())
 
 
-# --- the hub ---
-
-
-# --- the cache ---
-
-
 def test_processes_at_once_agree(tmp_path):
     make_mirror(tmp_path / "data")
     program = (
@@ -223,6 +205,3 @@ def test_processes_at_once_agree(tmp_path):
     assert {process.returncode for process in running} == {0}, printed
     assert len({out for out, _ in printed}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-# --- the real CIFAR-10, whose 60,000 images take 20 seconds to decode ---

@@ -114,9 +114,6 @@ def test_a_node_that_comes_back_is_asked_who_it_is(again):
     assert grid.questions == [again], "it is known now"
 
 
-# --- deployments: no node keeps a run from starting, or from going on
-
-
 def deployed(grid: Nodes, clients: int, **settings: Any) -> Roster:
     roster = Roster(1.0, **settings)
     assert roster.gather(grid, clients)[0] == 5

@@ -54,9 +54,6 @@ def test_an_update_comes_back(payload, partition):
     assert content["from"] == {"partition": partition}
 
 
-shapes = hn.array_shapes(min_dims=0, min_side=0)
-
-
 @pytest.mark.parametrize(
     ("array", "message"),
     [

@@ -233,6 +233,3 @@ def stack(bias: bool = True) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("carry", [True, False])
 def test_a_network_of_them_equals_autograd(bias, carry):
     assert gradient_error(*stack(bias), rank=3, sparsity=0.3, flat=False, carry=carry) < TOLERANCE
-
-
-# Planted mistakes: each must make the blocks differ from autograd's.

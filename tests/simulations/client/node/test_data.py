@@ -124,9 +124,6 @@ def test_a_digest_that_does_not_see_the_rows_lets_them_change(spent, tmp_path, m
     assert examples(spent.query()) == 200
 
 
-# --- the folder
-
-
 @pytest.mark.parametrize("name", ["secret.key", "data.json"])
 def test_what_data_are_compared_with_is_missed(name, spent, tmp_path):
     (tmp_path / "node" / name).unlink()
@@ -211,9 +208,6 @@ def test_an_interrupted_beginning_is_a_beginning(tmp_path):
     (node / "secret.key").chmod(0o600)
     assert examples(Server.start(terms(node), tmp_path / "copy").query()) == 719
     assert (node / "secret.key").read_bytes() == bytes(32)
-
-
-# --- files of a client's own
 
 
 IMAGES, LABELS = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)

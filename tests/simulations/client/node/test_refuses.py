@@ -88,9 +88,6 @@ def test_a_server_that_holds_what_the_ledger_lacks_is_refused_before_anything_is
     assert entries(tmp_path / "node") == ()
 
 
-# --- data of its own
-
-
 @pytest.mark.parametrize(
     ("data", "settings", "text"),
     [

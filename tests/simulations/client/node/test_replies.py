@@ -123,12 +123,6 @@ def test_what_a_client_app_raises_leaves_an_engine_without_its_text(failure, tmp
     assert type(FAILURES[failure]).__name__ in run.log
 
 
-# --- the client's own data
-
-
-# --- what leaves
-
-
 def test_the_secret_is_in_no_reply(tmp_path):
     """Nor is the hash of the data: with both, one could test guesses of a row."""
     replies: list[Message] = []

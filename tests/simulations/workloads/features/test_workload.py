@@ -53,9 +53,6 @@ def own_images(**changes) -> fedlsg.Workload:
     return fedlsg.Workload(**{**given, "transform": lambda x: x / 255, "name": "bright", **changes})
 
 
-# --- runs
-
-
 @pytest.mark.parametrize(
     ("method", "model"), [("dpsgd", "linear"), ("linear-probe", "mlp"), ("lsg", "mlp"), ("lsg", "cnn"), ("rs", "cnn")]
 )
@@ -65,9 +62,6 @@ def test_every_head_trains_by_any_method(method, model, few_digits, tmp_path):
     assert run.plan.workload.train.inputs.shape[1:] == (81, 2, 2)
     head = {"linear": 324 * 10 + 10, "mlp": 324 * 64 + 64 + 650, "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650}[model]
     assert run.plan.dense_parameters == head
-
-
-# --- a deployed client's own rows
 
 
 def test_own_rows_of_a_client_become_the_features_that_the_run_has(few_digits, tmp_path, own_cache):
@@ -95,9 +89,6 @@ def test_other_features_are_another_form_of_a_clients_rows(few_digits):
     assert len(forms) == 3
 
 
-# --- whose model
-
-
 def written_network(folder: Path, *, channels: int = 1, classes: int = 4, **facts: object) -> Path:
     """A folder as every run leaves it: a ``cnn`` of images (channels, 8, 8)."""
     from simulations.models import vision
@@ -121,9 +112,6 @@ def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache)
     assert len(list(own_cache.iterdir())) == 4
 
 
-# --- public statistics
-
-
 @pytest.mark.parametrize("norm", ["leaves", "group+pink"])
 def test_features_of_synthetic_images_are_centred_and_of_variance_one(norm):
     workloads.give("bright", own_images())
@@ -141,9 +129,6 @@ def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
         workloads.give(f"bright{seed}", own_images(train=images(5, seed)))
         found.append(workloads.load(f"bright{seed}", options=options).test.batch(torch.arange(12))[0])
     assert torch.equal(*found)
-
-
-# --- refused
 
 
 @pytest.mark.parametrize(
