@@ -4,15 +4,12 @@ The site itself is built by .ci/run, with every warning an error; here only its 
 """
 
 import re
-import subprocess
-import sys
 
 import click
 import pytest
 
 import fedlsg
 from docs._sphinx.reference.api import GROUPS
-from docs._sphinx.reference.commands import STATUS
 from docs._sphinx.reference.pages import PAGES
 from simulations import workloads
 from tests.documents.check_commands import command_line
@@ -84,20 +81,6 @@ def test_every_command_and_every_workload_is_described():
         options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
         assert all(option.opts[0] in section for option in options)
     assert all(f"| `{name}` |" in sets for name in workloads.names())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("arguments", "status"), [
-    (["--version"], "0"),
-    (["run", "-c", "gone=1"], "1"),
-    (["run", "--gone"], "2"),
-])  # fmt: skip
-def test_exit_statuses(arguments, status, tmp_path):
-    """130 and 143: tests/simulations/cli/test_app.py and the tests of interrupted runs."""
-    command = [sys.executable, "-m", "simulations", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert str(done.returncode) == status
-    assert status in STATUS
 
 
 README = REPOSITORY / "README.md"

@@ -8,44 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.method import LocalTraining, Schedule, aggregate, norm_bound, server_step
-from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from tests.fedlsg.support.step_oracle import (
     EXACT,
     EXAMPLES,
     FRAMES,
-    NONE,
     assert_untouched,
-    dense_gradients,
     eq3,
     problem,
     snapshot,
 )
-
-
-def test_an_unmasked_payload_is_lifted_to_the_orthogonal_projection():
-    """p = 0, one client, one step, through pack and unpack: P dW = dW - (I - L L^T) dW (I - R^T R)."""
-    p = problem(*FRAMES["rgp"])
-    values = p.step(NONE)
-    message = pack(values, p.frame.indices, size=p.frame.size, round=1, digest=p.frame.digest)
-    expected = Expected(
-        round=1,
-        codec="float32",
-        index_mode="derived",
-        size=p.frame.size,
-        indices=p.frame.indices,
-        digest=p.frame.digest,
-    )
-    got = p.frame.gradients(unpack(message, expected).double())
-    each = [dense_gradients(p, p.model, i) for i in range(EXAMPLES)]
-    for c in p.frame.coordinates:
-        dW = sum(gradients[c.name] for gradients in each)
-        if c.L is not None:
-            out, into = torch.eye(len(c.L)) - c.L @ c.L.T, torch.eye(c.R.shape[1]) - c.R.T @ c.R
-            dW = dW - out.double() @ dW @ into.double()
-            assert float((dW - got[c.name]).norm()) < 1e-6
-        torch.testing.assert_close(got[c.name], dW, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["lsg", "rs"])

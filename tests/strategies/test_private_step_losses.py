@@ -126,17 +126,3 @@ def test_the_rule_is_the_default_and_each_part_can_be_given():
     assert own.server.ema == 0.0
     with pytest.raises(ValueError, match="learning_rate: your own optimizer has its own"):
         named(learning_rate=0.1, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-
-
-def test_a_step_with_nothing_but_epsilon_learns():
-    torch.manual_seed(0)
-    x, y = torch.randn(600, 6), torch.arange(600) % 3
-    x[:, 0] += 3.0 * y
-    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
-    step = fedlsg.PrivateStep(model, nn.CrossEntropyLoss(), num_examples=500, epsilon=8.0, delta=1e-5)
-    batches = step.batches((x[:500], y[:500]))
-    for _ in range(step.steps):
-        step.step(batches)
-    with step.evaluated(), torch.no_grad():
-        assert (model(x[500:]).argmax(1) == y[500:]).float().mean() > 0.75
-    assert 7.9 < step.epsilon() <= 8.0

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedlsg.payload.message import pack
 from simulations.grids.virtual import FIRST_NODE
@@ -223,26 +222,3 @@ def test_a_client_with_another_frame_is_asked_once_more():
     sent = 4 * frames[1].kept + 4 * sum(t.numel() for t in frames[1].carriers)
     assert report.downlink_bytes == plain.downlink_bytes + 4 * 163 + sent
     assert report.downlink_messages == 4
-
-
-GONE = Error(code=5, reason="Error: Node Unavailable")
-
-
-def test_a_node_that_started_anew_is_asked_again_in_the_same_round():
-    """As Flower says it: the error comes from the SuperLink's own id, and names the message that it answers."""
-    lost = {(1, 1)}
-
-    def answer(partition: int, message: Message, honest: Message) -> Message:
-        if (partition, int(message.metadata.group_id)) not in lost:
-            return honest
-        lost.clear()
-        error = Message(GONE, reply_to=message)
-        error.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
-        return error
-
-    federation, whole = Federation(server_state(), answer=answer), Federation(server_state())
-    report, unbroken = federation.run()[0], whole.run()[0]
-    assert (report.answered, report.rejected) == ([0, 1, 2], {})
-    assert federation.state.weights.equal(whole.state.weights)
-    assert report.downlink_messages == unbroken.downlink_messages + 1
-    assert [sent.client for sent in report.sent if sent.direction == "down"] == [0, 1, 2, 1]

@@ -214,17 +214,6 @@ def test_examples_that_change_places_are_followed(turn):
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
 
 
-def test_an_attribute_of_a_subclass_of_a_layer_counts():
-    class Own(nn.Linear):
-        positions_first = False
-
-    model = Own(2, 2)
-    before = known.known(model)
-    assert known.known(model) is before
-    model.positions_first = True
-    assert known.known(model) is not before
-
-
 @pytest.mark.parametrize("turn", TURNS)
 def test_negative_control_marks_that_never_change_mix_examples(turn, monkeypatch):
     model, x, y = turned_problem()

@@ -57,14 +57,6 @@ def test_an_own_function_is_called_as_it_is_and_its_other_dimensions_are_average
     torch.testing.assert_close(own({"a": outputs}, {"b": targets}), (outputs - targets).abs().sum(1))
 
 
-def test_an_own_function_with_a_reduction():
-    def loss(outputs, targets, reduction="mean"):
-        values = (outputs - targets).abs()
-        return values.mean() if reduction == "mean" else values
-
-    assert per_example_loss(loss)(numbers(B), numbers(B)).shape == (B,)
-
-
 @pytest.mark.parametrize("loss", [
     lambda o, t: F.cross_entropy(o, t), lambda o, t: 1.0, lambda o, t: (o.sum(1) - t).square()[:2],
 ])  # fmt: skip

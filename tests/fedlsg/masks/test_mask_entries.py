@@ -125,22 +125,6 @@ def test_a_mask_sees_public_values_only():
 
 
 @pytest.mark.parametrize(
-    ("setting", "part"),
-    [
-        ({"kind": "smallest"}, "mask kind in .*'smallest'"),
-        ({"sparsity": 0.5}, "needs a mask"),
-        ({"kind": "drop"}, "drop='none' does not fit a mask of kind 'drop'"),
-        ({"kind": "uniform", "drop": "random"}, "drop='random' does not fit a mask of kind 'uniform'"),
-        ({"kind": "magnitude", "ranking": "gradients"}, "needs a uniform mask"),
-        ({"kind": "uniform", "ranking": "gradients", "redraw": "step"}, "redraw='epoch'"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(setting, part):
-    with pytest.raises(ValueError, match=part):
-        Mask(**setting)
-
-
-@pytest.mark.parametrize(
     ("choices", "part"),
     [
         ({"mask": Mask(kind="magnitude", sparsity=0.5), "carrier": RandomCarriers(rank=2)}, "dense gradients"),

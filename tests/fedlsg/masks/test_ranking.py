@@ -33,13 +33,6 @@ def test_the_ranking_is_that_of_the_last_epoch_with_updates(updates, rate, seed)
         assert kept.tolist() == sorted(mean.argsort(stable=True)[frozen:].tolist())
 
 
-def test_a_checkpoint_holds_the_memory():
-    memory = Memory().add(torch.arange(4.0), 0).add(torch.ones(4), 1)
-    again = Memory(**memory.state_dict())
-    assert again.kept(0.5, 1).tolist() == memory.kept(0.5, 1).tolist() == [2, 3]
-    assert (again.epoch, again.updates) == (1, 1)
-
-
 def frame(kept: list[int], size: int = 4000, weight: float = 1.0) -> Frame:
     keep = Keep(index=torch.tensor(kept))
     return Frame(coordinates=(), blocks=(Block(parameter="w", part="dense", shape=(size,), keep=keep, weight=weight),))

@@ -10,7 +10,6 @@ from torch import Tensor
 from fedlsg.frame import Block, Coordinates, Frame, make_blocks
 from fedlsg.lowrank import decompose
 from fedlsg.masks.mask import Mask, apply_mask
-from fedlsg.masks.rules import gradual_cooling
 from fedlsg.public import Public, RoundTime
 from fedlsg.randomness import public_generator
 
@@ -115,18 +114,6 @@ def test_uniform_freezes_exactly_its_share_of_all_coordinates(sparsity, epoch, s
     assert f.indices.tolist() == sorted(order[f.size - f.kept :].tolist())
     grids = torch.cat([kept_grid(block).flatten() for block in f.blocks])
     assert torch.equal(f.indices, grids.nonzero().squeeze(1))
-
-
-@given(sparsity=rates, epochs=st.integers(1, 12))
-def test_cooling_ramps_from_nothing_to_the_sparsity(sparsity, epochs):
-    frozen = []
-    for epoch in range(epochs):
-        f = mask_frame(Mask(kind="uniform", sparsity=sparsity, cooling=True), epoch=epoch, epochs=epochs)
-        assert f.size - f.kept == math.floor(gradual_cooling(sparsity, epoch, epochs) * f.size + 1e-9)
-        frozen.append(f.size - f.kept)
-    assert frozen == sorted(frozen)
-    assert frozen[-1] == math.floor(sparsity * f.size + 1e-9)
-    assert epochs == 1 or frozen[0] == 0
 
 
 def test_with_unit_masks_every_entry_of_dw_moves():

@@ -106,10 +106,6 @@ def test_a_data_set_with_random_changes_passes(draw):
     check_batches(of(Items(lambda x: x + DRAWS[draw](1).unsqueeze(1))), ROWS, "cpu")
 
 
-def test_items_whose_draws_depend_on_the_example_pass():
-    check_batches(of(Items(lambda x: x + torch.rand(1 + int(x[0, 1] > 0))[:1])), ROWS, "cpu")
-
-
 def test_data_sets_that_mix_are_refused():
     for data in (Remembering(), AtOnce(mixed=True), Items(MIXING_BATCHES_OF_ROWS["own generator"])):
         with pytest.raises(ValueError, match="mixes examples"):

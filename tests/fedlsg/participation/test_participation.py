@@ -159,14 +159,6 @@ def test_no_client_is_asked_twice_in_a_round_and_some_are_always_asked(clients, 
         assert asked == [sorted((r + i) % clients for i in range(per_round)) for r in range(1, ROUNDS + 1)], "the draw"
 
 
-def test_no_more_candidates_are_drawn_than_are_needed():
-    health, drawn = Health(), list[int]()
-    health.count(1, [7], [7])
-    order = (drawn.append(client) or client for client in [7, *range(1000)])
-    assert health.choose(order, 3, round=2) == [0, 1, 2]
-    assert drawn == [7, 0, 1, 2]
-
-
 def test_rounds_are_counted_from_the_first_failure_on():
     """Before it, the draw alone says who was asked: a checkpoint does not grow with the clients of a healthy run."""
     health = Health()

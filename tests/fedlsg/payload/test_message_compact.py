@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fedlsg.payload import Dither, PayloadError, find_codec
 from fedlsg.payload.indices import decode_indices
-from fedlsg.payload.layout import payload_bytes
 from fedlsg.payload.message import longest, pack, unpack
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, compact, resealed, with_field
 from tests.fedlsg.support.payload_oracle import DTYPES, message
@@ -46,11 +45,6 @@ def test_golden_bytes():
     packed = pack(torch.tensor([0.0, 0.0]), torch.tensor([0, 3]), codec="int8", **about)
     body = b"FLSG\x02\x05\x00\x00" + head[8:] + bytes(4) + bytes(2)
     assert packed == body + hashlib.sha256(struct.pack("<QQ32s", 9, 2, b"\xab" * 32) + b"(0, 1)" + body).digest()[:16]
-
-
-def test_a_size_that_depends_on_the_values_is_not_predicted():
-    with pytest.raises(ValueError, match="'noise-floor' has no fixed size"):
-        payload_bytes(3, "noise-floor")
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -197,22 +197,6 @@ def test_extreme_symbols(largest):
         decode(stream, codes, classes, largest=largest - 1)
 
 
-@pytest.mark.parametrize("step", [0.25, 0.5, 1.0, 2.0])
-def test_bits_are_the_differential_entropy_of_value_and_error(step):
-    """E[-log2 P(q | u)] = h(x + e) - log2 D with e uniform over a step: nothing is lost to the coder."""
-    rng = np.random.default_rng(3)
-    count = 60_000
-    x, u = rng.standard_normal(count) / step, rng.random(count) - 0.5
-    symbols = np.floor(x + u + 0.5).astype(np.int64)
-    codes = np.full(count, scale_code(1 / step**2), np.uint8)
-    bits = 8 * len(encode(symbols, codes, ((u + 0.5) * CLASSES).astype(np.uint8))) / count
-    grid = np.linspace(-12 / step, 12 / step, 200_001)
-    density = norm.cdf((grid + 0.5) * step) - norm.cdf((grid - 0.5) * step)
-    inside = density[density > 0]
-    wanted = -(inside * np.log2(inside)).sum() * (grid[1] - grid[0])
-    assert bits == pytest.approx(wanted, rel=0.01)
-
-
 @given(number=st.integers(0, 2**63 - 1), tail=st.binary(max_size=3))
 def test_leb128(number, tail):
     assert read_leb128(leb128(number) + tail, 0) == (number, len(leb128(number)))

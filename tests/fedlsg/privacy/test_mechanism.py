@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, NARROW_SUM, Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.randomness import reproducible_stream, secret_stream
 
 SPECIAL = [0.0, math.nan, math.inf, -math.inf, 1e-45, 1e-38, 3e38, -3e38]
@@ -210,13 +210,6 @@ def test_wrong_clip_norms_are_refused(kind, value):
     with pytest.raises(ValueError, match="clip_norm="):
         Mechanism(kind=kind, clip_norm=value)
     Mechanism(kind="none", clip_norm=value)
-
-
-def test_the_largest_clip_norm_leaves_no_sum_infinite():
-    """At C = 2.5e38 a second example made the float32 sum infinite, and the release with it, whatever the noise."""
-    aligned = torch.zeros(NARROW_SUM, 3)
-    aligned[:, 0] = torch.finfo(torch.float32).max
-    assert clipped_sum([aligned], clip_only(LARGEST_CLIP_NORM)).isfinite().all()
 
 
 @pytest.mark.parametrize(

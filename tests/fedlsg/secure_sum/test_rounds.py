@@ -98,16 +98,6 @@ def test_one_more_dropout_gives_up_by_name(stage, text):
     assert bool(found.answers) == (stage == "unmask")
 
 
-@pytest.mark.parametrize("clients", [2, 3])
-def test_the_smallest_sums(clients):
-    """Two clients, one of them the reader; three of whom two collude: nobody may be missing."""
-    terms = make_terms(clients, survivors=clients, colluders=clients - 1)
-    inputs = random_inputs(terms, 0)
-    found = run_attempt(terms, inputs)
-    assert isinstance(found.outcome, Total)
-    assert found.outcome.values.tolist() == exact_sum(inputs, frozenset(terms.clients), terms.bits)
-
-
 @pytest.mark.parametrize("bits", [8, 16, 33, 64])
 def test_sums_by_hand_wrap(bits):
     terms = make_terms(3, survivors=3, colluders=1, length=3, bits=bits)

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.carriers import prepare_model
 from fedlsg.method import Schedule, aggregate
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.server_state import ServerState, load_weights
+from fedlsg.state.server_state import load_weights
 from strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
 
@@ -123,22 +122,3 @@ def test_the_average_of_the_weights_by_hand_and_through_a_checkpoint():
     other.load_state_dict(through_a_file(state.state_dict()))
     assert other.average.equal(state.average)
     assert server_state().average is None
-
-
-def no_residual(*, prepared: bool) -> ServerState:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5)).double()
-    method = recipe("rgp", rank=3, residual=False, learning_rate=0.1)
-    if prepared:
-        prepare_model(net, method.carrier, classifier="2", seed=0)
-    return ServerState(PublicState.start(net, method, Schedule(rounds=4), seed=0, classifier="2"), divisor=10.0)
-
-
-def test_without_the_residual_carried_weights_have_the_rank_of_their_carriers():
-    """001 App. C. Negative control: as the model comes, they have full rank until the first update."""
-    for prepared in (True, False):
-        state = no_residual(prepared=prepared)
-        for round in range(3):
-            W = state.model.get_parameter("0.weight").detach()
-            assert (int(torch.linalg.matrix_rank(W, rtol=1e-8)) == 3) == (prepared or round > 0)
-            advance(state, 1)

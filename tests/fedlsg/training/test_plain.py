@@ -78,16 +78,6 @@ def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-def test_negative_control_steps_in_another_order_are_distinguished(monkeypatch):
-    """Were the velocity added before it is multiplied by momentum, the comparison above would fail."""
-    local = LocalTraining(steps=3, sample_rate=0.4, momentum=0.9)
-    model, frame, inputs, targets = subject()
-    wanted = result(general_steps, model, frame, inputs, targets, local, "none")
-    monkeypatch.setattr(torch, "_foreach_mul_", lambda velocity, momentum: None)
-    found = result(client.client_step, model, frame, inputs, targets, local, "none")
-    assert not torch.equal(found, wanted)
-
-
 @given(seed=st.integers(0, 99), count=st.integers(1, 300), rate=st.floats(0.01, 1.0), batches=st.integers(1, 6))
 def test_draws_made_ahead_are_those_made_one_batch_at_a_time(seed, count, rate, batches):
     ahead = BernoulliDraws(reproducible_stream(seed), batches=batches)

@@ -57,21 +57,6 @@ def test_epsilon_is_that_of_the_ledgers(finished):
     assert finished.epsilon == finished.summary["epsilon_max"]
 
 
-def test_an_unfinished_run_has_rounds_and_no_summary(tmp_path):
-    def stop(row):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        quick(tmp_path / "run", rounds=3, callbacks=[stop])
-    found = fedlsg.load_run(tmp_path / "run")
-    assert [row["round"] for row in found.rounds] == [1]
-    assert found.epsilon > 0
-    assert "status" in repr(found)
-    assert "<table>" in found._repr_html_()
-    with pytest.raises(FileNotFoundError, match="summary"):
-        found.summary  # noqa: B018
-
-
 @pytest.mark.parametrize("kind", ["missing", "empty", "a file", "other things"])
 def test_a_foreign_folder_is_no_run(kind, tmp_path):
     place = tmp_path / "place"
@@ -137,11 +122,6 @@ def cell(monkeypatch):
         return list(shown)
 
     return run
-
-
-@pytest.mark.parametrize("code", ["run.plot()", "figure = run.plot()", "figure = run.plot()\nfigure"])
-def test_a_cell_shows_a_plot_once(code, cell, finished):
-    assert ["image/png" in data for data in cell(code, run=finished)] == [True]
 
 
 def test_a_notebook_has_one_line_of_progress(cell):

@@ -187,38 +187,6 @@ def test_wrong_use_is_refused_in_one_line_and_leaves_nothing(case, tmp_path, mon
     assert nothing_in(tmp_path)
 
 
-def wide(*, width: int = 2, mechanism, server):
-    """Random carriers, as wide as width."""
-    carrier = fedlsg.recipe("rgp-random", rank=width).carrier
-    return fedlsg.Method(name="wide", carrier=carrier, mechanism=mechanism, server=server)
-
-
-def test_a_method_object_equals_the_recipe_it_is_like_and_takes_its_own_settings(tmp_path):
-    for width in (1, 2):
-        mine = quick(tmp_path / f"mine-{width}", method=wide, width=width)
-        theirs = quick(tmp_path / f"theirs-{width}", method="rgp-random", rank=width)
-        assert torch.equal(weights(mine), weights(theirs))
-        assert mine.summary["uplink_bytes"] == theirs.summary["uplink_bytes"]
-    with refused("width"):
-        quick(tmp_path / "no", method=wide, width="many")
-    with refused("unknown setting 'widht'; did you mean 'width'?"):
-        quick(tmp_path / "no", method=wide, widht=2)
-
-
-def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
-    def inner(*, mechanism, server):
-        """Inside."""
-        return fedlsg.Method(name="inner", mechanism=mechanism, server=server)
-
-    space = {"__name__": "__main__", "fedlsg": fedlsg}
-    body = 'return fedlsg.Method(name="c", mechanism=mechanism, server=server)'
-    cell = f'def cell(*, mechanism, server):\n    "A cell."\n    {body}'
-    exec(cell, space)
-    found = [quick(tmp_path / str(i), method=one) for i, one in enumerate((inner, space["cell"], "dpsgd"))]
-    assert torch.equal(weights(found[0]), weights(found[2]))
-    assert torch.equal(weights(found[1]), weights(found[2]))
-
-
 @pytest.mark.parametrize("part", ["model", "loss", "transform", "metric", "callback", "test rows"])
 def test_a_users_code_that_leaves_the_process_is_an_error_that_names_its_line(part, tmp_path):
     def leave(*_):

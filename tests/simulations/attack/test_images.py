@@ -12,7 +12,7 @@ from fedlsg.attacks.inversion.linear import input_of_linear
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
-from simulations.attack.images.attack import IMAGE_ATTACKS, attack_images, attacks_named, image_prior, strongest
+from simulations.attack.images.attack import attack_images, image_prior, strongest
 from simulations.attack.images.score import scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries
@@ -126,33 +126,6 @@ def test_a_search_that_did_not_converge_is_no_evidence():
         assert verdict(rows).startswith("no image recovered")
     leak = replace(stuck, gain=Interval(mean=9, low=5, high=12, confidence=0.95, count=2))
     assert "updates leak" in verdict([leak])  # what was recovered needs no converged search
-
-
-def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
-    plain = run_local(tmp_path / "plain").path
-    with pytest.raises(ValueError, match=r"holds no recorded updates; record one with"):
-        open_record(str(plain), CLIENT)
-    with pytest.raises(ValueError, match=r"nobody is assumed to see a single payload"):
-        open_record(recorded("sum"), CLIENT)
-    with pytest.raises(ValueError, match=r"no recorded update holds 500 examples, there are updates of"):
-        attacked(recorded("noisy lsg"), batches=(500,))
-    with pytest.raises(ValueError, match=r"no recorded sum holds 500 examples, there are sums of .* among them$"):
-        attacked(recorded("sum"), threat=ThreatModel(view="aggregate"), batches=(500,))
-    with pytest.raises(ValueError, match=r"choose examples='known'"):
-        ThreatModel(labels="known", examples="unknown")
-    with pytest.raises(ValueError, match=r"unknown attack 'dgl'.*did you mean 'dlg'"):
-        attacks_named("map,dgl")
-    with pytest.raises(ValueError, match=r"'group' was removed; commit 293cb648.* choose 'smooth-relu'"):
-        attacks_named("map, group-naive")
-    assert set(IMAGE_ATTACKS) >= {
-        "smooth-relu",
-        "first-layer",
-        "relu-batch",
-        "dlg",
-        "inverting-gradients",
-        "map",
-        "dlg-naive",
-    }
 
 
 def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):

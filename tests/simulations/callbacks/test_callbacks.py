@@ -1,14 +1,12 @@
 """Callbacks around a run, by name or given: when they are called, how one stops a run, what MLflow and Weights & Biases hold of it."""
 
 import json
-import time
 
 import pytest
 import torch
 
 import fedlsg
 from fedlsg import user_code
-from simulations.callbacks.callback import Watched
 from simulations.callbacks.named import named
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
@@ -75,30 +73,6 @@ def test_anything_else_is_refused_before_a_folder_is_made(given, message, tmp_pa
 
 def rows(*values, monitor="accuracy"):
     return [{"round": number, monitor: value} for number, value in enumerate(values, 1)]
-
-
-def stopped_after(callback, *values, monitor="accuracy"):
-    """The round after which a run with these values stops, None if it does not."""
-    callback.on_begin(watched())
-    for row in rows(*values, monitor=monitor):
-        try:
-            callback.on_round(row)
-        except fedlsg.StopRun:
-            return row["round"]
-    return None
-
-
-def watched(*earlier):
-    return Watched(path=None, settings={}, rows=list(earlier), save_model=lambda folder: None)
-
-
-def test_early_stopping_waits_for_evaluations_without_improvement():
-    assert stopped_after(fedlsg.EarlyStopping(patience=2), 0.1, 0.3, 0.2, 0.25, 0.4) == 4
-    assert stopped_after(fedlsg.EarlyStopping(patience=3), 0.1, 0.3, 0.2, 0.25, 0.4) is None
-    assert stopped_after(fedlsg.EarlyStopping(patience=2), 0.3, None, None, None, 0.2) is None, "not evaluated"
-    assert stopped_after(fedlsg.EarlyStopping(patience=1, min_delta=0.1), 0.3, 0.35) == 2
-    assert stopped_after(fedlsg.EarlyStopping(monitor="loss", patience=1), 2.0, 1.0, 1.5, monitor="loss") == 3
-    assert stopped_after(fedlsg.EarlyStopping(patience=1, mode="min"), 0.3, 0.2, 0.25) == 3
 
 
 MINE = """
@@ -169,11 +143,6 @@ def tracking(tmp_path, monkeypatch):
     return mlflow.MlflowClient()
 
 
-def interrupt(row):
-    if row["round"] == 1:
-        raise KeyboardInterrupt
-
-
 def only_run(client):
     (experiment,) = (one for one in client.search_experiments() if one.name == "mine")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -189,25 +158,6 @@ def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
     assert run.data.metrics["final/accuracy"] == found.summary["accuracy"]
     history = tracking.get_metric_history(run.info.run_id, "epsilon/max")
     assert [(one.step, one.value) for one in history] == [(row["round"], row["epsilon_max"]) for row in found.rounds]
-
-
-@pytest.mark.slow
-def test_weights_and_biases_offline(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases(project="mine")])
-    identity = (found.directory / "wandb-run-id").read_text().strip()
-    (file,) = (found.directory / "wandb").glob(f"offline-run-*/run-{identity}.wandb")
-    deadline = time.monotonic() + 30  # a process of its own writes the file
-    while b"final/accuracy" not in file.read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert b"epsilon/max" in file.read_bytes()
-    assert b"final/accuracy" in file.read_bytes()
-    assert wandb.run is None, "finished"
-    with pytest.raises(KeyboardInterrupt):
-        quick(tmp_path / "other", rounds=2, callbacks=[fedlsg.WeightsAndBiases(), interrupt])
-    assert wandb.run is None
 
 
 def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):

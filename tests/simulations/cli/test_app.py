@@ -107,15 +107,6 @@ def test_a_wrong_input_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interruption_is_one_line(fedlsg, monkeypatch):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("simulations.run.ready_plan", interrupt)
-    status, out, err = fedlsg("run", *SMALL)
-    assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
-
-
 def test_calibrate_finds_the_noise(fedlsg):
     status, out, _ = fedlsg("calibrate", "--epsilon", "3", "--sample-rate", "0.05", "--steps", "10")
     found = re.search(r"noise multiplier ([0-9.]+): epsilon ([0-9.]+) at delta 1e-05", out)

@@ -61,13 +61,6 @@ def test_what_is_printed_is_never_less_than_what_is_spent(target):
     assert spent <= target
 
 
-def test_an_epoch_without_batches_is_refused():
-    done = CliRunner().invoke(
-        app, ["calibrate", "--steps", "9", "--epoch-batches", "0", "--noise-multiplier", "1"], standalone_mode=False
-    )
-    assert "expected --epoch-batches=0 >= 1" in str(done.exception)
-
-
 def test_no_command_shows_three_things_to_do_first(fedlsg):
     """Each with a command that exists, with options that exist; then how to see all commands."""
     status, out, err = fedlsg()

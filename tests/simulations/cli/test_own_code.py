@@ -141,18 +141,6 @@ def clear() -> None:
     strategies._offered.cache_clear()
 
 
-@pytest.mark.parametrize(("points", "words"), [
-    ("[fedlsg.methods]\ntoy = toy_package:nothing\n", "fedlsg.methods: toy = toy_package:nothing cannot be imported"),
-    ("[fedlsg.methods]\ntoy = toy_package:build\n", "method 'toy' does not take mechanism and server"),
-    ("[fedlsg.methods]\ndpsgd = toy_package:recipe\n", "is offered as method 'dpsgd', which fedlsg has"),
-    ("[fedlsg.methods]\ntoy = toy_package:clash\n", "setting 'rank' has two different declarations"),
-    ("[fedlsg.workloads]\ntoys = toy_package:build\n", "expected a fedlsg.Workload"),
-])  # fmt: skip
-def test_a_package_that_offers_something_else_is_named(points, words, fedlsg, installed):
-    installed(points)
-    assert words in refused(fedlsg, "run", "toys" if "toys" in points else "digits", *QUICK, "-c", "rank=2")
-
-
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_workers_of_ray_never_imported_the_file(fedlsg, mine, tmp_path, on_ray: Cluster):

@@ -1,13 +1,10 @@
 """Carriers of probes in whole runs: absent clients, resumed runs and deployed clients have the server's."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flwr.app import Context, Message
 
-from fedlsg.carriers.probe.basis import Pair
-from fedlsg.state.public_state import PublicState
 from simulations.client import app as client_app
 from simulations.client.app import app
 from simulations.client.model import process
@@ -15,7 +12,6 @@ from simulations.client.train import answer
 from tests.simulations.support.runs import Run, run_local
 
 CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
-TANGENT: dict[str, Any] = {"method": "lsg-probe", "rank": 2, "probes": 20, "refresh_rounds": 3}
 SOME: dict[str, Any] = {"clients": 4, "clients_per_round": 2, "rounds": 7, "evaluate_every": 9}
 
 
@@ -48,34 +44,3 @@ def test_clients_on_machines_of_their_own_keep_carriers_in_files(downlink, unbro
         assert files == [f"basis-{client:06d}.bin" for client in range(4)]
     else:
         assert files == [f"client-{client:06d}.bin" for client in range(4)]
-
-
-def other_processor(probe: Callable[..., Any]) -> Callable[..., Any]:
-    """Probes whose last digits differ."""
-
-    def differing(self: PublicState, round: int, *, updates: int) -> Any:
-        basis = probe(self, round, updates=updates)
-        for name, p in basis.pairs.items():
-            basis.pairs[name] = Pair(p.L * (1 + 1e-6), p.R, p.out_energy, p.in_energy)
-        return basis
-
-    return differing
-
-
-@pytest.mark.parametrize("downlink", ["full", "sparse"])
-@pytest.mark.parametrize("settings", [CORE | {"sparsity": 0.3}, TANGENT])
-def test_another_processor_is_sent_the_carriers_of_a_refresh_and_keeps_them(settings, downlink, tmp_path):
-    """Client 1 derives others: it gets one more message at each refresh, and none in between."""
-    probe = PublicState.probe
-
-    def client(message: Message, context: Context) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            if context.node_config["partition-id"] == 1:
-                patch.setattr(PublicState, "probe", other_processor(probe))
-            return alone(message, context)
-
-    run = run_local(tmp_path / "run", client=client, downlink=downlink, **settings, rounds=5, evaluate_every=9)
-    assert [row.downlink_messages for row in run.rows] == [3, 2, 2, 3, 2]
-    assert [row.answered for row in run.rows] == ["0 1"] * 5
-    assert run.weights.equal(run_local(tmp_path / "same", **settings, rounds=5, evaluate_every=9).weights)
-    assert run.summary["downlink"].get("repairs", 0) == 0

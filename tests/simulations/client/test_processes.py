@@ -11,13 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flwr.app import Message
 
-from simulations.engines.local import task_identity
 from simulations.plan.plan import Plan
 from strategies.federation.report import RoundReport
-from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import flat_record
 from strategies.strategy import FederationSettings, FedLSG
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, run_local
@@ -36,23 +32,6 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
         run_dir=str(run_dir),
     )
     return FedLSG(state, settings, on_round)
-
-
-def test_over_the_wire_returns_an_equal_message_that_shares_nothing(small, monkeypatch):
-    with task_identity():
-        message = Message(flat_content(), 5, "train", group_id="1")
-    copy = over_the_wire(message)
-    assert copy.content == message.content
-    assert copy.metadata == message.metadata
-    copy.content["weights"]["flat"].data = b"other"
-    assert copy.content != message.content
-
-
-def flat_content():
-    import torch
-    from flwr.app import RecordDict
-
-    return RecordDict({"weights": flat_record(torch.arange(3.0))})
 
 
 LONG = {"rounds": 12, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}

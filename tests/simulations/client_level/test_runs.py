@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from torch.nn.utils import parameters_to_vector
 
 import strategies.federation.server_noise
 from fedlsg.client_level import release_round
@@ -160,18 +159,6 @@ def test_no_update_without_noise_is_kept(tmp_path, monkeypatch):
 class Zeros:
     def normal(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.float64)
-
-
-def test_a_secure_sum_and_a_trusted_server_train_alike(tmp_path):
-    """With little noise and all clients in every round both give the mean of the clipped updates."""
-    same = {"clients": 12, "clients_per_round": 12, "noise_multiplier": 0.06, "rounds": 3, "learning_rate": 1.0}
-    secure, server = (at_client_level(tmp_path / trust, trust=trust, **same) for trust in ("secure", "server"))
-    start = parameters_to_vector(secure.plan.build_model().parameters()).detach()
-    moved = [run.weights - start for run in (secure, server)]
-    assert float(torch.cosine_similarity(*moved, dim=0)) > 0.95
-    assert float(moved[0].norm()) == pytest.approx(float(moved[1].norm()), rel=0.05)
-    entries = secure.entries(0)
-    assert [(e.unit, e.steps, e.sample_rate, e.mechanism) for e in entries] == [("client", 1, 1.0, "dp")] * 3
 
 
 def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_path):

@@ -75,20 +75,6 @@ def test_a_failure_is_recorded_and_the_grid_goes_on(folder):
     assert again == ["lsg-seed0 done", "lsg-seed1 done"]  # finished cells are not run again
 
 
-def test_an_interruption_leaves_no_worker_and_a_resumable_record(folder):
-    cells = grid(seeds=1).cells()
-
-    def interrupt(job: Job) -> Outcome:
-        raise KeyboardInterrupt
-
-    new_worker, log = fake(interrupt)
-    heard = Heard()
-    with pytest.raises(KeyboardInterrupt):
-        run_cells(cells, folder, started=heard.started, running=heard.running, ended=heard.ended, new_worker=new_worker)
-    assert log == ["start lsg-seed0", "interrupt", "close"]
-    assert folder.record()["lsg-seed0"].status == "interrupted"
-
-
 def asked(settings: dict[str, Any], **keys: Any) -> list[Cell]:
     return grid(settings=settings, methods={"lsg": keys}).cells()
 

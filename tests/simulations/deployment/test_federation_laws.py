@@ -63,13 +63,6 @@ def noise_gain(run: Run) -> float:
     return float((run.weights - start).std()) / (50.0 * 0.5 / (0.05 * N))
 
 
-@pytest.mark.parametrize(("clients", "failed"), [(1, ()), (2, ()), (5, ()), (5, (1, 4))])
-def test_clients_add_their_noise_over_a_constant_divisor(clients, failed, tmp_path):
-    run = run_local(tmp_path / "run", client=failing(*failed), clients=clients, **LOUD)
-    assert run.rows[0].rejected == " ".join(map(str, failed))
-    assert math.isclose(noise_gain(run), math.sqrt(clients - len(failed)), rel_tol=TOLERANCE)
-
-
 def test_a_divisor_from_the_number_of_answers_is_caught(tmp_path, monkeypatch):
     finish = ServerState.finish_round
 

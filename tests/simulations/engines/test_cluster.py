@@ -163,12 +163,3 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
         pass
     wait_until(lambda: not marked(mark), seconds=30 if number == signal.SIGKILL else 10)
     wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 10)
-
-
-@pytest.mark.ray
-def test_a_worker_that_fits_nowhere_is_refused(warm):
-    """Ray would wait for ever."""
-    with pytest.raises(ValueError, match=r"client_cpus=64 processors for a worker; ask for fewer"):
-        warm.workers(2, cpus=64, gpus=0)
-    with pytest.raises(ValueError, match=r"client_gpus=0.25 of a GPU"):
-        warm.workers(2, cpus=1, gpus=0.25)

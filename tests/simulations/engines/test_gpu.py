@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from fedlsg.randomness import own_draws, seed_draws
-from simulations import workloads
-from simulations.workloads import fetcher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,16 +85,6 @@ def test_commands_look_into_a_run_on_cuda(command, tmp_path):
         check=False,
     )
     assert done.returncode == 0
-
-
-def test_a_split_on_the_device_gives_the_same_batches():
-    split = workloads.load("digits").train
-    fetch, rows = fetcher(split, "cuda"), torch.randperm(len(split))[:100]
-    inputs, targets = fetch(rows)
-    assert (inputs.device.type, targets.device.type) == ("cuda", "cuda")
-    expected, labels = split.batch(rows)
-    assert torch.equal(inputs.cpu(), expected)
-    assert torch.equal(targets.cpu(), labels)
 
 
 def test_several_gpus_are_not_touched_by_one_process():

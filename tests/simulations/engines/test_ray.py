@@ -84,18 +84,6 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
     assert rounds == {client: [1, 3] if client == began else [1, 2, 3] for client in range(5)}
 
 
-@pytest.mark.slow
-def test_a_worker_that_cannot_stop_its_client_is_ended_and_the_others_are_asked_again(tmp_path, on_ray, monkeypatch):
-    monkeypatch.setattr("simulations.engines.workers.START_SECONDS", 10.0)  # of the worker that replaces it
-    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=6, rounds=3, workers=2, client_timeout=2.0)
-    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.hanging_clients:deaf")
-    run = Run(directory.path, plan)
-    assert [row.rejected for row in run.rows] == ["", str(HANGS), ""]
-    assert "longer than client_timeout allows" in run.rows[1].reasons
-    assert run.rows[1].seconds < 120
-    assert {entry.round for entry in run.entries(HANGS)} == {1, 2, 3}, "nobody knows whether it trained: charged"
-
-
 def test_a_worker_with_other_code_than_the_driver_is_refused(tmp_path, on_ray, monkeypatch):
     """Files were edited since the driver started, or a machine has another version."""
     monkeypatch.setattr("simulations.engines.workers.own_identity", lambda: SimpleNamespace(digest="other"))

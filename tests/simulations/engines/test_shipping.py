@@ -1,7 +1,5 @@
 """Own code and data on their way to workers of Ray that never imported them."""
 
-import threading
-import time
 from functools import partial
 
 import pytest
@@ -11,7 +9,7 @@ from torch.nn import functional
 
 import fedlsg
 from simulations.engines.cluster import Cluster
-from tests.simulations.support.own import CLASSES, quick, refused
+from tests.simulations.support.own import CLASSES, quick
 
 
 def weights(run):
@@ -70,22 +68,3 @@ def test_ray_gives_the_weights_of_local(way, tmp_path, on_ray: Cluster):
     found = [quick(tmp_path / engine, rounds=2, engine=engine, **changes) for engine in ("local", "ray")]
     assert torch.equal(weights(found[0]), weights(found[1]))
     assert found[1].summary["rounds"] == 2
-
-
-def locked(lock):
-    """A model that holds a lock of its builder."""
-    return lambda: Net(4) if lock else None
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_what_cannot_be_sent_is_refused_in_one_line_and_leaves_nothing_running(tmp_path, on_ray: Cluster):
-    lock = threading.Lock()
-    before = {thread.name for thread in threading.enumerate()}
-    with refused("cannot be sent to Ray workers", "Build models, open files and take locks inside of the functions"):
-        quick(tmp_path / "run", model=locked(lock), engine="ray")
-    time.sleep(0.1)
-    assert {thread.name for thread in threading.enumerate()} <= before | {"ray_import_thread"}
-    assert quick(tmp_path / "local", model=locked(lock)).summary["rounds"] == 1
-    assert quick(tmp_path / "after", engine="ray").summary["rounds"] == 1
-    assert not [path for path in (tmp_path / "run").rglob("*.jsonl") if path.stat().st_size]

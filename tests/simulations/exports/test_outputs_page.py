@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import strategies
 from fedlsg import user_code
-from fedlsg.carriers.powersgd import decode
-from fedlsg.payload import Expected, unpack
 from simulations.exports.payload import find, read_payload
 from simulations.rundir.updates import read_frame, round_folder
 from tests.fedlsg.support.own_methods import OWN_RECIPE
@@ -61,26 +58,6 @@ def test_the_page_s_reader_agrees_with_the_command(case, read, own_code):
             assert dW.shape == ours[f"dW/{name}"].shape
             np.testing.assert_allclose(dW, ours[f"dW/{name}"], atol=1e-5)
             assert abs(dW).max() > 1e-2, "negative control: zeros would agree"
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_it_agrees_with_unpack_and_reconstruct(case, read):
-    """The frame that the run itself derives, in place of the recorded one."""
-    run = read[case]
-    base = run.plan
-    state = base.server_state()
-    weights = np.load(round_folder(run.path, 2) / "weights.npy")
-    torch.nn.utils.vector_to_parameters(torch.from_numpy(weights), [p for p in state.model.parameters()])
-    frame = state.public.frame(2, updates=1)
-    assert read_frame(round_folder(run.path, 2))[0].digest == frame.digest
-    expected = Expected(
-        round=2, codec=base.codec, index_mode="derived", size=frame.wire.size, indices=frame.wire.indices,
-        digest=frame.digest, blocks=frame.wire.blocks,
-    )  # fmt: skip
-    values = unpack((round_folder(run.path, 2) / "client-000001.bin").read_bytes(), expected)
-    with np.load(round_folder(run.path, 2) / "read.npz") as theirs:
-        for name, dW in frame.gradients(decode(values, frame)).items():
-            np.testing.assert_allclose(theirs[name], dW.detach().numpy(), atol=1e-5)
 
 
 def test_every_field_of_the_files_is_on_the_page(small):

@@ -76,16 +76,6 @@ def test_the_clients_gradients_make_the_server_s_step(case, runs):
     assert abs(step).max() > 1e-4, "negative control: a step of nothing would agree with anything"
 
 
-def test_chosen_positions_are_the_client_s_own(runs):
-    run = runs("chosen")
-    arrays = arrays_of(run, 1, 0)
-    size = read_frame(round_folder(run.path, 1))[1]["size"]
-    assert len(arrays["indices"]) == len(arrays["values"]) == run.plan.method.compression.most(size) < size
-    flat = np.zeros(size, np.float32)
-    flat[arrays["indices"]] = arrays["values"]
-    assert np.array_equal(flat, np.concatenate([a.ravel() for n, a in arrays.items() if n.startswith("dW/")]))
-
-
 def test_the_command_writes_what_numpy_reads(small, tmp_path):
     payload_command(str(small.path), 2, 1, str(tmp_path / "x.npz"), Console(quiet=True))
     expected = arrays_of(small, 2, 1)

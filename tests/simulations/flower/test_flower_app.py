@@ -195,11 +195,6 @@ def test_a_client_that_is_told_the_truth_answers():
     assert read_identity(answered.content) == (0, 60)
 
 
-def test_what_is_no_workload_is_refused_when_the_app_is_made():
-    with pytest.raises(ValueError, match=r"expected a fedlsg.Workload, or a function without arguments"):
-        fedlsg.flower.client_app(lambda: 3)  # type: ignore[arg-type, return-value]
-
-
 def deployed(folder: Path, **changes: Any) -> dict[str, Any]:
     x, y = rows(40, 5)
     table = folder / "own.csv"

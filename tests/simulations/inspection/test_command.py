@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +17,11 @@ from torch.testing import assert_close
 import strategies
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import trainable
 from fedlsg.lowrank import project
 from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine
-from simulations.inspection.clips import own_clip, unmasked
+from simulations.inspection.clips import unmasked
 from simulations.inspection.command import inspect_command
 from simulations.inspection.measure import Inspection, inspect
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
@@ -81,23 +79,6 @@ def test_the_batch_gradient_is_the_mean_of_the_examples_own(after):
             assert_close(values.mean(0).reshape(block.shape), expected, atol=1e-6, rtol=1e-4)
     clipped = clipped_sum(every, after.base.method.mechanism) / len(rows)
     assert not torch.allclose(clipped[: len(every[0][0])], gradients[frame.blocks[0].parameter].flatten(), rtol=0.05)
-
-
-def test_norms_against_a_loop_over_examples():
-    """Oracle: autograd, one example at a time, dense."""
-    subject = subject_of_settings({"workload": "digits", "method": "dpsgd", "clip_norm": 2.5})
-    rows = subject.rows(12)
-    row = own_clip(subject, subject.frame, rows)
-    parameters = list(trainable(subject.model).values())
-    norms = []
-    for one in rows:
-        inputs, targets = subject.base.workload.train.batch(one[None])
-        grads = torch.autograd.grad(losses(subject.model(inputs), targets).sum(), parameters)
-        norms.append(math.sqrt(sum(float(g.square().sum()) for g in grads)))
-    assert row.clipping.lengths == pytest.approx(sorted(norms), rel=1e-5)
-    assert row.clipping.factors == pytest.approx([min(1, 2.5 / norm) for norm in norms], rel=1e-5)
-    assert row.clipping.clipped == np.mean(np.array(norms) > 2.5)
-    assert sum(row.shares.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("method", strategies.names())

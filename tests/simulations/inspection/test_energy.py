@@ -1,23 +1,13 @@
 """Gradient energy kept, random sparsification, what noise and clip cost: closed forms, brute force, the same runs by hand."""
 
-import math
-
-import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
-from simulations.inspection.clips import passes, unmasked
 from simulations.inspection.energy import KeptRow, kept_rows
 from simulations.inspection.kinds import PRIVATE, weights_at
 from simulations.inspection.retrain import measure_costs
-from simulations.inspection.sparsified import (
-    DRAWS,
-    keep,
-    sparsified,
-)
 from simulations.inspection.subject import Subject, batch_gradient, subject_of_run, subject_of_settings
 from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
@@ -69,35 +59,6 @@ RS = {"method": "rs", "sparsity": 0.9, "sample_rate": 0.25, "rounds": 24, "clip_
 @pytest.fixture(scope="module")
 def subject():
     return subject_of_settings(RS | {"noise_multiplier": 1.0, "device": "cpu"})
-
-
-@pytest.fixture(scope="module")
-def found_of_sparsified(subject):
-    return sparsified(subject, subject.rows(100), (0.0, 0.5))
-
-
-def test_the_clipped_gradient_is_that_of_a_plain_loop(subject, found_of_sparsified):
-    """Every example clipped on its own, under the masks that were drawn."""
-    rows, d = subject.rows(100), subject.frame.size
-    g = torch.cat([torch.cat(blocks, 1) for blocks in passes(subject, unmasked(subject.frame), rows)]).double()
-    from fedlsg.randomness import public_generator
-
-    generator = public_generator(subject.state.seed, "inspect", "sparsified")
-    drawn = [keep(d, p, generator).double() for p in (0.0, 0.5, 0.9) for _ in range(DRAWS)][DRAWS : 2 * DRAWS]
-
-    def clipped(mask):
-        total = torch.zeros(d, dtype=torch.float64)
-        for one in g:
-            cut = one * mask
-            total += cut * min(1.0, 0.05 / float(cut.norm()))
-        return total / len(g)
-
-    whole = clipped(torch.ones(d, dtype=torch.float64))
-    relaxed = [float(clipped(m).norm() / (whole * m).norm()) for m in drawn]
-    kept = [float(clipped(m).norm() / whole.norm()) for m in drawn]
-    assert found_of_sparsified.rows[1].relaxed == pytest.approx(np.mean(relaxed), rel=1e-4)
-    assert found_of_sparsified.rows[1].kept == pytest.approx(np.mean(kept), rel=1e-4)
-    assert 1 < found_of_sparsified.rows[1].relaxed < 1.2 / math.sqrt(0.5)
 
 
 QUIET = {"noise_multiplier": None}

@@ -5,11 +5,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 
 import pytest
 
-from simulations.live import server as live_server
 from simulations.live.__main__ import write_entry
 from simulations.live.page import LivePage
 from simulations.live.server import LiveServer
@@ -71,27 +69,6 @@ def test_it_listens_on_loopback_and_writes_no_log(server, capfd):
         gone.sendall(f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     ask(server, "/wrong/")
     assert capfd.readouterr() == ("", "")
-
-
-def test_who_says_nothing_holds_nobody_up(stopped, monkeypatch):
-    """Others take all places and are silent: they lose them, and the page is made meanwhile."""
-    monkeypatch.setattr(live_server, "SECONDS", 0.5)
-    monkeypatch.setattr(live_server, "MOST", 2)
-    page = LivePage(stopped.path)
-    with LiveServer(page) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        silent = [socket.create_connection(server.server_address[:2]) for _ in range(5)]
-        page.refresh()
-        until, status = monotonic() + 10, 0
-        while status != 200 and monotonic() < until:
-            try:
-                status = ask(server, "/TOKEN/")[0]
-            except (OSError, http.client.HTTPException):
-                sleep(0.1)
-        assert status == 200
-        for one in silent:
-            one.close()
-        server.shutdown()
 
 
 def test_an_entry_that_others_could_read_is_removed(tmp_path, server, monkeypatch):

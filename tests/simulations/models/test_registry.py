@@ -32,37 +32,6 @@ def workload_of() -> LoadedWorkload:
     return LoadedWorkload(name="made", train=split, test=split, num_classes=10, models=builders, defaults={})
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("mlp", (64 * 64 + 64) + (64 * 10 + 10)),
-        ("conv", (16 * 9 + 16 + 2 * 16) + (32 * 16 * 9 + 32 + 2 * 32) + (128 * 10 + 10)),
-        (
-            "cnn",
-            (16 * 27 + 3 * 16)
-            + (32 * 144 + 3 * 32)
-            + (64 * 288 + 3 * 64)
-            + (64 * 576 + 3 * 64)
-            + (1024 * 64 + 64)
-            + (64 * 10 + 10),
-        ),
-        (
-            "cnn-wide",
-            (32 * 27 + 3 * 32)
-            + (64 * 288 + 3 * 64)
-            + (128 * 576 + 3 * 128)
-            + (128 * 1152 + 3 * 128)
-            + (2048 * 128 + 128)
-            + (128 * 10 + 10),
-        ),
-    ],
-)
-def test_parameter_counts_by_hand(name, count):
-    builder, _ = MODELS[name]
-    assert sum(parameter.numel() for parameter in builder().parameters()) == count
-    assert f"{count:,} parameters" in getattr(builder, "func", builder).__doc__
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_can_be_made_private(name):
     leaves = [module for module in MODELS[name][0]().modules() if not list(module.children())]

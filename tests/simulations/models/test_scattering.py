@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from simulations.models.scattering import Scattering2d
-from simulations.models.small import heads
 
 # Made once by kymatio 0.3.0 on numpy 1.26 and scipy 1.11: ``Scattering2D(J=2, shape=(side, side))(image(side))``, the
 # features (0, 0), (2, 5) and the last one of some coefficients. It computes its filters in complex64.
@@ -76,11 +75,3 @@ def test_positively_homogeneous_and_example_by_example(seed, scale, batch):
 
 
 MAPS, VECTOR = (6, 4, 4), (10,)
-
-
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [(VECTOR, ["linear", "mlp"]), (MAPS, ["linear", "mlp", "cnn"]), ((6, 3, 3), ["linear", "mlp", "cnn"])],
-)
-def test_heads_that_fit(shape, names):
-    assert list(heads(shape, 3)) == names

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from simulations import workloads
-from simulations.plan.advice import advice, guessing_line, torch_func_line
+from simulations.plan.advice import advice, torch_func_line
 from simulations.plan.base import Base
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
@@ -41,14 +41,6 @@ def test_inputs_of_another_size_are_named_from_test_rows_alone():
     assert said(train=far[0]) == ""  # private rows are not looked at
     assert said({"normalise": "public"}, train=far[0], test=far[1]) == ""
     assert said({"learning_rate": 0.1, "rounds": 20}, train=far[0], test=far[1]) == ""
-
-
-def test_an_accuracy_of_guessing_names_what_to_change():
-    chance = {"num_classes": 4, "majority_share": 0.25, "test_examples": 1000.0}
-    assert "learning_rate=auto" in guessing_line({"accuracy": 0.26, "chance": chance}, None)
-    assert "larger epsilon" in guessing_line({"accuracy": 0.26, "chance": chance}, "rounds learning_rate")
-    assert guessing_line({"accuracy": 0.9, "chance": chance}, None) is None
-    assert guessing_line({"accuracy": None, "chance": None}, None) is None
 
 
 def net(body: nn.Module, width: int) -> nn.Module:

@@ -15,13 +15,6 @@ def plan_of(**settings: object) -> Plan:
     return make_plan(from_mapping(SMALL | settings))
 
 
-def test_the_proximal_term_changes_a_run_and_no_epsilon(tmp_path):
-    runs = [run_local(tmp_path / str(mu), local_steps=3, proximal=mu, codec="noise-floor") for mu in (0.0, 0.5)]
-    assert not runs[0].weights.equal(runs[1].weights)
-    assert [row.rejected for run in runs for row in run.rows] == [""] * 4
-    assert runs[0].summary["epsilon_max"] == runs[1].summary["epsilon_max"]
-
-
 @pytest.mark.parametrize(
     ("settings", "part"),
     [

@@ -27,25 +27,6 @@ def test_measured_against_the_labels_themselves(scheme):
     assert not np.array_equal(other.counts, slow)
 
 
-def test_the_command_prints_and_writes(fedlsg, tmp_path):
-    status, out, err = fedlsg("partition", "digits", "--clients", "100", "-c", "partition=dirichlet", "--out", "here")
-    assert (status, err) == (0, "")
-    assert "digits: 1,437 examples over 100 clients, dirichlet (alpha 0.5), seed 0" in out
-    assert "median" in out
-    names = ["partition.csv", "partition.html", "partition.png"]
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == names
-    page = (tmp_path / "here" / "partition.html").read_text()
-    for words in (
-        "100 clients hold",
-        "For simulations only",
-        "smallest clients",
-        "partition.csv</a>",
-        '<svg role="img"',
-    ):
-        assert words in page
-    assert max(len(line) for line in out.splitlines()) <= 110
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,7 +1,7 @@
 """Plans: gaps filled from the preset, noise calibrated for every client's schedule, everything bad refused."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -11,50 +11,12 @@ from fedlsg.accounting.events import Event
 from fedlsg.participation import select_clients
 from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan
-from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local
 
 
 def plan_of(**settings: object) -> Plan:
     return make_plan(from_mapping(SMALL | settings))
-
-
-CONFIGURATIONS = [
-    {},
-    {"method": "sgd", "noise_multiplier": None, "sample_rate": 0.5},
-    {"method": "rs", "sparsity": 0.2},
-    {"method": "rgp", "warmup": 2, "clip": "per-block"},
-    {"method": "dpsgd", "trust": "aggregate", "clients": 4, "min_survivors": 3},
-    {"optimizer": "adam", "schedule": "cosine", "weight_decay": 0.01, "final_learning_rate": 0.001},
-    {"batch_size": 30, "sample_rate": None, "partition": "dirichlet", "alpha": 1.0},
-    {"local_steps": 3, "local_momentum": 0.5, "clients_per_round": 1},
-    {"noise_multiplier": None, "epsilon": 8.0},
-    {"noise_multiplier": None, "epsilon": 8.0, "batch_size": 300, "sample_rate": None, "partition": "dirichlet"},
-]
-
-
-@pytest.mark.parametrize("settings", CONFIGURATIONS, ids=lambda c: ", ".join(map(str, c.values())) or "small")
-def test_config_toml_gives_the_same_plan(settings, tmp_path):
-    """What ``resume`` and Flower's processes read back: the same terms to the bit, nothing drifts."""
-    plan, directory = plan_of(**settings), RunDir(tmp_path)
-    directory.write_config(plan.settings)
-    again = make_plan(directory.read_config())
-    assert again.settings == plan.settings
-    assert again.terms == plan.terms
-    for name in ("method", "schedule", "local", "stream", "divisor", "sizes", "steps", "declared"):
-        assert getattr(again, name) == getattr(plan, name), name
-    assert {f.name for f in fields(Plan)} == {
-        "settings",
-        "workload",
-        "parts",
-        "method",
-        "schedule",
-        "local",
-        "stream",
-        "terms",
-        "declared",
-    }
 
 
 @pytest.mark.parametrize("clip", ["joint", "per-block"])
@@ -116,38 +78,25 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
         ({"model": "resnet"}, "unknown model of digits 'resnet'"),
         ({"workload": "cifar10", "data_dir": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"rank": 0}, "rank=0 >= 1"),
-        ({"rank": 65}, "rank=65 carries no layer"),
         ({"rank": 40}, "rank=40 carries no layer"),
         ({"sparsity": 1.0}, "sparsity"),
-        ({"sparsity": -0.1}, "sparsity"),
         ({"method": "dpsgd", "rank": 4}, "method 'dpsgd' has no setting 'rank'"),
-        ({"method": "dpsgd", "sparsity": 0.3}, "method 'dpsgd' has no setting 'sparsity'"),
         ({"method": "lsg", "cooling": True}, "method 'lsg' has no setting 'cooling'"),
         ({"method": "sgd", "mechanism": "dp"}, "choose method 'dpsgd'"),
         ({"delta": 0.01}, "delta"),
-        ({"delta": 0.0}, "delta"),
-        ({"delta": 1.0}, "delta"),
         ({"delta": math.nan}, "delta"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"noise_multiplier": math.inf}, "noise_multiplier"),
         ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.inf}, "epsilon"),
-        ({"sample_rate": 0.0}, "sample_rate"),
         ({"sample_rate": 1.01}, "sample_rate"),
-        ({"sample_rate": -0.1}, "sample_rate"),
         ({"sample_rate": math.nan}, "sample_rate"),
         ({"batch_size": 0, "sample_rate": None}, "batch_size"),
         ({"batch_size": 10, "sample_rate": 0.1}, "either sample_rate .* or batch_size"),
         ({"clip_norm": 0.0}, "clip_norm"),
-        ({"clip_norm": -1.0}, "clip_norm"),
-        ({"clip_norm": math.inf}, "clip_norm"),
         ({"clip_norm": math.nan}, "clip_norm"),
         ({"clients": 0}, "clients"),
         ({"clients": 2000}, "clients=2000"),
         ({"clients_per_round": 3}, "clients_per_round=3 <= clients=2"),
-        ({"clients_per_round": 0}, "clients_per_round=0"),
         ({"min_survivors": 3}, "min_survivors=3 <= clients_per_round=2"),
         ({"trust": "aggregate", "local_steps": 2}, "local_steps=1"),
         ({"trust": "aggregate", "codec": "bfloat16"}, "trust=aggregate needs codec=float32"),
@@ -155,26 +104,10 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
         ({"method": "sgd", "noise_multiplier": 1.0}, "noise_multiplier=1 needs a mechanism that adds noise"),
         ({"mechanism": "clip-only", "noise_multiplier": 1.0}, "noise_multiplier=1 needs a mechanism that adds noise"),
         ({"method": "dpsgd", "estimator": "averaged"}, "estimator='averaged'.*low-rank carriers"),
-        ({"rounds": 0}, "rounds=0"),
-        ({"local_steps": 0}, "local_steps=0"),
         ({"local_momentum": 1.0}, "momentum"),
-        ({"momentum": 1.0}, "momentum"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"local_learning_rate": -1.0}, "learning_rate"),
         ({"final_learning_rate": 0.01}, "final_learning_rate needs a schedule"),
-        ({"weight_decay": math.nan}, "weight_decay"),
         ({"seed": -1}, "seed"),
-        ({"seed": 2**63}, "seed"),
-        ({"threads": 0}, "threads=0"),
-        ({"client_cpus": 0}, "client_cpus=0"),
-        ({"client_gpus": -0.5}, "client_gpus=-0.5"),
-        ({"round_timeout": 0.0}, "round_timeout"),
-        ({"evaluate_every": 0}, "evaluate_every"),
-        ({"microbatch_size": 0}, "microbatch_size"),
-        ({"power_steps": 0}, "power_steps"),
         ({"method": "rgp", "warmup": 0}, "warmup"),
-        ({"partition": "dirichlet", "alpha": 0.0}, "alpha"),
-        ({"partition": "shards", "shards_per_client": 0}, "shards_per_client"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )  # fmt: skip

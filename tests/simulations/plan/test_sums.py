@@ -7,18 +7,14 @@ may be missing, and one in ten, one at least, may read together. A client of the
 import math
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 import torch
 
-import strategies
 from fedlsg.accounting import compose, epsilon
 from fedlsg.discrete import plan_release
-from fedlsg.state import mean_frame
 from simulations.plan.noise import rho_of, sum_line
 from simulations.plan.plan import Plan, count_blocks, events_of, make_plan
-from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, plan_at, run_local
 
@@ -123,32 +119,6 @@ def test_ten_clients_need_no_more_noise_than_before():
 
 FAINT = {"method": "dpsgd", "rounds": 1, "learning_rate": 1.0, "momentum": 0.0, "local_learning_rate": 1e-12}
 """One update of the server by the sum over the divisor; weights do not move within a round."""
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({"method": name} for name in strategies.names()),
-        {"method": "rs", "sparsity": 0.9, "rounds": 12},  # gradual cooling
-        {"method": "rs", "sparsity": 0.9, "ranking": "gradients"},
-        {"method": "lsg", "importance": "carriers", "sparsity": 0.5},
-        {"method": "probe", "sparsity": 0.5},
-        {"method": "lsg", "sparsity_from": 0.5, "sparsity": 0.75, "rounds": 4},
-    ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
-)
-def test_the_mean_frame_has_the_values_of_the_mean_round(settings):
-    """Oracle: the frames of all rounds. Where the mask changes, the first round has more, and the last has fewer."""
-    base = prepare(from_mapping({"engine": "local", "rounds": 2, **settings}))
-    state = base.server_state()
-    rounds = range(1, base.schedule.rounds + 1)
-    basis = state.basis_of(1)
-    frames = [state.public.frame(round, updates=round - 1, basis=basis) for round in rounds]
-    found = mean_frame(state.public)
-    assert found.kept == pytest.approx(fmean(frame.kept for frame in frames), abs=max(2, 0.01 * found.size))
-    assert len(found.blocks) == len(frames[0].blocks)
-    if frames[-1].kept < frames[0].kept:
-        assert frames[-1].kept < found.kept < frames[0].kept
 
 
 def sent(out: Path, **settings: object) -> tuple[torch.Tensor, object]:

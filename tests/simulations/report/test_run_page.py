@@ -1,7 +1,6 @@
 """report.html: complete, self-contained, escaped; of one run and of many; and what is no run is refused."""
 
 import re
-from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
@@ -9,7 +8,6 @@ from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import page
 from simulations.report.run_page import command, run_page
-from simulations.report.tiles import run_tiles
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
@@ -110,19 +108,3 @@ def test_the_command_of_a_run_makes_the_same_settings(small):
     assert {k: v for k, v in vars(again).items() if k != "run_dir"} == {
         k: v for k, v in vars(before).items() if k != "run_dir"
     }
-
-
-def test_report_of_one_run(fedlsg, stopped, tmp_path):
-    """Also of a run that is not finished, which says so."""
-    assert fedlsg("report", str(stopped.path))[0] == 0
-    words = Page((stopped.path / "report.html").read_text()).words
-    assert "interrupted: this run is not finished; continue it with fedlsg resume" in words
-    assert re.search(r"sent by clients so far\s+[\d.]+ kB\s+until round 1", words)
-    assert "the dotted line" not in words, "guessing is not drawn yet"
-    found = read_runs([stopped.path])[0]
-    for repeated in (False, True):  # noise that can be repeated claims nothing
-        tiles = run_tiles(replace(found, settings={**found.settings, "reproducible": repeated}))
-        assert tiles is not None
-        assert ("epsilon so far" in [tile.name for tile in tiles.tiles]) is not repeated
-    assert fedlsg("report", str(stopped.path), "--out", "there")[0] == 0
-    assert (tmp_path / "there" / "report.html").exists()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import fedlsg
 from simulations.rundir.declared import find
 from simulations.rundir.examined import RESULTS, examine, open_run
 from simulations.rundir.files.sealed import DamagedError
@@ -88,21 +87,6 @@ def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
     (run.path / "updates/round-000001/client-000000.bin").unlink()
     open_run(run.path, RESULTS, said.append)
     assert [line for line in said if "round-000001/client-000000.bin (missing)" in line and "not used here" in line]
-
-
-def test_a_run_of_an_older_version_is_read_with_one_line(runs, copies):
-    run = copies(runs["finished"])
-    for path in run.path.rglob("manifest.json*"):
-        path.unlink()
-    with pytest.warns(UserWarning, match="older version.*not checked") as caught:
-        fedlsg.load_run(run.path)
-    assert len(caught) == 1
-    run = copies(runs["interrupted"])
-    for path in run.path.rglob("manifest.json*"):
-        path.unlink()
-    assert "not checked" in resumed(run)
-    assert examine(run.directory).changed == {}, "it has a manifest from here on"
-    assert (run.path / "manifest.json").exists()
 
 
 def test_a_change_that_resume_accepts_is_accepted_from_then_on(runs, copies):

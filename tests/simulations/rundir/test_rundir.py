@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.rundir.files.scratch import scratch
 from simulations.rundir.lock import create
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import read_frame, round_folder
@@ -19,28 +18,6 @@ from simulations.settings.settings import Settings
 from tests.places import REPOSITORY
 
 SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, parameters={"rank": 4})
-
-
-def test_a_run_leaves_what_the_design_lists(small):
-    names = {path.name for path in small.path.iterdir()}
-    listed = {"config.toml", "rounds.csv", "ledger", "ledger.jsonl", "checkpoint", "summary.json", "run.log"}
-    listed |= {
-        "bytes.csv",
-        "events.out.tfevents.fedlsg",
-        "report.html",
-        "model.safetensors",
-        "config.json",
-        "manifest.json",
-    }
-    listed.add("manifest.jsonl")
-    assert names == listed | {"updates", "updates-truth", "clients", ".lock"}
-    assert {p.name for p in small.directory.ledgers.iterdir()} == {"run.jsonl"}
-    assert (small.path / "ledger" / "run.jsonl") == small.directory.charges.path
-    assert {p.name for p in (small.path / "updates" / "round-000001").iterdir()} == {
-        "weights.npy", "weights.npy.sha256", "client-000000.bin", "client-000001.bin", "frame.json", "frame.npz",
-        "frame.npz.sha256",
-    }  # fmt: skip
-    assert {p.name for p in (small.path / "updates-truth").iterdir()} == {"round-000001", "round-000002"}
 
 
 @pytest.mark.parametrize(
@@ -113,16 +90,6 @@ with scratch() as folder:
     print(folder, flush=True)
     time.sleep(600)
 """
-
-
-def test_it_is_private_and_gone_afterwards():
-    with scratch() as folder:
-        assert folder.stat().st_mode & 0o777 == 0o700
-        (folder / "a").mkdir()
-    assert not folder.exists()
-    with pytest.raises(ValueError, match="planted"), scratch() as folder:
-        raise ValueError("planted")
-    assert not folder.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -1,7 +1,6 @@
 """Evaluation by hand, over several splits with equal weight; weights that diverge end a run with one line."""
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,11 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from simulations import workloads
-from simulations.server.diverged import explain
 from simulations.server.evaluate import evaluate
-from simulations.settings.settings import from_mapping
-from simulations.workloads import Options, Split
+from simulations.workloads import Split
 from tests.simulations.support.runs import run_local
 
 
@@ -75,26 +71,6 @@ def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, sh
     assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
 
 
-@lru_cache
-def digits(**options: float) -> workloads.LoadedWorkload:
-    return workloads.load("digits", options=Options(**options))
-
-
-def rows_of(split: Split) -> list[bytes]:
-    images, _ = split.batch(torch.arange(len(split)))
-    return [image.numpy().tobytes() for image in images]
-
-
-def test_held_out_rows_are_disjoint_from_those_that_are_trained_on():
-    everything, held = digits(), digits(holdout=0.2)
-    assert (len(held.train), len(held.test), list(held.tests)) == (1437 - 287, 287, ["holdout"])
-    assert sorted(rows_of(held.train) + rows_of(held.test)) == sorted(rows_of(everything.train))
-    both = set(held.train.inputs.rows.tolist()) & set(held.test.inputs.rows.tolist())
-    assert not both
-    both_settings = digits(train_rows=100, holdout=0.25)
-    assert (len(both_settings.train), len(both_settings.test)) == (75, 25)
-
-
 SCORES, NUMBER = torch.ones(3, 2), torch.tensor(0.5)
 
 
@@ -133,17 +109,3 @@ def test_too_large_a_learning_rate_ends_the_run(kind, tmp_path, with_pages):
     assert "no report.html" not in run.log
     if run.directory.rounds.exists():
         assert [row.round for row in run.rows] == list(range(1, ended))
-
-
-@pytest.mark.parametrize(
-    ("rates", "named"),
-    [
-        ({"learning_rate": 0.1}, "learning_rate=0.1"),
-        ({"learning_rate": 0.1, "classifier_learning_rate": 1e9}, "classifier_learning_rate=1e+09"),
-        ({"learning_rate": 0.1, "norms_learning_rate": 5.0}, "norms_learning_rate=5"),
-        ({"learning_rate": 0.1, "local_learning_rate": 5.0, "local_steps": 1}, "learning_rate=0.1"),
-        ({"learning_rate": 0.1, "local_learning_rate": 5.0, "local_steps": 2}, "local_learning_rate=5"),
-    ],
-)
-def test_the_largest_rate_is_named(rates, named):
-    assert f"round 7 left x: {named} is likely" in explain(RuntimeError("round 7 left x"), from_mapping(rates))

@@ -32,26 +32,6 @@ rows = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("charged", [False, True])
-def test_a_round_that_all_died_in_ends_as_if_nobody_had(charged, tmp_path, small):
-    """Three attempts in vain end the run before the round; resumed, it is the unbroken one. Clients that had been
-    charged when they died send what they stored."""
-
-    def client(message: Message, context: Context) -> Message | None:
-        dying = message.content.config_records.get("round", {}).get("round") == 2
-        reply = None if dying and not charged else app(message, context)
-        return None if dying else reply
-
-    with pytest.raises(RuntimeError, match="no valid update in 3 rounds in a row: client 0 1: no reply"):
-        run_local(tmp_path / "run", client=client)
-    assert Run(tmp_path / "run").directory.last_round() == 1
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(small.weights)
-    assert run.ledgers == small.ledgers
-    assert [row.accuracy for row in run.rows] == [row.accuracy for row in small.rows]
-    assert run.summary["downlink"]["interrupted"]["attempts"] == 3
-
-
 @pytest.mark.parametrize(
     ("settings", "private", "certified"),
     [
@@ -69,20 +49,6 @@ def test_only_clipped_runs_with_secret_noise_are_private(settings, private, cert
     assert run.summary["private"] is private
     assert math.isfinite(run.summary["epsilon_max"]) is certified
     assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not certified
-
-
-def test_resume_continues_to_the_same_weights_and_totals(stopped, small):
-    run = resume_local(stopped.path)
-    assert run.weights.equal(small.weights)
-    assert run.ledgers == small.ledgers
-    timeless = [[{**vars(row), "seconds": 0, "times": None} for row in r.rows] for r in (run, small)]
-    assert [{k: v for k, v in row.items() if not k.endswith("_wire")} for row in timeless[0]] == [
-        {k: v for k, v in row.items() if not k.endswith("_wire")} for row in timeless[1]
-    ]
-    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_dense", "downlink_bytes_dense", "accuracy"):
-        assert run.summary[name] == small.summary[name]
-    for name in ("uplink_bytes_wire", "downlink_bytes_wire"):
-        assert run.summary[name] == sum(getattr(row, name) for row in run.rows)
 
 
 WHOLE = "2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,0 1,,"

@@ -11,9 +11,7 @@ import torch
 import strategies
 from fedlsg.payload.layout import COMPACT
 from simulations.cli.app import app as cli
-from simulations.plan.prepare import prepare
 from simulations.settings.resolve import build_method, uplink_codec
-from simulations.settings.settings import as_config, from_mapping
 from tests.fedlsg.support.coarse_codec import planted
 from tests.simulations.support.runs import Run
 
@@ -67,30 +65,6 @@ def test_a_run_takes_it_and_its_files_say_it(fedlsg, tmp_path):
 def test_a_wrong_value_is_refused(said, message, fedlsg):
     status, _, err = fedlsg("run", *SHORT, "-c", said)
     assert (status, err) == (1, f"fedlsg: error: {message}\n")
-
-
-TWICE = """
-from fedlsg.carriers import RandomCarriers, Rank
-from fedlsg.method import Method
-
-def recipe(*, rank: Rank = 1, train: str = "a", mechanism, server):
-    return Method(name="twice", carrier=RandomCarriers(rank=2 * rank), mechanism=mechanism, server=server)
-"""
-
-
-def test_files_say_what_builds_the_same_method_again(tmp_path, monkeypatch):
-    """A recipe may make something else of a keyword than the field that has its declaration."""
-    (tmp_path / "twice.py").write_text(TWICE)
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    base = prepare(from_mapping({"method": "twice", "noise_multiplier": 2.0}))
-    assert base.method.carrier.rank == 8, "digits has rank 4"
-    assert (base.settings.parameters["rank"], base.settings.parameters["train"]) == (4, "a")
-    assert prepare(from_mapping(as_config(base.settings))).method == base.method
-    dense = prepare(from_mapping({"method": "rs", "noise_multiplier": 2.0}))
-    assert prepare(from_mapping(as_config(dense.settings))).method == dense.method
-    before = {**as_config(dense.settings), "rank": 0}  # as files of before say it
-    assert prepare(from_mapping(before)).method == dense.method
-    sys.modules.pop("strategies.recipes.twice", None)
 
 
 OPTIONS = ["--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]

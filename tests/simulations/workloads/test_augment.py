@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from simulations.workloads import Split, fetcher, to_device
+from simulations.workloads import Split, fetcher
 from simulations.workloads.images.augment import PAD, Shift, copies, crop, draw_round, drawn_copies, flip_crop
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
@@ -107,15 +107,3 @@ def test_batches_are_those_of_the_split(split, rows, monkeypatch):
             assert t.device.type == "cuda"
         inputs = {name: t.cpu() for name, t in inputs.items()} if isinstance(inputs, dict) else inputs.cpu()
         assert_close((inputs, targets.cpu()), expected, rtol=0, atol=0)
-
-
-def test_a_copy_to_cuda_is_page_locked_and_does_not_wait(monkeypatch):
-    with pretended_cuda(monkeypatch):
-        asked, plain = [], Tensor.to
-        monkeypatch.setattr(Tensor, "pin_memory", lambda t: asked.append("pinned") or t)
-        monkeypatch.setattr(Tensor, "to", lambda t, *a, **k: asked.append(k) or plain(t, *a, **k))
-        there = to_device(torch.ones(2), "cuda")
-        assert asked == ["pinned", {"non_blocking": True}]
-        assert isinstance(there, Tensor)
-        assert to_device(there, "cuda") is there
-        assert asked[2:] == [{}]

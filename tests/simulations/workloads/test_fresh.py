@@ -58,15 +58,6 @@ def test_equal_runs_are_equal_and_leave_the_builders_module_alone(name, tmp_path
     assert getattr(kept, "calls", 0) == 0
 
 
-def test_a_private_run_after_one_without_noise_starts_anew(tmp_path):
-    """As in ``compare --methods sgd,dpsgd``."""
-    net = build()
-    private = {"method": "dpsgd", "learning_rate": 2.0, "model": lambda: net}
-    alone = quick(tmp_path / "alone", **private)
-    quick(tmp_path / "sgd", model=lambda: net, method="sgd", noise_multiplier=None, learning_rate=2.0)
-    assert quick(tmp_path / "after", **private).summary["loss"] == alone.summary["loss"]
-
-
 class Closed(nn.Module):
     """Its forward pass is a function that holds the module itself: a copy would call the original."""
 

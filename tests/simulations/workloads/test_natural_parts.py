@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import give
-from simulations.workloads import partition as module
 from simulations.workloads.partition import check_disjoint, partition
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 
@@ -120,23 +119,6 @@ def test_every_example_belongs_to_exactly_one_client(
     assert torch.equal(torch.cat(list(parts)).sort().values, torch.arange(num_examples))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_only_the_arguments_decide(scheme):
-    labels = labels_of(500)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()
-    first = partition(labels, num_clients=7, scheme=scheme, seed=3)
-    assert np.array_equal(np.random.get_state()[1], numpy_state)
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    np.random.seed(2)
-    torch.manual_seed(2)
-    again = partition(labels, num_clients=7, scheme=scheme, seed=3)
-    other = partition(labels, num_clients=7, scheme=scheme, seed=4)
-    assert all(map(torch.equal, first, again))
-    assert not all(len(a) == len(b) and torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -186,22 +168,6 @@ def test_an_example_in_two_places_is_refused(parts, message):
     """Negative control of the guard: planted overlaps, duplicates and strays."""
     with pytest.raises(ValueError, match=message):
         check_disjoint(parts, 5)
-
-
-@pytest.mark.parametrize(
-    ("faulty", "error", "message"),
-    [
-        (lambda labels, k, rng, **_: np.arange(len(labels) - 1) % k, RuntimeError, "dealt 99 of 100"),
-        (lambda labels, k, rng, **_: np.arange(len(labels)) % (k + 1), ValueError, r"expected owners -1\.\.1"),
-        (lambda labels, k, rng, **_: np.zeros(len(labels), dtype=np.int64), ValueError, "leaves a client without"),
-    ],
-    ids=["drops one", "to a stranger", "empty client"],
-)
-def test_a_faulty_scheme_is_caught(monkeypatch, faulty, error, message):
-    """Negative control: a scheme that drops, shares or starves does not get out of ``partition``."""
-    monkeypatch.setattr(module, "_SCHEMES", {"iid": faulty})
-    with pytest.raises(error, match=message):
-        partition(torch.arange(100) % 10, num_clients=2, seed=0)
 
 
 @pytest.fixture(scope="module")

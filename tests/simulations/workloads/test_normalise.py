@@ -1,14 +1,12 @@
 """``normalise=public`` takes constants of the public test rows; chance and standard errors by hand."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from simulations.workloads import Split
 from simulations.workloads.base.workload import normalised
-from simulations.workloads.chance import Chance, chance_of, standard_error
+from simulations.workloads.chance import Chance, chance_of
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 
 ALL = torch.arange(24)
@@ -34,9 +32,6 @@ def test_a_run_records_the_constants(tmp_path):
     assert "normalised" not in quick(tmp_path / "plain").summary
 
 
-TEN = Chance(num_classes=10, majority_share=0.1, test_examples=400)
-
-
 def split(labels: list[int]) -> Split:
     return Split(inputs=np.zeros((len(labels), 1)), labels=torch.tensor(labels), prepare=torch.from_numpy)
 
@@ -47,10 +42,3 @@ def test_chance_by_hand():
     assert found == Chance(num_classes=3, majority_share=0.625, test_examples=pytest.approx(16 / 3))
     assert found.level == 0.625
     assert Chance(num_classes=2, majority_share=0.2, test_examples=5).level == 0.5
-
-
-def test_standard_error_by_hand():
-    """Accuracies .5, .6: variance .005 over seeds; binomial .55 * .45 / 400."""
-    assert standard_error([0.5, 0.6], TEN) == pytest.approx(math.sqrt(0.005 / 2 + 0.2475 / 400))
-    assert standard_error([0.5], TEN) == pytest.approx(0.025)
-    assert standard_error([1.0], TEN) == pytest.approx(math.sqrt(0.09 / 400))  # never 0: chance's own variance

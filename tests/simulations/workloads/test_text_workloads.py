@@ -5,15 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
 
-from fedlsg.carriers import LowRank, carried_parameters
-from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import trainable
-from fedlsg.method import Method, Schedule, make_frame
-from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
-from simulations.workloads import LoadedWorkload, Options, build_model
+from simulations.workloads import LoadedWorkload, Options
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -94,35 +88,6 @@ def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
     monkeypatch.setattr("simulations.workloads.texts.MAX_LENGTH", 32)
-
-
-def test_the_order_of_a_batch_moves_nothing_but_the_padding(mirror, bert):
-    """Microbatches of sorted rows give the same clipped sum as microbatches of the rows as drawn."""
-    workload = load("glue-mnli", mirror, bert)
-    model = build_model(workload).double()
-    method = Method(name="made", carrier=LowRank(rank=2))
-    weights = {name: p.detach() for name, p in trainable(model).items()}
-    carried = carried_parameters(model, method.carrier, classifier="classifier")
-    frame = make_frame(method, weights, {}, carried=carried, round=1, updates=0, schedule=Schedule(rounds=1), seed=0)
-    mechanism = Mechanism(clip_norm=0.1, noise_multiplier=1.0)
-
-    def clipped(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-        total, cells = torch.zeros(frame.kept, dtype=torch.float64), 0
-        for micro in rows.split(4):
-            inputs, targets = workload.train.batch(micro)
-            cells += inputs["input_ids"].numel()
-            gradients = per_example_gradients(
-                model, lambda x, y: torch.nn.functional.cross_entropy(x, y, reduction="none"), inputs, targets, frame
-            )
-            total += clipped_sum(gradients, mechanism)
-        return total, cells
-
-    rows = torch.arange(30)
-    drawn, sorted_ = clipped(rows), clipped(workload.train.order(rows))
-    assert_close(drawn[0], sorted_[0], rtol=1e-9, atol=1e-12)
-    assert sorted_[1] < drawn[1]
-    dropped = clipped(workload.train.order(rows)[:-1])[0]  # negative control: one example lost on the way
-    assert float((dropped - drawn[0]).norm()) > 1e-3
 
 
 def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, bert):

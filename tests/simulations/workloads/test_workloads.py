@@ -16,7 +16,7 @@ from simulations import workloads
 from simulations.workloads import LoadedWorkload, Split
 from simulations.workloads.base.workload import silent
 from simulations.workloads.images import digits as digits_module
-from simulations.workloads.images import hf_image, image_sets
+from simulations.workloads.images import hf_image
 from simulations.workloads.images.image_sets import IMAGE_SETS
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
@@ -112,19 +112,6 @@ def test_cifar10_decodes_every_shard_in_order(tmp_path, form):
         assert split.inputs.dtype == np.uint8
     assert workload.train.labels.tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5]
     assert workload.test.labels.tolist() == [2, 3, 4, 5]
-
-
-def test_cifar10_is_decoded_once_and_mapped_afterwards(mirror, monkeypatch):
-    first, second = [], []
-    before = load_cifar10(mirror, first)
-    assert "decoded 15 of 15" in first[-2]
-    assert "decoded 15 images in" in first[-1]
-    monkeypatch.setattr(image_sets, "decode", lambda *_, **__: pytest.fail("decoded again"))
-    after = load_cifar10(mirror, second)
-    assert second == []
-    assert np.array_equal(before.train.inputs, after.train.inputs)
-    assert isinstance(after.train.inputs.base, np.memmap)
-    assert not after.train.inputs.flags.writeable
 
 
 def shard(root: Path, name: str = "train-00001-of-00002") -> Path:

@@ -157,37 +157,6 @@ def test_whoever_takes_part_when_is_sent_the_least(data):
         downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in answered], 0.2)
 
 
-def test_bytes_by_hand():
-    """plain sends k values at 4 bytes, 80 around them, 17 before: who missed three rounds gets them if that is less."""
-    state = state_of("plain", sparsity=0.8)
-    downlink = downlink_of(state, clients=4, per_round=3)
-    sizes = [a_round(downlink, asked) for asked in ([0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 3])]
-    step = 17 + 80 + 4 * state.frame().kept
-    bytes_of = [{c: payload_size(RecordDict(r)) for c, r in records.items()} for records in sizes]
-    assert bytes_of[:3] == [dict.fromkeys(range(3), 0)] + [dict.fromkeys(range(3), step)] * 2
-    assert 3 * step > 4 * 163 > step
-    assert bytes_of[3] == {0: step, 1: step, 3: 4 * 163}
-    assert len(downlink.steps) == 4 * 163 // step, "what would cost more than the model is forgotten"
-
-
-def test_the_pruning_round_goes_down_as_a_bit_a_weight():
-    choices = {"prune": "dp-snip", "prune_rate": 0.4, "momentum": 0.5}
-    state, replica = server_state("dp-ssgd", **choices), server_state("dp-ssgd", **choices)
-    downlink = downlink_of(state)
-    frame = state.frame()
-    assert [list(r) for r in downlink.records([0], frame).values()] == [["replica"]]
-    downlink.confirm([0])
-    downlink.prune(frame, [sent_by(state, frame, client, 0) for client in range(3)], num_examples=9)
-    records = a_round(downlink)
-    assert payload_size(RecordDict(records[0])) == 17 + (frame.kept + 7) // 8
-    for step in read_missed(RecordDict(records[0]), read_reference(RecordDict(records[0]))):
-        replay(replica, step, find_codec("float32"))
-    assert digest_of(replica.weights) == read_reference(RecordDict(records[0])).digest
-    assert int((replica.weights == 0).sum()) >= int(0.4 * frame.kept)
-    with pytest.raises(StepError, match="pruning"):
-        replay(replica, step, find_codec("float32"))
-
-
 def some_step(round: int = 1, payload: bytes = b"abc") -> Step:
     return Step(kind=1, round=round, noise_std=0.25, payload=payload)
 

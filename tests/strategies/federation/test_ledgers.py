@@ -101,23 +101,6 @@ def test_dropouts_are_no_refusals_and_a_federation_without_budget_ends_regularly
         patience.count(nobody, updated=False)
 
 
-def test_one_client_alone_ends_no_run_of_many():
-    """Selected alone, it says that its budget is spent, or fails, as often as it likes."""
-    patience = Patience(3)
-    alone = report(asked=[1], rejected={1: REFUSED})
-    for _ in range(5):
-        patience.count(alone, updated=False)
-    with pytest.raises(BudgetSpentError, match="of every client"):
-        patience.count(report(asked=[2], rejected={2: REFUSED}), updated=False)
-    patience = Patience(3)
-    for _ in range(5):
-        patience.count(report(asked=[1], rejected={1: "payload length"}), updated=False)
-    with pytest.raises(RuntimeError, match="no valid update in 3 rounds"):
-        patience.count(report(asked=[2], rejected={2: "payload length"}), updated=False)
-    with pytest.raises(BudgetSpentError):
-        Patience(1).count(alone, updated=False)
-
-
 def test_the_noise_of_a_sum_is_that_of_all_clients_in_it():
     state = server_state(clip_norm=0.5)
     local, terms = LocalTraining(), [public_terms(1, noise_multiplier=sigma)[0] for sigma in (1.0, 2.0, 3.0)]

@@ -7,45 +7,9 @@ from simulations.client.app import app as honest
 from simulations.grids.refusals import FrameDiffersError
 from strategies.federation.nodes import Roster
 from strategies.federation.report import AWAY
-from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, read_update, update
+from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, update
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import FIVE, charged_clients, run_five, stage_in
-
-STAGES = ("keys", "shares", "masked", "agree", "unmask")
-HOW = ("damaged", "empty", "long", "of another client")
-
-
-@pytest.mark.parametrize(
-    ("stage", "how"),
-    [
-        pytest.param(stage, how, marks=() if how == "damaged" or stage == "masked" else pytest.mark.slow)
-        for stage in STAGES
-        for how in HOW
-    ],
-)
-def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
-    earlier: dict[str, bytes] = {}
-
-    def bad(message: Message, context: Context) -> Message:
-        reply, client = honest(message, context), int(context.node_config["partition-id"])
-        if stage_in(message) != stage or client not in (1, 2):
-            return reply
-        payload = read_update(reply.content)
-        if client == 1:
-            earlier["1"] = payload
-            return reply
-        middle = len(payload) // 2
-        damaged = payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :]
-        other = {"damaged": damaged, "empty": b"", "long": payload + b"0", "of another client": earlier["1"]}[how]
-        return Message(update(other, client), reply_to=message)
-
-    run = run_five(tmp_path / "run", bad)
-    (row,) = run.rows
-    late = stage in ("agree", "unmask")
-    assert row.answered == ("0 1 2 3 4" if late else "0 1 3 4")
-    if not late:
-        assert row.rejected == "2"
-        assert any(word in row.reasons for word in ("checksum", "expected", "no payload")), row.reasons
 
 
 def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):

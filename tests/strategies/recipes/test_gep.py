@@ -132,15 +132,6 @@ def test_the_server_applies_what_was_sent():
     torch.testing.assert_close(state.weights, before - 0.5 * values / 4.0)
 
 
-def test_power_0_is_dense_dp_sgd():
-    """With power 0 both preconditioners are I; with the paper's 1/2 they are not (control)."""
-    for power, same in ((0.0, True), (0.5, False)):
-        frame = server_state("dp-kfc", **CHOICES_OF_DP_KFC, power=power).frame()
-        where = next(c for c in frame.coordinates if c.carried)
-        assert torch.allclose(where.L, torch.eye(10), atol=1e-5) is same
-        assert torch.allclose(where.R, torch.eye(12), atol=1e-5) is same
-
-
 CLASSIFIER = ["classifier.weight", "classifier.bias"]
 
 

@@ -48,18 +48,6 @@ def test_exactly_the_kept_columns_whatever_clip_and_local_steps(seed: int, spars
     assert relative_error(guess.inputs, x) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["dpsgd", "rgp", "rs"])
-def test_without_a_bias_the_direction_is_exact_and_the_range_gives_the_scale(name: str):
-    x, y = digits(1)
-    x = x / x.max()  # an image that fills its range
-    guess = input_of_linear(observe(name, mlp(bias=False), x, y), PRIOR)
-    assert relative_error(guess.inputs, x) < 1e-9
-    dark = input_of_linear(observe(name, mlp(bias=False), 0.5 * x, y), PRIOR)
-    assert torch.cosine_similarity(dark.inputs.flatten(), x.flatten(), dim=0) > 1 - 1e-12
-    assert relative_error(dark.inputs, 0.5 * x) == pytest.approx(1.0)  # what cannot be known is not claimed
-    assert "scale from the prior" in dark.note
-
-
 def without_classifier_bias() -> nn.Module:
     model = mlp()
     model.classifier = nn.Linear(64, 10, bias=False).double()

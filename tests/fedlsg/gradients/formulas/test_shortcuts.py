@@ -8,7 +8,7 @@ import fedlsg.gradients.plan as planning
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plan import plan
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
-from fedlsg.training.server import linear_in_the_gradient, server_step
+from fedlsg.training.server import server_step
 from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from fedlsg.training.update import move
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
@@ -90,31 +90,6 @@ def test_eq3_in_place_is_eq3(turned, sparsity):
     places = [p.data_ptr() for p in model.parameters()]
     assert moves_by_eq3(model, sparsity=sparsity)
     assert [p.data_ptr() for p in model.parameters()] == places
-
-
-def own_memory(W: Tensor, layout: str) -> Tensor:
-    """The same numbers as a permuted view of another layout's memory, or as a part of a larger kernel."""
-    if layout == "taps first":
-        return W.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-    return nn.functional.pad(W, (1, 1, 1, 1))[:, :, 1:-1, 1:-1]
-
-
-@pytest.mark.parametrize("layout", ["taps first", "part"])
-@pytest.mark.parametrize("entry", ["move", "server_step"])
-def test_a_kernel_that_is_no_matrix_in_its_memory_moves_too(layout, entry):
-    """Weights assigned from another library's layout; the product once went into a copy, and the weight stayed."""
-    model, _, _ = wide()
-    model[0].weight = nn.Parameter(own_memory(model[0].weight.detach(), layout))
-    assert not model[0].weight.is_contiguous()
-    assert moves_by_eq3(model, entry=entry)
-
-
-@pytest.mark.parametrize(("server", "plain"), [
-    ({}, True), ({"momentum": 0.9}, False), ({"weight_decay": 0.1}, False), ({"optimizer": "adam"}, False),
-])  # fmt: skip
-def test_only_an_optimizer_without_memory_steps_in_place(server, plain):
-    optimizer, _ = make_optimizer({"w": nn.Parameter(torch.zeros(2))}, ServerOptimizer(**server), updates=3)
-    assert linear_in_the_gradient(optimizer) == plain
 
 
 def turned_block(batch: int = 3) -> Tensor:

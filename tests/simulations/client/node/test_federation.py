@@ -160,14 +160,6 @@ def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, mo
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
 
 
-def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
-    """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
-    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
-    monkeypatch.setattr(simulations.client.node.conditions, "MOST_EXAMPLES", 400)
-    with pytest.raises(RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"):
-        run(tmp_path, "run", **SECURE)
-
-
 CLIENT_LEVEL: dict[str, Any] = {
     "unit": "client", "trust": "secure", "clients": 2, "colluders": 1, "min_survivors": 2, "batch_size": 20,
     "sample_rate": None, "local_steps": 3, "noise_multiplier": 4.0,

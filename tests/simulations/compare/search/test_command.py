@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 import tomllib
 from collections.abc import Callable
 from io import StringIO
@@ -141,33 +140,3 @@ def test_a_wrong_option_is_refused_before_anything_is_written(options, words, se
     with pytest.raises(ValueError, match=words):
         search(**options)
     assert not (tmp_path / "search").exists()
-
-
-GRID = {"search": "learning_rate=0.5,1; rank=2,8", "sampler": "grid", "trials": None}
-
-
-def test_a_grid_tries_every_combination_and_needs_no_optuna(search, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ValueError, match=r"needs Optuna: pip install 'fedlsg\[study\]' .*--sampler grid"):
-        search()
-    assert not (tmp_path / "search").exists()
-
-    def stop(job: CellJob) -> Outcome:
-        if "lsg-trial002" in job.path:
-            raise KeyboardInterrupt
-        return Outcome(status="failed", reason="no room") if "lsg-trial001" in job.path else finish(job)
-
-    with pytest.raises(KeyboardInterrupt):
-        search(stop, **GRID)
-    _, printed, asked = search(**GRID)
-    assert asked == [f"start lsg-trial{number:03d}" for number in (1, 2, 3)]  # what failed is tried again
-    tried = [(row["label"], row["learning_rate"], row["rank"]) for row in trials_of(tmp_path / "search").values()]
-    pairs = [("0.5", "2"), ("0.5", "8"), ("1.0", "2"), ("1.0", "8")]
-    assert tried == [("dpsgd", "0.5", ""), ("dpsgd", "1.0", ""), *(("lsg", *pair) for pair in pairs)]
-    assert {entry.label: entry.settings for entry in search.best.entries} == {
-        "dpsgd": {"learning_rate": 1.0}, "lsg": {"learning_rate": 1.0, "rank": 8}
-    }  # fmt: skip
-    assert "Choosing among 6 trials by held-out private rows" in printed
-    assert search(**GRID)[2] == []
-    with pytest.raises(ValueError, match=r"learning_rate = 0.5 \(now 0.25\); give the same settings, or another --out"):
-        search(**GRID | {"search": "learning_rate=0.25,1; rank=2,8"})

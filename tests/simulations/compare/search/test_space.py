@@ -2,31 +2,13 @@
 
 import pytest
 
-from simulations.compare.cells.grid import Entry, dropped_lines
+from simulations.compare.cells.grid import Entry
 from simulations.compare.search.space import Choices, Span, make_spaces, read_spec
-
-TEXT = "learning_rate=log:0.1..10; rank=int:2..16; clip-norm=0.5, 1,2; lsg.learning_rate=0.5..2"
 
 
 def spaces(text: str, *methods: str, **given: object):
     entries = [Entry(label=method, method=method) for method in methods]
     return make_spaces(read_spec([text]), entries, {method: given for method in methods})
-
-
-def test_each_method_gets_what_it_has_and_the_rest_is_named():
-    found, dropped = spaces(TEXT, "dpsgd", "lsg", "sgd")
-    rate, clip = Span(name="learning_rate", low=0.1, high=10.0, log=True), Choices(name="clip_norm", values=(0.5, 1, 2))
-    assert found["dpsgd"] == (rate, clip)
-    assert found["lsg"] == (
-        Span(name="learning_rate", low=0.5, high=2.0),
-        Span(name="rank", low=2, high=16, whole=True),
-        clip,
-    )
-    assert found["sgd"] == (rate,)
-    assert dropped_lines(dropped) == [
-        "rank: no setting of dpsgd, left out there",
-        "rank, clip_norm: no setting of sgd, left out there",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from simulations.workloads.base.split import Split
@@ -16,12 +15,9 @@ from simulations.workloads.features.encode import (
     decorrelated,
     encode_split,
     grouped,
-    mirrored,
-    pooled,
     statistics,
 )
 from simulations.workloads.features.encoders import image_encoder
-from tests.simulations.support.own import refused
 
 ROWS = 6
 
@@ -141,19 +137,3 @@ def test_the_matrix_is_a_power_of_the_damped_covariance(shape):
     torch.testing.assert_close(root / root[0, 0], damped / damped[0, 0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(mean.double(), rows.mean(0), atol=1e-5, rtol=0)
     assert float(((rows - mean) @ Q.double()).var(0).mean()) == pytest.approx(1, abs=0.01)
-
-
-def test_groups_are_those_of_group_norm():
-    x = torch.randn(1, 81, 2, 2)
-    honest = grouped(Encoder(name="x", digest="x", encode=lambda x: x))
-    assert torch.equal(honest.encode(x), F.group_norm(x, 27))
-    vector = torch.randn(1, 6)
-    torch.testing.assert_close(honest.encode(vector), F.layer_norm(vector, (6,)))
-
-
-def test_what_cannot_be_pooled_or_mirrored_is_refused():
-    vector = Encoder(name="x", digest="x", encode=lambda x: torch.zeros(1, 4))
-    with refused("feature_norm=pool", "even side", "(4,)"):
-        pooled(vector).one(torch.zeros(1, 1, 8, 8))
-    with refused("feature_norm=mirror is for images"):
-        mirrored(vector).one({"input_ids": torch.zeros(1, 2)})
