@@ -68,7 +68,7 @@ TOPICS = {"politics": "vote law state", "science": "cell star proof", "sport": "
 
 
 @pytest.fixture
-def folder_of_pretrained(tmp_path, monkeypatch):
+def stand_ins(tmp_path, monkeypatch):
     """A model, its tokenizer, and tables of texts whose labels are words."""
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
@@ -90,11 +90,11 @@ def folder_of_pretrained(tmp_path, monkeypatch):
     return model
 
 
-def test_a_model_of_hugging_face_on_a_table_with_labels_that_are_words(folder_of_pretrained, capsys):
+def test_a_model_of_hugging_face_on_a_table_with_labels_that_are_words(stand_ins, capsys):
     (block,) = [b for b in blocks((REPOSITORY / "docs" / "pretrained.md").read_text(), "python") if "TOPICS" in b.text]
     short = 'rounds=2, sample_rate=0.5, learning_rate=0.1, engine="local"'
-    text = block.text.replace("distilbert/distilgpt2", str(folder_of_pretrained)).replace('engine="local"', short)
-    assert text.count(short) == text.count(str(folder_of_pretrained)) == 1
+    text = block.text.replace("distilbert/distilgpt2", str(stand_ins)).replace('engine="local"', short)
+    assert text.count(short) == text.count(str(stand_ins)) == 1
     exec(compile(text, "docs/pretrained.md", "exec"), {"__name__": "own_program"})
     printed = capsys.readouterr().out
     assert "embeddings are frozen under LoRA: 2,368 values; train_embeddings=true trains them" in printed

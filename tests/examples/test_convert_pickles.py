@@ -1,4 +1,4 @@
-"""Checkpoints that are converted: pickles that are made to harm their reader make no array of addresses and run no code."""
+"""Checkpoints that are converted."""
 
 import collections
 import os

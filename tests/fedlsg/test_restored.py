@@ -1,4 +1,4 @@
-"""Before a charge: what a rehearsal may change is as it was, and rows on which a step would fail are named by their number."""
+"""Before a charge: what a rehearsal may change is as it was."""
 
 import random
 from contextlib import suppress

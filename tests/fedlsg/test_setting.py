@@ -1,4 +1,4 @@
-"""Settings and rules are read from declarations: names, types, ranges, conditions on what is known, and errors that name all of them."""
+"""Settings and rules are read from declarations: names, types, ranges, conditions on what is known."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Other events, many settings, tiny deltas: composed and never added, never less than what is spent, and named where no grid fits."""
+"""Other events, many settings, tiny deltas: composed and never added, never less than what is spent."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Membership: LiRA, thresholds, the matched filter and trade-off curves against closed forms, brute force and the mechanisms."""
+"""Membership: LiRA, thresholds, the matched filter and trade-off curves against closed forms."""
 
 import math
 

@@ -59,7 +59,7 @@ def test_much_noise_leaves_the_blind_guess():
     assert fitted.inputs[0].tolist() not in (prior.blind.tolist(), tokens[0].tolist())
 
 
-def seen_of_of_tokens(how: str, *lengths: int, seed: int = 0, frozen_attention: bool = False, **changes: object):
+def first_layers(how: str, *lengths: int, seed: int = 0, frozen_attention: bool = False, **changes: object):
     """An observation of texts of these lengths, and their tokens."""
     inputs = texts(*lengths, seed=seed)
     targets = torch.arange(len(lengths)) % 2
@@ -76,7 +76,7 @@ def read(seen: Observation, tokens, **changes: object):
 
 def test_rows_of_a_dense_gradient_are_combinations_of_the_embeddings():
     """Oracle: autograd's own gradient of the value layer is g^T X."""
-    seen, tokens = seen_of_of_tokens("dpsgd", 6)
+    seen, tokens = first_layers("dpsgd", 6)
     model = seen.model
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     loss = cross_entropy(model(**inputs), torch.tensor([0])).sum()
@@ -93,7 +93,7 @@ def test_rows_of_a_dense_gradient_are_combinations_of_the_embeddings():
 @pytest.mark.parametrize(("how", "changes"), [("dpsgd", {}), ("rgp", {}), ("lsg", {"sparsity": 0.25})])
 def test_a_text_without_noise_is_read_word_by_word(how, changes):
     """Golden: rank 8, three layers: 24 rows, 9 tokens."""
-    seen, tokens = seen_of_of_tokens(how, 9, **changes)
+    seen, tokens = first_layers(how, 9, **changes)
     scores = span_test(seen, vocabulary(9))
     assert scores.span.complete
     assert torch.equal(scores.candidates(1)[0], tokens[0])

@@ -1,4 +1,4 @@
-"""Where carriers come from: of W, of W - W_0, of nothing; which layers get them, also in a head of two layers; equal inputs, equal bits."""
+"""Where carriers come from: of W, of W - W_0, of nothing; which layers get them, also in a head of two layers."""
 
 import pytest
 import torch

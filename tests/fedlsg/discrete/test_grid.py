@@ -1,4 +1,4 @@
-"""The grid and the rotation before it: the noise that is wanted, sums that fit, the law of the decoded sum, coordinates within the bound."""
+"""The grid and the rotation before it: the noise that is wanted, sums that fit, the law of the decoded sum."""
 
 import math
 from fractions import Fraction

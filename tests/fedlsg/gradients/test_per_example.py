@@ -155,10 +155,10 @@ def test_the_plain_sum_is_the_sum_over_rows(batch):
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-problems_of_core = pytest.mark.parametrize("problem", [mlp, cnn, transformer, standardised, wide])
+every_problem = pytest.mark.parametrize("problem", [mlp, cnn, transformer, standardised, wide])
 
 
-@problems_of_core
+@every_problem
 @pytest.mark.parametrize("ranks", [(2, 3), (3, 2), (1, 1), (100, 2)])
 def test_core_blocks_equal_those_of_autograd(problem, ranks):
     """Linear, convolution (stride, padding), standardized convolution; ranks differ, carriers have any scale."""
@@ -167,7 +167,7 @@ def test_core_blocks_equal_those_of_autograd(problem, ranks):
     assert naive_error(model, loss_fn, inputs, targets, frame) < TOLERANCE
 
 
-@problems_of_core
+@every_problem
 def test_with_square_orthonormal_carriers_the_lift_is_the_dense_gradient(problem):
     model, loss_fn, inputs, targets = make(problem)
     core, dense = make_core_frame(model, out_rank=1, rank=1, square=True), make_frame(

@@ -211,7 +211,7 @@ def with_a_hidden_gradient(m: nn.Module, x: Tensor) -> Tensor:
     return m.first(x) + m.second(x + torch.zeros(4, dtype=x.dtype, requires_grad=True))
 
 
-UNSOUND_OF_UNHOOKED_GRADIENTS = {
+HIDDEN = {
     "read, its layer not called": (
         lambda m, x: F.linear(m.first(x), m.second.weight),
         r"^second.weight: used outside of its own layer's call.*call the layer",
@@ -227,9 +227,9 @@ UNSOUND_OF_UNHOOKED_GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("case", UNSOUND_OF_UNHOOKED_GRADIENTS)
+@pytest.mark.parametrize("case", HIDDEN)
 def test_what_no_hook_sees_is_refused(case):
-    assert_refused(*UNSOUND_OF_UNHOOKED_GRADIENTS[case])
+    assert_refused(*HIDDEN[case])
 
 
 def test_a_penalty_on_weights_is_refused():
@@ -243,7 +243,7 @@ def test_a_penalty_on_weights_is_refused():
         per_example_gradients(model, penalised, x, targets, frame)
 
 
-SOUND_OF_UNHOOKED_GRADIENTS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+NOT_HIDDEN: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "looked at": lambda m, x: m.second(m.first(x.to(m.first.weight.dtype))) * len(m.second.weight),
     "used for what is dropped": lambda m, x: (m.second.weight.sum(), m.second(m.first(x)))[1],
     "used for what is detached": lambda m, x: m.second(m.first(x)) * m.first.weight.norm().detach(),
@@ -251,15 +251,13 @@ SOUND_OF_UNHOOKED_GRADIENTS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = 
 }
 
 
-@pytest.mark.parametrize("case", SOUND_OF_UNHOOKED_GRADIENTS)
+@pytest.mark.parametrize("case", NOT_HIDDEN)
 def test_without_a_gradient_it_is_nobodys_concern(case):
-    model, x, targets, frame = custom(SOUND_OF_UNHOOKED_GRADIENTS[case])
+    model, x, targets, frame = custom(NOT_HIDDEN[case])
     assert naive_error(model, squared_error, x, targets, frame) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "forward", [tied, UNSOUND_OF_UNHOOKED_GRADIENTS["read, its layer not called"][0], with_a_hidden_gradient]
-)
+@pytest.mark.parametrize("forward", [tied, HIDDEN["read, its layer not called"][0], with_a_hidden_gradient])
 def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkeypatch):
     honest = Pass.backward
 

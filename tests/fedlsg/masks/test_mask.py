@@ -1,4 +1,4 @@
-"""Importance, energy and random units: the choice against goldens and naive loops; when a mask is redrawn, from when it freezes, what it keeps."""
+"""Importance, energy and random units: the choice against goldens and naive loops; when a mask is redrawn."""
 
 import itertools
 import math

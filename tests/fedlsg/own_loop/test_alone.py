@@ -1,4 +1,4 @@
-"""Batch functions and data sets of users: in the order of the positions; those that mix examples are refused, honest ones pass."""
+"""Batch functions and data sets of users: in the order of the positions; those that mix examples are refused."""
 
 import random
 
@@ -125,14 +125,14 @@ GENERATOR = np.random.default_rng(0)
 MIXING_BATCHES_OF_ROWS = {"own generator": lambda x: x[:, 1:] + float(GENERATOR.random())}
 
 
-X_OF_BATCHES, Y_OF_BATCHES = torch.arange(12.0).reshape(6, 2), torch.arange(6)
-ROWS_OF_BATCHES = torch.tensor([1, 4])
+XS, YS = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+PICKED = torch.tensor([1, 4])
 
 
-class BatchesItems(Dataset):
+class Listed(Dataset):
     """Items one by one, as a user writes them."""
 
-    def __init__(self, item=lambda i: (X_OF_BATCHES[i], int(Y_OF_BATCHES[i]))) -> None:
+    def __init__(self, item=lambda i: (XS[i], int(YS[i]))) -> None:
         self.item = item
 
     def __len__(self) -> int:
@@ -143,23 +143,23 @@ class BatchesItems(Dataset):
 
 
 @pytest.mark.parametrize("data", [
-    (X_OF_BATCHES, Y_OF_BATCHES), (X_OF_BATCHES.numpy(), Y_OF_BATCHES.numpy()), TensorDataset(X_OF_BATCHES, Y_OF_BATCHES), BatchesItems(), StackDataset(X_OF_BATCHES, Y_OF_BATCHES),
-    Subset(BatchesItems(lambda i: (X_OF_BATCHES[i - 1], Y_OF_BATCHES[i - 1])), [1, 2, 3, 4, 5, 0]), BatchesItems(lambda i: (X_OF_BATCHES[i].numpy(), np.int64(i))),
+    (XS, YS), (XS.numpy(), YS.numpy()), TensorDataset(XS, YS), Listed(), StackDataset(XS, YS),
+    Subset(Listed(lambda i: (XS[i - 1], YS[i - 1])), [1, 2, 3, 4, 5, 0]), Listed(lambda i: (XS[i].numpy(), np.int64(i))),
 ])  # fmt: skip
 def test_rows_of_the_positions_in_their_order(data):
-    inputs, targets = batches_of(data, num_examples=6, device=CPU)(ROWS_OF_BATCHES)
-    assert torch.equal(inputs, X_OF_BATCHES[ROWS_OF_BATCHES])
-    assert torch.equal(targets, Y_OF_BATCHES[ROWS_OF_BATCHES])
+    inputs, targets = batches_of(data, num_examples=6, device=CPU)(PICKED)
+    assert torch.equal(inputs, XS[PICKED])
+    assert torch.equal(targets, YS[PICKED])
 
 
 class Stream(IterableDataset):
     def __iter__(self):
-        return iter(zip(X_OF_BATCHES, Y_OF_BATCHES, strict=True))
+        return iter(zip(XS, YS, strict=True))
 
 
 @pytest.mark.parametrize(("data", "message"), [
-    (Stream(), "Stream has no length"), ([1], "has 1"), (TensorDataset(X_OF_BATCHES), "a TensorDataset of inputs and targets"),
-    ((X_OF_BATCHES[:5], Y_OF_BATCHES[:5]), "expected num_examples=6 examples, the data set has 5"), ((X_OF_BATCHES, Y_OF_BATCHES[:5]), "share their first"),
+    (Stream(), "Stream has no length"), ([1], "has 1"), (TensorDataset(XS), "a TensorDataset of inputs and targets"),
+    ((XS[:5], YS[:5]), "expected num_examples=6 examples, the data set has 5"), ((XS, YS[:5]), "share their first"),
 ])  # fmt: skip
 def test_a_data_set_that_does_not_fit_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
@@ -167,7 +167,7 @@ def test_a_data_set_that_does_not_fit_is_refused(data, message):
 
 
 def test_made_up_rows_have_the_shape_and_nothing_of_the_values():
-    for like in (X_OF_BATCHES, Y_OF_BATCHES, {"x": X_OF_BATCHES, "m": Y_OF_BATCHES > 2}):
+    for like in (XS, YS, {"x": XS, "m": YS > 2}):
         first, second = synthetic(like), synthetic(like if isinstance(like, dict) else like * 0)
         parts = zip(*(p.values() if isinstance(p, dict) else [p] for p in (like, first, second)), strict=True)
         for own, made, again in parts:

@@ -1,4 +1,4 @@
-"""Models and losses that mix on values that real rows have are refused on made-up rows; honest ones pass, and none ends the process."""
+"""Models and losses that mix on values that real rows have are refused on made-up rows; honest ones pass."""
 
 import copy
 import random

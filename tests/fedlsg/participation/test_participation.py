@@ -1,4 +1,4 @@
-"""Who is drawn, asked again after failures, leaves or is late: worked by hand, against brute force, and laws for any history."""
+"""Who is drawn, asked again after failures, leaves or is late: worked by hand, against brute force."""
 
 from collections import Counter
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Indices in bytes, of a mask or chosen by the sender: exact, in their cheapest form and no other, bounded, read without trust."""
+"""Indices in bytes, of a mask or chosen by the sender: exact, in their cheapest form and no other, bounded."""
 
 import hashlib
 import itertools
@@ -108,14 +108,12 @@ def test_any_bytes_are_indices_or_a_value_error(stream, shapes):
 
 
 SECTION = encode_indices(INDICES, [block.shape for block in BLOCKS])
-shapes_of_chosen_indices = st.lists(
-    st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4
-)
+some_shapes = st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4)
 
 
-def message(positions, shapes_of_chosen_indices, *, most=None, codec="float32", size=None) -> tuple[bytes, Expected]:
-    size = sum(map(math.prod, shapes_of_chosen_indices)) if size is None else size
-    blocks = [Block(parameter=str(i), part="dense", shape=shape) for i, shape in enumerate(shapes_of_chosen_indices)]
+def message(positions, shapes, *, most=None, codec="float32", size=None) -> tuple[bytes, Expected]:
+    size = sum(map(math.prod, shapes)) if size is None else size
+    blocks = [Block(parameter=str(i), part="dense", shape=shape) for i, shape in enumerate(shapes)]
     about = {"size": size, "round": 3, "digest": bytes(32), "codec": codec, "index_mode": "chosen", "blocks": blocks}
     about["dither"] = Dither(seed=0, client=1, noise_std=1.0)
     positions = torch.tensor(positions, dtype=torch.int64)
@@ -124,15 +122,13 @@ def message(positions, shapes_of_chosen_indices, *, most=None, codec="float32", 
     return pack(values, positions, **about), Expected(**about, indices=torch.arange(size), most=most)
 
 
-@given(shapes=shapes_of_chosen_indices, data=st.data(), codec=st.sampled_from(CODECS))
+@given(shapes=some_shapes, data=st.data(), codec=st.sampled_from(CODECS))
 @settings(max_examples=150)
-def test_any_set_of_at_most_k_arrives_at_its_place(shapes_of_chosen_indices, data, codec):
-    size = sum(map(math.prod, shapes_of_chosen_indices))
+def test_any_set_of_at_most_k_arrives_at_its_place(shapes, data, codec):
+    size = sum(map(math.prod, shapes))
     positions = sorted(data.draw(st.sets(st.integers(0, size - 1), max_size=size)))
-    packed, expected = message(
-        positions, shapes_of_chosen_indices, codec=codec, most=data.draw(st.integers(len(positions), size))
-    )
-    assert len(packed) <= longest(expected, section_bound(shapes_of_chosen_indices, expected.limit))
+    packed, expected = message(positions, shapes, codec=codec, most=data.draw(st.integers(len(positions), size)))
+    assert len(packed) <= longest(expected, section_bound(shapes, expected.limit))
     got = unpack(packed, expected)
     assert got.shape == (size,)
     if codec == "float32":
@@ -144,25 +140,19 @@ def test_any_set_of_at_most_k_arrives_at_its_place(shapes_of_chosen_indices, dat
     assert not got[elsewhere].any()
 
 
-@given(shapes=shapes_of_chosen_indices, data=st.data())
+@given(shapes=some_shapes, data=st.data())
 @settings(max_examples=150)
-def test_no_section_is_longer_than_its_bound(shapes_of_chosen_indices, data):
-    size = sum(map(math.prod, shapes_of_chosen_indices))
+def test_no_section_is_longer_than_its_bound(shapes, data):
+    size = sum(map(math.prod, shapes))
     positions = torch.tensor(sorted(data.draw(st.sets(st.integers(0, size - 1)))), dtype=torch.int64)
-    section = encode_indices(positions, shapes_of_chosen_indices)
-    assert (
-        len(section)
-        <= section_bound(shapes_of_chosen_indices, len(positions))
-        <= sum(1 + (math.prod(s) + 7) // 8 for s in shapes_of_chosen_indices)
-    )
-    by_hand = [
-        sum(a <= p < b for p in positions.tolist()) for a, b in itertools.pairwise(starts(shapes_of_chosen_indices))
-    ]
-    assert counts_within(positions, shapes_of_chosen_indices) == by_hand
+    section = encode_indices(positions, shapes)
+    assert len(section) <= section_bound(shapes, len(positions)) <= sum(1 + (math.prod(s) + 7) // 8 for s in shapes)
+    by_hand = [sum(a <= p < b for p in positions.tolist()) for a, b in itertools.pairwise(starts(shapes))]
+    assert counts_within(positions, shapes) == by_hand
 
 
-def starts(shapes_of_chosen_indices) -> list[int]:
-    return list(itertools.accumulate((math.prod(shape) for shape in shapes_of_chosen_indices), initial=0))
+def starts(shapes) -> list[int]:
+    return list(itertools.accumulate((math.prod(shape) for shape in shapes), initial=0))
 
 
 def test_golden_bytes():

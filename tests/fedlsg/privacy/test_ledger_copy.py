@@ -1,4 +1,4 @@
-"""Copies of a ledger and files that were read before: what every byte says, and nothing that does not continue the chain."""
+"""Copies of a ledger and files that were read before: what every byte says."""
 
 import contextlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which noise protects against each reader: golden values, rho by hand and against noise that is drawn, how a ledger is read."""
+"""Which noise protects against each reader: golden values, rho by hand and against noise that is drawn."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Carriers of probes and whole models as state: kept between refreshes, in checkpoints, and in replicas that start from them."""
+"""Carriers of probes and whole models as state: kept between refreshes, in checkpoints."""
 
 import copy
 from typing import Any

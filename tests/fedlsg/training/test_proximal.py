@@ -1,4 +1,4 @@
-"""FedProx against autograd of its objective; top-k and error feedback: nothing lost, and nothing where anything is promised."""
+"""FedProx against autograd of its objective; top-k and error feedback: nothing lost."""
 
 import copy
 import itertools
@@ -99,11 +99,11 @@ def test_a_term_that_diverges_is_refused():
     assert LocalTraining(steps=2, momentum=0.5, learning_rate=0.5, proximal=4.0).single().pull == 0
 
 
-EXACT_OF_COMPRESSION = st.integers(-(2**20), 2**20).map(lambda n: n / 64)
+EXACT_VALUES = st.integers(-(2**20), 2**20).map(lambda n: n / 64)
 """Numbers whose sums float64 holds exactly."""
 
 
-@given(values=st.lists(EXACT_OF_COMPRESSION, min_size=1, max_size=30), most=st.integers(1, 30))
+@given(values=st.lists(EXACT_VALUES, min_size=1, max_size=30), most=st.integers(1, 30))
 @settings(max_examples=200)
 def test_the_largest_by_brute_force(values, most):
     got = largest(torch.tensor(values, dtype=torch.float64), most).tolist()
@@ -112,7 +112,7 @@ def test_the_largest_by_brute_force(values, most):
 
 
 @given(
-    rounds=st.lists(st.lists(EXACT_OF_COMPRESSION, min_size=6, max_size=6), min_size=1, max_size=9),
+    rounds=st.lists(st.lists(EXACT_VALUES, min_size=6, max_size=6), min_size=1, max_size=9),
     most=st.integers(1, 6),
 )
 @settings(max_examples=100)

@@ -1,4 +1,4 @@
-"""What follows the sum: optimizers of torch.optim by name, Yogi by hand, schedules, and the rule for runs without tuning."""
+"""What follows the sum: optimizers of torch.optim by name, Yogi by hand, schedules."""
 
 import math
 

@@ -184,13 +184,13 @@ def test_refuses_settings_next_to_a_run_and_a_run_without_releases(tmp_path, fin
         audit_command(None, SETTINGS, Console(), out=str(tmp_path / "absent" / "audit.json"))
 
 
-SETTINGS_OF_EXAMPLES = {key: value for key, value in SMALL.items() if key != "reproducible"}
+SECRET_SMALL = {key: value for key, value in SMALL.items() if key != "reproducible"}
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     """A run on digits that was never started."""
-    return make_plan(settings_of(audited_settings(SETTINGS_OF_EXAMPLES).subject.base.settings, 0))
+    return make_plan(settings_of(audited_settings(SECRET_SMALL).subject.base.settings, 0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Callbacks around a run, by name or given: when they are called, how one stops a run, what MLflow and Weights & Biases hold of it."""
+"""Callbacks around a run, by name or given: when they are called, how one stops a run."""
 
 import json
 

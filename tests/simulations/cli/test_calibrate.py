@@ -1,4 +1,4 @@
-"""Small commands: ``fedlsg calibrate`` is not below what is spent; ``fedlsg docs``; ``fedlsg`` alone, and before it is imported."""
+"""Small commands: ``fedlsg calibrate`` is not below what is spent; ``fedlsg docs``; ``fedlsg`` alone."""
 
 import ast
 import os

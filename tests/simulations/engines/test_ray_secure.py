@@ -1,4 +1,4 @@
-"""Secure sums, client-level privacy and shuffled batches on Ray: bit for bit the engine local, whatever becomes of a worker."""
+"""Secure sums, client-level privacy and shuffled batches on Ray: bit for bit the engine local."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ SHUFFLE = {
 }  # fmt: skip
 
 
-def test_ray_shuffled_both_engines_give_the_same_run(tmp_path, on_ray):
+def test_both_engines_give_the_same_shuffled_run(tmp_path, on_ray):
     here = run_local(tmp_path / "local", **SHUFFLE)
     plan, directory = plan_at(tmp_path / "ray", **SHUFFLE, engine="ray")
     there = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))

@@ -1,4 +1,4 @@
-"""Gradient energy kept, random sparsification, what noise and clip cost: closed forms, brute force, the same runs by hand."""
+"""Gradient energy kept, random sparsification, what noise and clip cost: closed forms, brute force."""
 
 import pytest
 from rich.console import Console

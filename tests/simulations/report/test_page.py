@@ -65,7 +65,7 @@ def test_text_stays_text():
     assert source.count("&lt;script&gt;&#34;&amp;") == 14
 
 
-OWNER_OF_FIGURE = "simulations/report/figure.py"
+FIGURES = "simulations/report/figure.py"
 DRAWING = {"Figure", "savefig", "rc_context"}
 
 
@@ -78,7 +78,7 @@ def drawing_calls(source: str) -> set[str]:
 
 def test_every_figure_goes_through_one_file():
     found = {path: drawing_calls(path.read_text()) for path in (REPOSITORY / "simulations").rglob("*.py")}
-    assert {str(Path(path).relative_to(REPOSITORY)) for path, calls in found.items() if calls} == {OWNER_OF_FIGURE}
+    assert {str(Path(path).relative_to(REPOSITORY)) for path, calls in found.items() if calls} == {FIGURES}
 
 
 def planted(text: str) -> Chart:
@@ -88,7 +88,7 @@ def planted(text: str) -> Chart:
     return Chart(title=text, x=Axis(label=text), series=(marks, hollow))
 
 
-def test_figure_text_stays_text():
+def test_text_of_a_figure_stays_text():
     hostile = "</script><script>x</script> & $\\frac y"
     found = interactive([planted(hostile)], "A caption.")
     svg = found.panels[0].svg

@@ -153,8 +153,8 @@ def test_an_old_run_is_not_continued(trust, tmp_path):
     assert read_run(old.path).epsilon_max == math.inf, "its rows say too little"
 
 
-CLIENTS, DELTA_OF_SPENT = 7, 1e-5
-ROUNDS_OF_SPENT = st.lists(st.dictionaries(st.integers(0, CLIENTS - 1), st.sampled_from([1.5, 3.0])), max_size=5)
+CLIENTS, SPENT_DELTA = 7, 1e-5
+ASKED = st.lists(st.dictionaries(st.integers(0, CLIENTS - 1), st.sampled_from([1.5, 3.0])), max_size=5)
 
 
 def entry(client: int, round: int, sigma: float, mechanism: str = "dp") -> Entry:
@@ -165,7 +165,7 @@ def entry(client: int, round: int, sigma: float, mechanism: str = "dp") -> Entry
 
 
 def spent_of(folder: str, rounds: list[dict[int, float]]) -> Spent:
-    ledger, spent = RunLedger(Path(folder) / "ledger"), Spent(RunDir(Path(folder)), CLIENTS, delta=DELTA_OF_SPENT)
+    ledger, spent = RunLedger(Path(folder) / "ledger"), Spent(RunDir(Path(folder)), CLIENTS, delta=SPENT_DELTA)
     for round, sigmas in enumerate(rounds, 1):
         ledger.charge([entry(client, round, sigma) for client, sigma in sigmas.items()])
         spent.update(sigmas, [])
@@ -173,13 +173,13 @@ def spent_of(folder: str, rounds: list[dict[int, float]]) -> Spent:
 
 
 @settings(max_examples=5)
-@given(ROUNDS_OF_SPENT)
+@given(ASKED)
 def test_rounds_one_by_one_are_what_all_ledgers_say(rounds):
     """Oracle: each client composed alone, in a new reader."""
     with TemporaryDirectory() as folder:
         spent = spent_of(folder, rounds)
         shown, ledger = spent.displayed(), RunLedger(Path(folder) / "ledger")
-        each = [compose(ledger.of(client).events(), delta=DELTA_OF_SPENT).upper for client in range(CLIENTS)]
+        each = [compose(ledger.of(client).events(), delta=SPENT_DELTA).upper for client in range(CLIENTS)]
         found = spent.certified()
         assert (found.largest, found.median) == (max(each), statistics.median(each))
         assert found.worst == each.index(max(each))

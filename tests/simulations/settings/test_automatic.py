@@ -80,7 +80,7 @@ def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def workload_of_head_rate():
+def with_head():
     """Digits with the preset of texts, which has a rate for the classifier."""
     return replace(workloads.load("digits"), defaults=DEFAULTS, method_defaults={})
 
@@ -97,8 +97,8 @@ def workload_of_head_rate():
         ({"method": "lora", "learning_rate": 30.0}, 30.0, 0.05),
     ],
 )
-def test_a_given_learning_rate_is_that_of_what_is_trained(workload_of_head_rate, settings, rate, head):
-    filled = fill(from_mapping(settings), workload_of_head_rate)
+def test_a_given_learning_rate_is_that_of_what_is_trained(with_head, settings, rate, head):
+    filled = fill(from_mapping(settings), with_head)
     assert filled.parameters["learning_rate"] == rate
     assert filled.parameters.get("classifier_learning_rate") == head
 

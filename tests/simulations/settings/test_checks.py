@@ -1,4 +1,4 @@
-"""What does not go together, settings without effect, and those of secure sums: refused by name before anything runs."""
+"""What does not go together, settings without effect, and those of secure sums."""
 
 import math
 import re

@@ -181,7 +181,7 @@ SOURCES = ("auto", "leaves", "pink")
 
 
 @pytest.mark.parametrize("spec", SOURCES)
-def test_probes_draws_do_not_change_with_any_private_row(spec):
+def test_draws_of_probes_do_not_change_with_any_private_row(spec):
     loaded = workloads.load("digits")
     other = replace(loaded, train=changed(loaded.train))
     none = replace(loaded, train=NoRows())

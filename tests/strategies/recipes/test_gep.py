@@ -1,4 +1,4 @@
-"""GEP, BitFit and DP-KFC by their formulas: one release, clipped and accounted, and the gradient that the server applies."""
+"""GEP, BitFit and DP-KFC by their formulas: one release, clipped and accounted."""
 
 import math
 from dataclasses import replace

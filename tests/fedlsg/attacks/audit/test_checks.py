@@ -1,4 +1,4 @@
-"""The audit's bounds, checks and own expectation: by hand, against exact probabilities and another accountant; each mistake is found."""
+"""The audit's bounds, checks and own expectation: by hand, against exact probabilities and another accountant."""
 
 import math
 from typing import Any

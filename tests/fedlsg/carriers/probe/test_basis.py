@@ -114,14 +114,14 @@ def test_a_basis_comes_back_from_its_numbers(carrier):
 LARGE = 400
 
 
-def public_of_eigen() -> torch.Generator:
+def seeded() -> torch.Generator:
     """A generator in one state."""
     return torch.Generator().manual_seed(5)
 
 
 def spectrum(side: int, power: float = 1.4) -> Tensor:
     """A positive matrix with eigenvalues i^-power."""
-    Q = torch.linalg.qr(torch.randn(side, side, generator=public_of_eigen(), dtype=torch.float64))[0]
+    Q = torch.linalg.qr(torch.randn(side, side, generator=seeded(), dtype=torch.float64))[0]
     return ((Q * torch.arange(1, side + 1) ** -power) @ Q.mT).float()
 
 
@@ -129,7 +129,7 @@ def spectrum(side: int, power: float = 1.4) -> Tensor:
 def test_they_hold_the_largest_energy(side: int, count: int) -> None:
     assert is_large(side, count) == (side == LARGE and count < LARGE)
     A = spectrum(side)
-    values, vectors = top_eigenvectors(A, count, generator=public_of_eigen())
+    values, vectors = top_eigenvectors(A, count, generator=seeded())
     best = torch.arange(1, side + 1)[:count] ** -1.4
     held = (vectors * (A @ vectors)).sum(0)
     assert float(held.sum()) > (1 - 1e-3) * float(best.sum())
@@ -142,8 +142,8 @@ def test_they_hold_the_largest_energy(side: int, count: int) -> None:
 @pytest.mark.parametrize("side", [40, LARGE])
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_they_are_orthonormal_where_the_rank_is_too_small(side: int, rank: int) -> None:
-    factor = torch.randn(rank, side, generator=public_of_eigen())
-    values, vectors = top_eigenvectors(factor.mT @ factor, 8, generator=public_of_eigen())
+    factor = torch.randn(rank, side, generator=seeded())
+    values, vectors = top_eigenvectors(factor.mT @ factor, 8, generator=seeded())
     assert vectors.shape == (side, 8)
     check_orthonormal(vectors, vectors.mT, "here")
     assert bool(values.isfinite().all())

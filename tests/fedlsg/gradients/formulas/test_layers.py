@@ -1,4 +1,4 @@
-"""Blocks of every supported layer, of tables and of weight-standardised convolutions against autograd; goldens by hand, planted mistakes."""
+"""Blocks of every supported layer, of tables and of weight-standardised convolutions against autograd."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The registry: a new codec is one file with a wire id of its own. One bit a value: by hand, biased as predicted, read without trust."""
+"""The registry: a new codec is one file with a wire id of its own. One bit a value: by hand, biased as predicted."""
 
 import ast
 import math

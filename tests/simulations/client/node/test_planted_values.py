@@ -1,4 +1,4 @@
-"""A deployed client's rows: looked at before its first charge, and no error of the user's code tells a server a value of them."""
+"""A deployed client's rows: looked at before its first charge."""
 
 from pathlib import Path
 from typing import Any

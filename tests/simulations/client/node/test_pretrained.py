@@ -1,4 +1,4 @@
-"""A deployed client runs no code and reads no file that a server names; it starts from a copy of its own, of the announced digest."""
+"""A deployed client runs no code and reads no file that a server names; it starts from a copy of its own."""
 
 import sys
 from pathlib import Path
