@@ -57,18 +57,6 @@ def test_the_staircase_covers_every_centre_and_fits_its_word(deviation):
         assert 4 * envelope.tail_block * envelope.height * mpmath.exp(-ends) <= int(weights[-1])
 
 
-@pytest.mark.parametrize("deviation", [Fraction(1, 4), Fraction(9, 2), Fraction(300), Fraction(4096)])
-def test_the_table_of_columns_says_what_a_search_says(deviation):
-    """At every edge of a column, next to it, at every edge of a cell, and at random."""
-    envelope = envelope_of(deviation)
-    cells = np.arange(2**12, dtype=np.int64) << (WORD - 12)
-    edges = np.concatenate([envelope.starts, cells])
-    random = np.random.default_rng(0).integers(0, 2**WORD - 1, 10_000)
-    units = np.concatenate([edges - 1, edges, edges + 1, random, [2**WORD - 1]])
-    units = units[units >= 0]
-    assert (envelope.columns(units) == np.searchsorted(envelope.starts, units, side="right") - 1).all()
-
-
 @pytest.mark.parametrize("deviation", DEVIATIONS)
 def test_the_table_never_contradicts_mpmath(deviation):
     """Heights at both ends of what the table leaves undecided, for many offsets and fractions."""

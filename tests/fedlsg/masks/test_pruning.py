@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlsg.masks.mask import Mask
-from fedlsg.masks.pruning import Prune, keep_random, keep_top, prunable
+from fedlsg.masks.pruning import Prune, keep_random, prunable
 from fedlsg.masks.synflow import flow, keep_synflow, linear_model
 from fedlsg.method import Method, Schedule
 from fedlsg.state.public_state import PublicState
@@ -28,28 +28,6 @@ def tensors(seed: int) -> dict[str, Tensor]:
     made["z"].zero_()
     made["b"][0, 2] = 0
     return made
-
-
-@given(rate=rates, seed=seeds, ties=st.booleans())
-def test_the_top_scores_stay_over_all_tensors_together(rate, seed, ties):
-    """Against a sort of (score, position) pairs; where a tensor would lose everything its best stays as well."""
-    may = prunable(tensors(0))
-    generator = torch.Generator().manual_seed(seed)
-    scores = {n: torch.randint(0, 3 if ties else 10**6, m.shape, generator=generator).float() for n, m in may.items()}
-    entries = [(n, i) for n in may for i in may[n].flatten().nonzero().squeeze(1).tolist()]
-    order = sorted(range(len(entries)), key=lambda j: (float(scores[entries[j][0]].flatten()[entries[j][1]]), j))
-    gone = {entries[j] for j in order[: min(math.floor(rate * len(entries) + 1e-9), len(entries) - 1)]}
-    kept = keep_top(scores, may, rate)
-    for name, mask in may.items():
-        mine = [i for n, i in entries if n == name]
-        left = [i for i in mine if (name, i) not in gone]
-        if not left:
-            best = max(float(scores[name].flatten()[i]) for i in mine)
-            (only,) = [i for i in mine if bool(kept[name].flatten()[i])]
-            assert float(scores[name].flatten()[only]) == best
-        else:
-            assert [i for i in mine if bool(kept[name].flatten()[i])] == left
-        assert bool(kept[name][~mask].all())
 
 
 @given(rate=rates, seed=seeds)

@@ -144,7 +144,8 @@ class Listed(Dataset):
 
 @pytest.mark.parametrize("data", [
     (XS, YS), (XS.numpy(), YS.numpy()), TensorDataset(XS, YS), Listed(), StackDataset(XS, YS),
-    Subset(Listed(lambda i: (XS[i - 1], YS[i - 1])), [1, 2, 3, 4, 5, 0]), Listed(lambda i: (XS[i].numpy(), np.int64(i))),
+    Subset(Listed(lambda i: (XS[i - 1], YS[i - 1])), [1, 2, 3, 4, 5, 0]), Listed(lambda i: (XS[i].numpy(),
+    np.int64(i))),
 ])  # fmt: skip
 def test_rows_of_the_positions_in_their_order(data):
     inputs, targets = batches_of(data, num_examples=6, device=CPU)(PICKED)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fedlsg.attacks.audit.plants import PLANTS, planted, scaled_noise
 from simulations.attack.membership.command import as_shadow, membership_command
@@ -24,7 +23,6 @@ from simulations.attack.membership.measure import (
 )
 from simulations.attack.membership.per_round import PerRound, per_round
 from simulations.attack.membership.shadows import Trained, halves, pair_of, train_all
-from simulations.cli.app import app
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.own_scripts import without_scripts
@@ -181,24 +179,3 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
         assert "private" not in part.lower()
     assert "http" not in without_scripts(page).replace("http://www.w3.org", "")
     assert found["verdict"] in text.replace("\n", " ")
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--membership", "--shadows", "5"], "expected --shadows 5 even and at least 6"),
-        (["--membership", "--images", "8", "--naive"], "leave out --images, --naive"),
-        (["--membership", "one", "two"], "attacks one run at a time, got 2"),
-        (["--membership", "one", "--method", "lsg"], "a run has its settings; leave out method, or the run"),
-        (["--membership", "-c", "clients=2000"], "expected clients in 1..1437"),
-        (["--membership", "none"], "none is no run directory: it does not exist"),
-        (["--shadows", "8"], "--shadows belongs to --membership"),
-        (["run", "--noise-multiplier", "1"], "--noise-multiplier belongs to --membership"),
-    ],
-)
-def test_refuses(options, why, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["attack", *options], standalone_mode=False)
-    assert isinstance(result.exception, ValueError), result.output
-    assert why in str(result.exception)
-    assert not list(tmp_path.iterdir())

@@ -159,20 +159,6 @@ def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(t
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
 
 
-@pytest.mark.parametrize("settings", [{"method": "probe"}, {"clip": "per-block"}, {"classifier_clip_weight": 0.5}])
-def test_other_clips_and_carriers_keep_the_noise_and_its_charge(settings, tmp_path, monkeypatch):
-    parts = watch_encode(monkeypatch)
-    run = run_five(tmp_path / "run", **settings)
-    mechanism = run.plan.method.mechanism
-    state = run.plan.server_state()
-    blocks = len(state.plan(run.plan.local, run.plan.sums).frame.blocks)
-    charged = {e.noise_multiplier for client in range(5) for e in run.entries(client)}
-    assert charged == {mechanism.effective_noise_multiplier(blocks)}
-    (release,) = {part.release for part in parts}
-    assert release.noise_std(3) >= max(charged) * mechanism.sensitivity(blocks)
-    assert recorded_sum(run).equal(decoded(parts))
-
-
 @pytest.mark.ray
 def test_ray_sums_the_same_bit_for_bit(tmp_path, on_ray, whole):
     plan, directory = plan_at(tmp_path / "ray", **(FIVE | {"engine": "ray", "rounds": 2}))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from flwr.app import Message
 
@@ -12,8 +11,6 @@ from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import (
-    OVER_BUDGET,
-    failure,
     read_round,
 )
 from tests.strategies.small_federation import Federation, public_terms, server_state, values_for
@@ -71,26 +68,6 @@ def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
     total = sum(values_for(frame, partition, 0).double() for partition in range(3)).abs()
     wanted = frame.indices[total.argsort(stable=True)[:60]].sort().values
     assert torch.equal(((state.weights == 0) & (start != 0)).nonzero().squeeze(1), wanted)
-
-
-@pytest.mark.parametrize(
-    ("code", "error", "message"),
-    [
-        (1001, RuntimeError, "at least 3 clients in the pruning round, 1 replied: client 1 2: .1001. broken"),
-        (OVER_BUDGET, RuntimeError, "in the pruning round, 1 replied"),
-    ],
-)
-def test_the_pruning_round_needs_enough_clients(code, error, message):
-    def answer(partition: int, _: Message, honest: Message) -> Message:
-        return honest if partition == 0 else failure("broken", code, _)
-
-    federation = PrunedFederation(server_state("dp-ssgd", **SNIP), answer=answer, min_survivors=3)
-    with pytest.raises(error, match=message):
-        federation.run(1)
-    assert federation.state.awaits_pruning
-    assert [report.answered for report in federation.pruned] == [[0]]
-    assert federation.reports == []
-    assert zeros(federation.state) == 0
 
 
 def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
