@@ -1,4 +1,4 @@
-"""``fedlsg payload`` and the numpy reader of docs/outputs.md: arrays of one payload, on the scale of its page.
+"""``fedlsg payload`` and the numpy reader of docs/outputs.md: arrays of one payload, on the scale of its page."""
 
 import json
 import re
