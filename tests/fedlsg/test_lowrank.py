@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from fedlsg.lowrank import (
     add_core,
+    average_core,
     decompose,
     lift_core,
     orthonormal_columns,
@@ -157,3 +158,13 @@ def test_a_core_is_added_as_it_is_lifted(r, s):
     wanted = W + 0.5 * lift_core(S, L, R)
     add_core(W, S, L, R, 0.5)
     assert_close(W, wanted)
+
+
+def test_averaging_removes_half_of_the_cores_noise():
+    L, R = random_carriers((6, 5), 4, generator=generator(), like=normal(1, seed=0))
+    before, after = 0.0, 0.0
+    for seed in range(300):
+        dL, dR = normal(6, 4, seed=2 * seed), normal(4, 5, seed=2 * seed + 1)
+        before += float((L.mT @ dL).square().sum())
+        after += float((L.mT @ average_core(dL, dR, L, R)[0]).square().sum())
+    assert after / before == pytest.approx(0.5, abs=0.05)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fedlsg.method
 import fedlsg.training.client
+from fedlsg.frame import Frame
 from fedlsg.payload import PayloadError
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.training.client import per_unit
@@ -17,6 +18,7 @@ from tests.strategies.contract import (
     LEAST_DRAWS,
     Data,
     data_set,
+    lift_defects,
     noise_defects,
     random_values,
     received,
@@ -182,3 +184,22 @@ def test_a_client_with_another_seed_is_caught(case, monkeypatch):
     assert s.frame.digest != s.derived.digest
     with pytest.raises(PayloadError, match="frame digest"):
         received(s, random_values(s.derived, 0) / 1000)
+
+
+def test_an_epsilon_claimed_without_a_clip_is_caught(monkeypatch):
+    s = of("rs: noisy SGD")
+    assert sensitivity_defects(s) == []
+    monkeypatch.setattr(Mechanism, "effective_noise_multiplier", lambda self, blocks: self.noise_multiplier)
+    assert sensitivity_defects(s) == ["claims an epsilon without clip and noise"]
+
+
+def spilt_over_frozen_ones(self: Frame, values: Tensor) -> list[Tensor]:
+    """A server that fills frozen coordinates, too."""
+    return [torch.full(b.shape, float(values.mean()), dtype=values.dtype) for b in self.blocks]
+
+
+@pytest.mark.parametrize("case", ["rs", "sparse-dpsgd", "dp-ssgd"])
+def test_a_gradient_on_frozen_coordinates_is_caught(case, monkeypatch):
+    s = of(case)
+    monkeypatch.setattr(Frame, "split", spilt_over_frozen_ones)
+    assert lift_defects(s) != []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, NARROW_SUM, Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.randomness import reproducible_stream, secret_stream
 
 SPECIAL = [0.0, math.nan, math.inf, -math.inf, 1e-45, 1e-38, 3e38, -3e38]
@@ -256,9 +256,9 @@ def test_noise_has_its_standard_deviation(kind, dtype):
 def test_a_reduced_matmul_precision_does_not_loosen_the_clip(monkeypatch):
     """Under bfloat16 or TF32 products the rows would be rounded to 8 or 11 bits, beyond the margin.
 
-    Not every processor rounds then, so that here a product does on all of them.
+    Not every processor rounds then, so that here a product of matrices does on all of them: up.
     """
-    monkeypatch.setattr(torch, "mm", lambda a, b, out: out.copy_((a.bfloat16() @ b.bfloat16()).float()))
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: out.copy_(a @ b * 1.004))
     rows = torch.full((1, 64), 1.00390625 * 3)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -267,3 +267,10 @@ def test_a_reduced_matmul_precision_does_not_loosen_the_clip(monkeypatch):
     finally:
         torch.set_float32_matmul_precision(before)
     assert total.double().norm() <= 0.7
+
+
+def test_the_largest_clip_norm_leaves_no_sum_infinite():
+    """At C = 2.5e38 a second example made the float32 sum infinite, and the release with it, whatever the noise."""
+    aligned = torch.zeros(NARROW_SUM, 3)
+    aligned[:, 0] = torch.finfo(torch.float32).max
+    assert clipped_sum([aligned], clip_only(LARGEST_CLIP_NORM)).isfinite().all()

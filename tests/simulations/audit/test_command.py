@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,12 @@ def test_everybody_else_stays_where_they_are(plan, kind):
         assert bool((after[1] != before[1])[inserted.rows].all())
     else:
         assert bool((after[0] != before[0])[inserted.rows].flatten(1).any(1).all())
+
+
+def test_a_run_that_was_configured_otherwise_than_its_ledger_says(tmp_path, finished):
+    """The ledger's claim stands: code that would run with half of its noise is falsified."""
+    copy = Run(shutil.copytree(finished.path, tmp_path / "run"))
+    reconfigure(copy, **{"noise-multiplier": 1.0})
+    status, found, _ = audit(tmp_path, run=str(copy.path))
+    assert found["claimed"]["noise_multiplier"] == pytest.approx(2.0, rel=0.01)
+    assert status == 1

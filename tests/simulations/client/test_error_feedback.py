@@ -156,3 +156,12 @@ def test_no_memory_is_kept(settings, tmp_path):
 def test_refused(settings, why, tmp_path):
     with pytest.raises(ValueError, match=why):
         plan_at(tmp_path / "run", **settings)
+
+
+def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeypatch):
+    """Negative control: the rules planted open; the client looks once more, before it reads a memory."""
+    monkeypatch.setattr(simulations.client.train, "keeps_memory", lambda method, codec: True)
+    run = run_local(tmp_path / "run", method="dpsgd", codec="sign")
+    assert [row.rejected for row in run.rows] == ["0 1", "0 1"]
+    assert "would leak: not sent" in run.log
+    assert list((run.path / "clients").glob("client-*")) == []

@@ -14,7 +14,7 @@ from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest
 from simulations.engines import local
-from strategies.federation.secure_sum.wire import TERMS, Stage, read_stage, write_stage
+from strategies.federation.secure_sum.wire import MESSAGE, TERMS, Stage, read_stage, write_stage
 from strategies.federation.wire import IN_RUN_LOG, read_update
 from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at
@@ -277,3 +277,20 @@ def test_a_client_over_its_budget_is_a_dropout_that_is_not_charged(tmp_path):
     assert "would pass the privacy budget" in run.rows[0].reasons
     assert charged_clients(run) == [0, 1, 3, 4]
     assert run.summary["epsilon_max"] <= budget
+
+
+def test_an_announcement_without_a_stage_is_refused_in_a_run_with_secure_sums(tmp_path):
+    """A client would send its values with a share of the noise alone."""
+
+    errors = []
+
+    def bare(message: Message, context: Context) -> Message:
+        if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 1:
+            content = {name: one for name, one in message.content.items() if name not in (TERMS, MESSAGE)}
+            errors.append(honest(planted(message, RecordDict(content)), context).error.reason)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", bare, reproducible=False)
+    (text,) = errors
+    assert "expected a stage with its terms and its message, got none of the name 'secure sum'" in text
+    assert len(run.entries(1)) == 1

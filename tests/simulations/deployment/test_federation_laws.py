@@ -106,3 +106,10 @@ def test_a_sent_frame_that_is_not_the_announced_one_is_refused(tmp_path, monkeyp
     assert run.rows[0].rejected == "0 1"
     assert run.rows[0].reasons.startswith("0 1: [1002]")
     assert not run.directory.charges.clients()
+
+
+@pytest.mark.parametrize(("clients", "failed"), [(1, ()), (2, ()), (5, ()), (5, (1, 4))])
+def test_clients_add_their_noise_over_a_constant_divisor(clients, failed, tmp_path):
+    run = run_local(tmp_path / "run", client=failing(*failed), clients=clients, **LOUD)
+    assert run.rows[0].rejected == " ".join(map(str, failed))
+    assert math.isclose(noise_gain(run), math.sqrt(clients - len(failed)), rel_tol=TOLERANCE)

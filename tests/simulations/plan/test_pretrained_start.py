@@ -100,3 +100,21 @@ def test_so_are_features_of_such_weights_and_weights_that_come_from_them(setting
             base(**{setting: str(source)})
     write_model(later, tensors, {**facts, "workload": "mnist"})
     prepare(from_mapping({"workload": "digits", "method": "dpsgd", "noise_multiplier": 2.0, setting: str(later)}))
+
+
+def test_so_are_weights_whose_first_ancestor_is_gone(tmp_path):
+    """Every run keeps what the weights before it have seen."""
+    first = run_local(tmp_path / "first", **RUN)
+    own = workload(
+        train=(np.zeros((30, 1, 8, 8), np.uint8), np.arange(30) % 10), model=digits_mlp, num_classes=10,
+        test=(np.zeros((10, 1, 8, 8), np.uint8), np.arange(10)), transform=lambda stored: stored.float() / 16,
+    )  # fmt: skip
+    workloads.give("other", own)
+    try:
+        later = run_local(tmp_path / "later", workload="other", method="dpsgd", pretrained=str(first.path))
+    finally:
+        workloads._GIVEN.pop("other")
+    assert json.loads((later.path / "config.json").read_text())["rows_behind"] == ["data:digits"]
+    shutil.rmtree(first.path)
+    with pytest.raises(ValueError, match="was trained on the rows of digits"):
+        base(pretrained=str(later.path))

@@ -6,6 +6,7 @@ import pytest
 
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from simulations.settings.published import Published, find, presets, resolve
+from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown
 from simulations.settings.resolve import build_method
 from simulations.settings.settings import Settings, from_mapping, values_of
@@ -92,3 +93,20 @@ def test_the_page_is_current():
     page = (ROOT / "docs" / "presets.md").read_text()
     assert page == as_markdown(ALL), "write it again: fedlsg list presets --markdown > docs/presets.md"
     assert page != as_markdown((replace(ALL[0], accuracy=1.0), *ALL[1:]))
+
+
+@pytest.mark.parametrize(
+    ("method", "epsilon"),
+    [c if n == 0 else pytest.param(*c, marks=pytest.mark.slow) for n, c in enumerate(PAPERS_NOISE)],
+)
+def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
+    preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle")
+    assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
+    sigma, proved = PAPERS_NOISE[method, epsilon]
+    steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
+    poisson = epsilon_of(sample_rate=0.02, steps=steps, **one).upper
+    assert epsilon * 0.994 <= poisson <= epsilon * 1.001, "these multipliers were calibrated to prv's upper end"
+    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper == pytest.approx(
+        proved, rel=6e-3, abs=0.1
+    )
+    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper <= proved

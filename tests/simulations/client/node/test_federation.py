@@ -179,3 +179,11 @@ def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(nodes, settings, wh
     with pytest.raises(RuntimeError, match=why):
         run(tmp_path, "run", nodes, **settings)
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
+
+
+def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
+    """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(simulations.client.node.conditions, "MOST_EXAMPLES", 400)
+    with pytest.raises(RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"):
+        run(tmp_path, "run", **SECURE)

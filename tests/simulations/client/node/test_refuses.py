@@ -130,3 +130,16 @@ LEAST = {"partition-id": 1, "ledger-dir": "/srv/ledger", "epsilon-max": 3, "delt
 def test_a_value_out_of_range_is_refused_by_its_key(key, value):
     with pytest.raises(TermsError, match=key):
         read_terms(LEAST | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("ledger_dir", "ledger-dir"), ("ledgerdir", "ledger-dir"), ("epsilon", "epsilon-max"),
+        ("Epsilon-Max", "epsilon-max"), ("delta-mx", "delta-max"), ("dta", "data"), ("trsut", "trust"),
+        ("accept-changed-dat", "accept-changed-data"), ("partition_id", "partition-id"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_is_named_with_the_one_that_was_meant(key, meant):
+    with pytest.raises(TermsError, match=f"unknown key '{key}'; did you mean '{meant}'"):
+        read_terms(LEAST | {key: 1})
