@@ -65,28 +65,6 @@ def test_flower_messages_ray_and_cuda_together(tmp_path):
     assert "compute on" not in (tmp_path / "cpu" / "run.log").read_text()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["inspect", "--examples", "64"],
-        ["audit", "--canaries", "50"],
-        ["audit", "--mode", "training", "--canaries", "20"],
-        ["attack", "--attacks", "inverting-gradients,dlg", "--seconds", "2"],
-        ["attack", "--membership", "--shadows", "6"],
-    ],
-)
-def test_commands_look_into_a_run_on_cuda(command, tmp_path):
-    sizes = ["--clients", "3", "-c", "batch_size=1", "--noise-multiplier", "2"]
-    run(tmp_path / "run", "--engine", "local", *sizes, "--record-updates")
-    name, *options = command
-    out = str(tmp_path / ("audit.json" if name == "audit" else "out"))
-    done = subprocess.run(
-        [sys.executable, "-m", "simulations", name, str(tmp_path / "run"), *options, "--device", "cuda", "--out", out],
-        check=False,
-    )
-    assert done.returncode == 0
-
-
 def test_several_gpus_are_not_touched_by_one_process():
     """Torch's own generators are forked on the current device alone: no context is made on another GPU."""
     with own_draws("cuda"):

@@ -6,10 +6,8 @@ Real processes, and a SuperLink that is killed: tests/simulations/deployment/tes
 """
 
 import os
-import re
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -22,7 +20,6 @@ from simulations.rundir.examined import Examined
 from simulations.rundir.manifest import Manifest
 from simulations.rundir.rundir import RunDir
 from simulations.server import recorder, restore
-from simulations.server.deployment import refuse_deployed_run
 from simulations.server.restore import READ
 from simulations.settings.published import from_run_config
 from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, leave_old_ledgers, resumed
@@ -121,14 +118,3 @@ def test_resume_prints_the_command_and_changes_nothing(simulated, tmp_path, fedl
     assert f"flwr run APP FEDERATION --run-config {shlex.quote(str(run.config))} --stream" in " ".join(error.split())
     settings = from_run_config(parse_config_args([str(run.config)]))
     assert settings == run.read_config(), "Flower reads the file as the run does"
-
-
-def test_the_command_for_a_folder_that_was_moved_names_where_it_is(simulated, tmp_path):
-    """As for runs of before: their config.toml names no folder."""
-    run = deployed(simulated, tmp_path / "moved")
-    with pytest.raises(ValueError, match="is a run of a deployment") as said:
-        refuse_deployed_run(run)
-    (command,) = re.findall(r"continue with: (.*) && flwr run .*continue.toml --stream", str(said.value))
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
-    found = from_run_config(parse_config_args([str(tmp_path / "continue.toml")]))
-    assert found == replace(run.read_config(), run_dir=str(run.path))
