@@ -157,7 +157,7 @@ def test_the_line_is_the_innermost_of_the_user_and_not_of_torch():
     error = caught(lambda: nn.Sequential(nn.Flatten(0))(broken()))
     text = describe(error)
     assert text.startswith(
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2) (test_failure.py, line "
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2) (test_user_code.py, line "
     )
     assert text.endswith(": return nn.Linear(3, 2)(torch.zeros(1, 4))  # the line that is named)")
 
