@@ -97,18 +97,3 @@ def test_what_docstrings_and_requirements_name_exists():
     code = [file for folder in FOLDERS for file in REPOSITORY.glob(f"{folder}/**/*.py")]
     for file in [*REPOSITORY.glob("requirements*.txt"), REPOSITORY / "pyproject.toml", *code]:
         assert [file, *missing_paths(prose(file)), *missing_modules(prose(file))] == [file]
-
-
-@pytest.mark.parametrize("planted", [
-    "[text](gone.md)",
-    "@@LATER@@",
-    "[text](performance.md#no-such-heading)",
-    "`fedlsg/gone.py`",
-    "run `python benchmarks/gone.py --seeds 3`",
-    "`fedlsg.gone`",
-    "`fedlsg.method.gone`",
-    "    python -m benchmarks.gone --json FILE",
-    "from fedlsg.gone import Gone",
-])  # fmt: skip
-def test_a_missing_name_is_found(planted):
-    assert len(problems(f"A sentence.\n\n{planted}\n", REPOSITORY / "docs")) == 1

@@ -157,9 +157,6 @@ def test_a_recipe_imports_algorithms_and_recipes_alone():
             assert all(other.startswith(("fedlsg", "strategies.recipes")) for other in others if other in files())
 
 
-# --- negative controls
-
-
 def test_a_planted_arrow_up_is_found():
     planted = {**graph(), "fedlsg.lowrank": {"fedlsg.method"}}
     assert arrows_up(planted) == [("fedlsg.lowrank", "fedlsg.method")]

@@ -1,15 +1,24 @@
-"""The site: every page is in its navigation, and what leaves docs/ or is no Markdown becomes a page, too.
+"""The site, the reference and the README: every page is there once, is what the code makes, and is described.
 
 The site itself is built by .ci/run, with every warning an error; here only its own parts are tested.
 """
 
+import re
+
+import click
 import pytest
+
+import fedlsg
+from docs._sphinx.reference.api import GROUPS
+from docs._sphinx.reference.pages import PAGES
+from simulations import workloads
+from tests.documents.check_commands import command_line
+from tests.places import REPOSITORY
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
 from docs._sphinx.links import problems
-from docs._sphinx.navigation import CHAPTERS, OPEN
-from tests.places import REPOSITORY
+from docs._sphinx.navigation import CHAPTERS
 
 DOCS = REPOSITORY / "docs"
 
@@ -19,21 +28,6 @@ def test_every_page_is_in_the_navigation_once():
     there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("**/*.md")}
     there -= {name for name in there if name.startswith(("results/", "notebooks/"))} - {"results/index"}
     assert sorted(listed) == sorted(there - {"index"})
-
-
-def test_few_entries_are_open_at_once():
-    """With the notebooks, which are in the first chapter."""
-    books = len(list((DOCS / "notebooks").glob("*.ipynb")))
-    most = max(len(pages) + (books if name == "Start" else 0) for name, pages in CHAPTERS.items())
-    assert len(CHAPTERS) + most <= OPEN == 15
-
-
-def test_the_index_of_the_results_names_each_page():
-    text = (DOCS / "results" / "index.md").read_text()
-    missing = [
-        path.name for path in DOCS.glob("results/*.md") if path.stem != "index" and f"]({path.name})" not in text
-    ]
-    assert missing == []
 
 
 def test_every_picture_is_described():
@@ -59,3 +53,57 @@ def test_links_of_the_built_pages(tmp_path, body, count):
     (tmp_path / "b" / "c.html").write_text('<p id="here"></p>')
     (tmp_path / "a.html").write_text(f'<p id="top"></p>{body}')
     assert len(list(problems(tmp_path))) == count
+
+
+FOLDER = REPOSITORY / "docs" / "reference"
+AGAIN = "write it again: python -m docs._sphinx.reference"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_makes(name):
+    assert (FOLDER / f"{name}.md").read_text() == PAGES[name](), AGAIN
+
+
+def test_there_are_no_other_pages():
+    assert {path.stem for path in FOLDER.glob("*.md")} == set(PAGES)
+
+
+def test_every_public_name_is_described():
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(set(fedlsg.__all__) - {"__version__"})
+
+
+def test_every_command_and_every_workload_is_described():
+    commands, sets = ((FOLDER / f"{name}.md").read_text() for name in ("commands", "workloads"))
+    for name, command in command_line().commands.items():
+        if command.hidden:
+            continue
+        section = commands.split(f"## fedlsg {name}\n")[1].split("\n## ")[0]
+        options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+        assert all(option.opts[0] in section for option in options)
+    assert all(f"| `{name}` |" in sets for name in workloads.names())
+
+
+README = REPOSITORY / "README.md"
+PAPERS = REPOSITORY / "docs" / "papers.md"
+ROW = re.compile(r"^\| (?!in the paper)([^|-][^|]*) \| ([^|]*) \|", re.MULTILINE)
+SAID = ("missing", "theory", "drawing", "fedlsg ", "python ", "preset", "](results/")
+
+
+def test_the_readme_is_short_and_keeps_the_test_command():
+    text = README.read_text()
+    assert len(text.splitlines()) < 120
+    command = 'python -m pytest -m "not slow and not gpu" -n 2'
+    assert command in text
+    assert command in (REPOSITORY / ".ci" / "run").read_text()
+
+
+def uncovered(text: str) -> list[str]:
+    """Rows that neither name a command or a result nor say that there is none."""
+    return [item for item, cell in ROW.findall(text) if not any(word in cell for word in SAID)]
+
+
+def test_every_row_of_the_papers_has_a_command_or_says_missing():
+    text = PAPERS.read_text()
+    assert uncovered(text) == []
+    assert len(ROW.findall(text)) > 75
+    assert uncovered(text + "\n| Eq. 9 | soon | |\n") == ["Eq. 9"]

@@ -1,6 +1,7 @@
-"""Pickles that are made to harm their reader: none makes an array of addresses, or a type of a size that it has not."""
+"""Checkpoints that are converted."""
 
 import collections
+import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -66,3 +67,24 @@ def test_bytes_of_the_file_are_not_taken_as_addresses(value, tmp_path):
 def test_arrays_that_do_not_hold_what_they_say_are_refused(value, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         read_arrays(written(tmp_path, value))
+
+
+class Hostile:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.folder),))
+
+
+def test_a_pickle_cannot_run_code(tmp_path):
+    """The control: ``pickle.load`` runs it."""
+    file, folder = tmp_path / "w.dill", tmp_path / "made"
+    file.write_bytes(pickle.dumps({"params": {"linear": {"w": np.zeros(3)}}, "extra": Hostile(folder)}))
+    with pytest.raises(ValueError, match=r"names posix\.mkdir, which may run code: .* numpy\.savez"):
+        read_arrays(file)
+    assert not folder.exists()
+    pickle.loads(file.read_bytes())
+    assert folder.exists()

@@ -39,8 +39,3 @@ def test_the_document_runs_block_by_block(tmp_path):
     printed = run("\n".join(blocks()), tmp_path)
     assert printed.count("epsilon") >= 1
     assert (tmp_path / "ledger.jsonl").exists()
-
-
-def test_a_broken_block_is_found(tmp_path):
-    with pytest.raises(subprocess.CalledProcessError):
-        run("step.epsilons()", tmp_path)

@@ -3,13 +3,11 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from fedlsg.frame import Frame, group_of
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.client import per_unit
-from fedlsg.training.server import ServerOptimizer, make_optimizer
 
 SHAPES = {"body.weight": (5, 4), "body.bias": (5,), "norm.weight": (5,), "classifier.weight": (3, 5)}
 WEIGHTS = {name: torch.randn(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
@@ -69,27 +67,3 @@ def test_planted_mistakes_are_seen():
     # Four copies of one example, clipped as four examples.
     assert clipped_sum(per_unit([x[:1].expand(4, -1) for x in g], f, 1), mechanism).norm() > 0.7 * 1.01
     assert clipped_sum(per_unit([x[:1].expand(4, -1) for x in g], f, 4), mechanism).norm() <= 0.7
-
-
-def test_weights_of_one_leave_the_digest_alone_and_others_change_it():
-    assert frame(Mechanism()).digest != frame(Mechanism(norms_clip_weight=2.0)).digest
-    assert frame(Mechanism()).digest == frame(Mechanism(norms_clip_weight=1.0)).digest
-
-
-def test_each_group_steps_at_its_own_rate_along_one_schedule():
-    parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-    server = ServerOptimizer(
-        learning_rate=1.0, norms_learning_rate=2.0, classifier_learning_rate=0.5, schedule="linear"
-    )
-    optimizer, scheduler = make_optimizer(parameters, server, updates=2, classifier="classifier")
-    moved: dict[str, list[float]] = {name: [] for name in parameters}
-    for _ in range(2):
-        before = {name: p.detach().clone() for name, p in parameters.items()}
-        for p in parameters.values():
-            p.grad = -torch.ones_like(p)
-        optimizer.step()
-        scheduler.step()
-        for name, p in parameters.items():
-            moved[name].append(float((p.detach() - before[name]).max()))
-    expected = {"body.weight": [1, 0.5], "body.bias": [2, 1], "norm.weight": [2, 1], "classifier.weight": [0.5, 0.25]}
-    assert moved == expected

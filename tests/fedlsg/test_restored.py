@@ -1,4 +1,4 @@
-"""What a rehearsal may change is afterwards, bit for bit, what it was; each planted omission is seen."""
+"""Before a charge: what a rehearsal may change is as it was."""
 
 import random
 from contextlib import suppress
@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import fedlsg.user_code.objects
+from fedlsg.gradients import per_example_loss
+from fedlsg.own_loop.row_checks import check_extremes, check_numbers, check_targets, not_finite
 from fedlsg.user_code.objects import restored
 
 
@@ -116,3 +119,95 @@ def test_what_is_forgotten_is_noticed(monkeypatch, forgotten):
     nothing = {"_of_process": lambda: iter(()), "_of_generator": lambda thing: None, "_of_tensor": lambda t: None}
     monkeypatch.setattr(fedlsg.user_code.objects, forgotten, nothing.get(forgotten, lambda *given: lambda: None))
     assert not leaves_no_trace()
+
+
+X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(200) % 3
+MODEL = nn.Linear(4, 3)
+
+
+def run(rows):
+    return MODEL(X[rows])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["", "x"])
+def test_a_number_that_is_not_finite_is_named(wrong, name):
+    x = X.clone()
+    x[130, 2] = wrong
+    inputs = {name: x, "ids": Y} if name else x
+    with pytest.raises(ValueError, match=rf"test inputs{' x' if name else ''} have missing .*row 130, column 2"):
+        check_numbers(inputs, "test")
+
+
+def test_rows_have_the_numbers_that_are_given():
+    x = torch.tensor([[0.0], [float("nan")]])
+    with pytest.raises(ValueError, match="row 41, column 0"):
+        check_numbers(x, "train", rows=torch.tensor([40, 41]))
+
+
+def test_complex_inputs_are_refused_and_integers_are_finite():
+    with pytest.raises(ValueError, match=r"are complex \(torch.complex64\)"):
+        check_numbers(X.to(torch.complex64), "train")
+    assert not len(not_finite(Y))
+    check_numbers({"a": X, "b": Y, "c": X > 0}, "train")
+
+
+LOSSES = {
+    "cross entropy": nn.CrossEntropyLoss(), "a function": functional.cross_entropy,
+    "one's own": lambda o, t: -o.log_softmax(1).gather(1, t[:, None]).squeeze(1),
+    "margin": nn.MultiMarginLoss(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
+@pytest.mark.parametrize("row", [0, 63, 64, 199])
+@pytest.mark.parametrize("label", [7, -1, 3])
+def test_a_class_that_the_outputs_have_not_is_named(loss, row, label):
+    y = Y.clone()
+    y[row] = label
+    with pytest.raises(ValueError, match=rf"cannot take the target of train row {row}, {label}: "):
+        check_targets(per_example_loss(loss), run, y, "train")
+
+
+def test_targets_that_are_ignored_pass():
+    y = Y.clone()
+    y[5] = -100
+    assert check_targets(per_example_loss(nn.CrossEntropyLoss()), run, y, "train")
+    ignoring = lambda o, t: (o[:, 0] - t.nan_to_num()).square() * t.isfinite()  # noqa: E731
+    numbers = torch.where(Y == 1, torch.nan, 1.0)
+    assert check_targets(ignoring, run, numbers, "train")
+
+
+def test_a_target_that_gives_no_finite_loss_is_named():
+    numbers = torch.ones(200, 3)
+    numbers[77, 1] = float("nan")
+    with pytest.raises(ValueError, match=r"train row 77, of shape \(3,\): the loss is nan"):
+        check_targets(per_example_loss(nn.MSELoss()), run, numbers, "train")
+
+
+def test_a_loss_that_needs_the_outputs_of_its_own_row_is_judged_by_them():
+    """Where outputs of another row give no finite loss, those of the row itself decide."""
+    outputs = torch.eye(3)[Y]
+    loss = lambda o, t: -o.gather(1, t[:, None]).squeeze(1).log()  # noqa: E731
+    assert check_targets(loss, lambda rows: outputs[rows], Y.flip(0).flip(0), "train")
+
+
+@pytest.mark.parametrize("row", [0, 100, 199])
+def test_an_integer_beyond_its_table_is_named(row):
+    ids = torch.arange(200)[:, None] % 9
+    table = nn.Embedding(9, 2)
+    check_extremes(lambda rows: table(ids[rows]), ids, "train")
+    ids[row] = 9
+    with pytest.raises(ValueError, match=rf"the model fails on train row {row}, with inputs from 9 to 9: IndexError"):
+        check_extremes(lambda rows: table(ids[rows]), ids, "train")
+
+
+def test_every_column_of_integers_has_its_own_table():
+    ids = torch.stack([torch.arange(50) % 3, torch.arange(50) % 40], 1)
+    tables = nn.Embedding(3, 2), nn.Embedding(40, 2)
+    look = lambda rows: [table(ids[rows, k]) for k, table in enumerate(tables)]  # noqa: E731
+    check_extremes(look, ids, "train")
+    ids[17, 0] = 5
+    with pytest.raises(ValueError, match="row 17"):
+        check_extremes(look, {"ids": ids}, "train")

@@ -1,4 +1,4 @@
-"""Settings are read from declarations: names, types, choices, ranges, and errors that name all of them."""
+"""Settings and rules are read from declarations: names, types, ranges, conditions on what is known."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from fedlsg.setting import REQUIRED, Setting, check_declared, declared, same
+from fedlsg.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
+from fedlsg.setting import REQUIRED, Setting, check_declared, declared
 
 Share = Annotated[float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))]
 
@@ -102,15 +103,49 @@ def test_an_instance_is_checked_against_its_declarations(wrong, message):
         check_declared(Part(**wrong))
 
 
-def test_one_name_declared_twice():
-    def typed(*, rank: int = 3) -> None: ...
+FACTS = {"trust": "secure", "steps": 2, "most": 3, "personal": None, "share": 0.0, "flag": True, "rate": 0.5}
 
-    assert same(declared(typed)["rank"], FOUND["rank"], ("typed", "method")).range == "x >= 1"
 
-    def another(*, rank: Annotated[int, Setting("Something.", at_least=2)] = 4) -> None: ...
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("flag", True), ("not flag", False), ("personal", False), ("not personal", True), ("share", False),
+        ("trust=secure|server", True), ("trust!=secure", False), ("trust=client", False), ("flag=true", True),
+        ("steps>1", True), ("steps>2", False), ("steps>=2", True), ("steps<most", True), ("steps<=1", False),
+        ("personal>1", None), ("unknown", None), ("not unknown", None), ("unknown=1", None), ("steps<unknown", None),
+        ("flag and unknown", None), ("personal and unknown", False), ("flag or unknown", True),
+        ("personal or unknown", None), ("personal or flag and steps>1", True),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_neither_true_nor_false(condition, expected):
+    assert holds(condition, FACTS) is expected
 
-    def silent(*, share: Annotated[float, Setting(at_least=0, below=1)] = 0.5) -> None: ...
 
-    assert same(declared(silent)["share"], FOUND["share"], ("silent", "method")).setting.meaning == "A share."
-    with pytest.raises(ValueError, match="'rank' has two different declarations: int x >= 2 by one, int x >= 1 by"):
-        same(declared(another)["rank"], FOUND["rank"], ("one", "method"))
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (Rule(of="rate", needs="steps>3", why="raise steps"), "rate=0.5 needs steps > 3, got steps=2: raise steps"),
+        (Rule(of="trust=secure and flag", needs="not rate", why="x"), "trust=secure does not go with rate=0.5: x"),
+        (Rule(of="flag", needs="trust=a|b", why="x"), "flag=true needs trust=a or b, got trust=secure: x"),
+        (Rule(of="steps", needs="trust!=secure"), "steps=2 does not go with trust=secure: leave one of them out"),
+        (Rule(of="rate", needs="personal", why="{trust!r} {steps}"), "rate=0.5 needs personal: 'secure' 2"),
+        (Rule(of="flag", needs="not trust"), "flag=true does not go with a sum (secure): leave one of them out"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_says_what_was_expected_and_found(rule, said):
+    words = {"trust": "a sum ({trust})"} if rule.needs == "not trust" else {}
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the whole message is compared
+        check_rules([rule], FACTS, words)
+    assert str(refused.value) == said
+
+
+def test_what_is_kept_unknown_or_only_idle_is_not_refused():
+    kept = [needs("flag", of="rate"), needs("unknown", of="rate"), needs("x", of="personal")]
+    check_rules([*kept, needs("flag", of="unknown"), idle_unless("personal", of="rate")], FACTS, {})
+    assert idle_unless("personal", of="rate").broken(FACTS)
+
+
+def test_an_example_makes_its_condition_true():
+    for condition in ("trust=server|secure and unit=client", "personal", "not personal", "steps>2"):
+        assert holds(condition, example(condition)) is True
+    assert spell("steps>1 or not personal", {"personal": "own parts"}) == "steps > 1 or no own parts"

@@ -1,15 +1,16 @@
 """Code by name: files, modules and entry points; and that nothing runs where it was not allowed."""
 
-import os
-import py_compile
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from fedlsg import user_code
 from fedlsg.user_code import is_reference, load, permit
 from fedlsg.user_code.digest import source_of
+from fedlsg.user_code.failure import depends_on_values, describe
 
 IS_PERMITTED = user_code.is_permitted
 
@@ -140,20 +141,32 @@ def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
     assert (tmp_path / "ran").exists()
 
 
-def test_a_compiled_copy_is_never_run():
-    """Its date and size are those of the text that is read and has the digest; what it does is not."""
-    paths = {name: write(f"{name}.py", f"{rest}def g(): return 1\n") for name, rest in
-             (("helper", ""), ("mine", "import helper\ndef f(): return helper.g() + g()\n"))}  # fmt: skip
-    Path("package").mkdir()
-    paths["inner"] = write("package/inner.py", "def g(): return 1\n")
-    for path in paths.values():
-        text, stamp = path.read_text(), path.stat()
-        path.write_text(text.replace("def g(): return 1", "def g(): return 9"))
-        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        py_compile.compile(str(path))
-        path.write_text(text)
-        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert load("mine.py:f", "workload")() == 2
-    import package.inner  # type: ignore[import-not-found]
+def caught(action):
+    try:
+        action()
+    except Exception as error:
+        return error
+    raise AssertionError("no error")
 
-    assert package.inner.g() == 1
+
+def broken():
+    return nn.Linear(3, 2)(torch.zeros(1, 4))  # the line that is named
+
+
+def test_the_line_is_the_innermost_of_the_user_and_not_of_torch():
+    error = caught(lambda: nn.Sequential(nn.Flatten(0))(broken()))
+    text = describe(error)
+    assert text.startswith(
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2) (test_user_code.py, line "
+    )
+    assert text.endswith(": return nn.Linear(3, 2)(torch.zeros(1, 4))  # the line that is named)")
+
+
+@pytest.mark.parametrize(("action", "depends"), [
+    (broken, False), (lambda: torch.zeros(2).nothing, False), (lambda: len(3), False),
+    (lambda: nn.Embedding(2, 3)(torch.tensor([5])), True), (lambda: nn.functional.one_hot(torch.tensor([4]), 2), True),
+    (lambda: torch.zeros(2, 2)[:, torch.tensor([3])], True), (lambda: torch.zeros(2).sum(3), False),
+    (lambda: nn.BCELoss()(torch.tensor([2.0]), torch.tensor([1.0])), True), (lambda: {}["x"], True),
+])  # fmt: skip
+def test_other_values_are_proposed_only_where_they_may_help(action, depends):
+    assert depends_on_values(caught(action)) == depends

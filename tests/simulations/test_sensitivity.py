@@ -253,9 +253,6 @@ def test_all_pairs_are_there():
     assert len(rows) < 80
 
 
-# --- aligned gradients, models of a user's own
-
-
 @pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("examples", [2, 32, 33, 256, 257, 1024])
@@ -301,9 +298,6 @@ def test_a_users_own_model_in_half_precision(precision):
     check(move(Subject(**{**vars(made), "data": rounded}), rows, leaves))
 
 
-# --- texts: padded lengths
-
-
 @pytest.mark.parametrize("microbatch", [32, pytest.param(256, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", TEXTS)
 def test_a_long_text_leaves_its_short_neighbours_as_they_are(model, microbatch):
@@ -314,9 +308,6 @@ def test_a_long_text_leaves_its_short_neighbours_as_they_are(model, microbatch):
         found = move(build(model, "bitfit", "bfloat16", "float32", microbatch), *case)
     assert found.moved > 1 + BOUND
     assert found.neighbours > 0.01
-
-
-# --- one shape
 
 
 def shapes_seen(made: Subject, rows: Sequence[int], step: Callable[[Subject, Sequence[int], int], Moved]) -> set[int]:

@@ -85,32 +85,6 @@ def test_wrong_values_are_refused_by_name(name):
     assert taken == []
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_same_settings_with_right_values_are_taken(name):
-    """Negative control: above it is the value that is refused, not the setting."""
-    right = {"noise_multiplier": 1.5, "clip_norm": 0.3, "norms_clip_weight": 2.0, "classifier_clip_weight": 0.5}
-    right |= {"learning_rate": 0.2, "clip": "per-block", "sparsify_update": 0.1, "ema": 0.9}
-    if name in EMBEDDING:
-        right["clip"] = "joint"
-    own = {
-        "sparsity": 0.4,
-        "rank": 2,
-        "drop_rate": 0.4,
-        "prune_rate": 0.4,
-        "lora_alpha": 4.0,
-        "power_steps": 2,
-        "topk_rate": 0.1,
-    }
-    recipe(name, **right, **{key: value for key, value in own.items() if key in own_settings(name)})
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_an_unknown_setting_is_refused_with_the_nearest_name(name):
-    for typo, near in (("nose_multiplier", "noise_multiplier"), ("clipnorm", "clip_norm")):
-        with pytest.raises(ValueError, match=f"{name}.*{typo}.*did you mean '{near}'"):
-            recipe(name, **{typo: 1.0})
-
-
 def start(name: str, model: nn.Module, **settings: Any) -> ServerState:
     """The server of a recipe at its small settings, as a run makes it: first the model, made ready for the method."""
     defaults = {key: value for key, value in SMALL.items() if key in own_settings(name)}

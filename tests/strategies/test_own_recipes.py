@@ -101,8 +101,6 @@ def test_what_is_no_recipe_is_refused_and_leaves_nothing(name):
         strategies.recipe_settings()
 
 
-# --- what a recipe returns ---
-
 SETTINGS = {"clip_norm": 0.5, "noise_multiplier": 3.0, "learning_rate": 0.3}
 
 

@@ -3,7 +3,6 @@
 import copy
 import gc
 import random
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -17,13 +16,9 @@ import fedlsg.training.client
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.method import LocalTraining, Schedule, client_step
-from fedlsg.privacy import Ledger
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import Phase, PublicState, ServerState
-from simulations.workloads import build_model
 from strategies import recipe
-from strategies.private_step import PrivateStep
-from tests.simulations.support.runs import run_local
 from tests.strategies import own_loop
 from tests.strategies.own_loop import (
     EXAMPLES,
@@ -89,28 +84,6 @@ def test_a_step_is_a_round_of_a_federation_of_one_client(name):
     assert not torch.equal(
         weights(step), torch.cat([p.detach().flatten() for p in model().parameters()])[: len(weights(step))]
     )
-
-
-@pytest.mark.parametrize("method", ["lsg", "rgp"])
-def test_weights_and_ledger_are_those_of_a_run_with_one_client(method, tmp_path):
-    """The engine's own run on digits, its messages and payloads included."""
-    run = run_local(tmp_path / "run", clients=1, method=method, rounds=3)
-    plan = run.plan
-    step = PrivateStep(
-        build_model(plan.workload, plan.settings.model, plan.settings.seed), nn.CrossEntropyLoss(), method=plan.method,
-        num_examples=plan.sizes[0], sample_rate=plan.local.sample_rate, steps=3, noise_multiplier=2.0,
-        delta=plan.settings.delta, classifier=plan.workload.classifier, seed=plan.settings.seed, reproducible=True,
-        ledger=tmp_path / "ledger.jsonl",
-    )  # fmt: skip
-    for _ in range(3):
-        step.step(lambda positions: plan.fetch(plan.parts[0][positions]))
-    for name, W in run.model.items():
-        assert torch.equal(step.model.get_parameter(name), W)
-    ours = [asdict(entry) | {"run": ""} for entry in Ledger(tmp_path / "ledger.jsonl", client=0).entries]
-    assert ours == [asdict(entry) for entry in run.entries(0)]
-
-
-# --- what the privacy claim rests on, each with mistakes planted
 
 
 def test_the_ledger_is_charged_before_the_batch_is_drawn(monkeypatch):
@@ -245,9 +218,6 @@ class Centred(torch.utils.data.Dataset):
         return list(zip(INPUTS[places] - INPUTS[places].mean(0), TARGETS[places], strict=True))
 
 
-# --- optimizers
-
-
 @pytest.mark.parametrize("make", [
     lambda ps: torch.optim.SGD(ps, lr=0.3), lambda ps: torch.optim.SGD(ps, lr=0.3, momentum=0.9, weight_decay=0.1),
     lambda ps: torch.optim.Adam(ps, lr=0.01), lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
@@ -289,16 +259,3 @@ def test_a_gradient_of_the_users_own_never_moves_the_model():
     for name, p in net.named_parameters():
         assert float(p.detach().abs().max()) < 1e3
         assert name not in frozen or torch.equal(p, frozen[name])
-
-
-def test_a_stale_gradient_never_moves_the_model_of_a_method_with_its_own_optimizer():
-    """The method's own SGD adds Eq. 3 in place and reads no .grad: what an own backward pass left must not be added."""
-    moved = []
-    for stale in (None, 1e6):
-        net = model()
-        step = private_step(net, reproducible=True)
-        for p in net.parameters():
-            p.grad = None if stale is None else torch.full_like(p, stale)
-        step.step(batch)
-        moved.append(weights(step))
-    assert torch.equal(*moved)

@@ -79,9 +79,6 @@ def test_a_step_that_fails_stays_charged_and_is_another_attempt(tmp_path):
     assert [(e.round, e.attempt) for e in Ledger(tmp_path / "ledger.jsonl", client=0).entries] == [(1, 0), (1, 1)]
 
 
-# --- resume
-
-
 def through_a_file(state):
     file = io.BytesIO()
     torch.save(state, file)

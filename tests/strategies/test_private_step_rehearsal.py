@@ -1,14 +1,11 @@
 """Before the first charge a whole step runs on made-up rows: what fails is free, and nothing of it remains."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-import fedlsg.own_loop.release
 from fedlsg.gradients import trainable
 from fedlsg.own_loop.release import Release
 from fedlsg.privacy import LedgerError
@@ -26,9 +23,6 @@ def refused_free(step: PrivateStep, data, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         step.step(data if callable(data) else step.batches(data))
     assert free(step)
-
-
-# --- nothing of it remains
 
 
 def by_rehearsal(name: str, monkeypatch, *, rehearsed: bool) -> tuple:
@@ -76,66 +70,6 @@ def test_steps_are_those_without_a_rehearsal(name, monkeypatch):
     assert is_untouched(name, monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["dpsgd", "lsg adam", "rs ranked", "dp-ssgd snip"])
-def test_a_rehearsal_that_restores_nothing_is_noticed(name, monkeypatch):
-    """A negative control: weights, optimizer and state stay as the rehearsal left them."""
-
-    @contextmanager
-    def careless(*things, generators_of=None):
-        yield
-
-    monkeypatch.setattr(fedlsg.own_loop.release, "restored", careless)
-    assert not is_untouched(name, monkeypatch)
-
-
-class Noisy(nn.Module):
-    """A module with a counter, a buffer, a generator and gradients of its own making."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.classifier, self.calls = nn.Linear(12, 6), nn.Linear(6, 3), 0
-        self.draws = torch.Generator().manual_seed(1)
-
-    def forward(self, x):
-        self.calls += 1
-        return self.classifier(torch.tanh(self.layer(x)))
-
-
-def test_the_users_model_is_as_it_was():
-    """What the check of independence does is on a copy; the rehearsal is on the model itself."""
-    net = Noisy()
-    step = private_step(net, method="dpsgd", example=PUBLIC)
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    before = {name: p.clone() for name, p in net.named_parameters()}
-    modes, draws = [m.training for m in net.modules()], torch.get_rng_state()
-    step._rounds.rehearse(*PUBLIC, step._terms)
-    assert net.calls == 0
-    assert all(
-        torch.equal(before[name], p) and torch.equal(p.grad, torch.ones_like(p)) for name, p in net.named_parameters()
-    )
-    assert modes == [m.training for m in net.modules()]
-    assert torch.equal(torch.get_rng_state(), draws)
-    assert not step._state.optimizer.state
-
-
-def test_random_numbers_of_a_data_set_are_as_they_were(monkeypatch):
-    draws = torch.Generator().manual_seed(0)
-
-    def augmented(positions):
-        return INPUTS[positions] + 0 * torch.randn(len(positions), 1, generator=draws), TARGETS[positions]
-
-    step = private_step(method="dpsgd", example=PUBLIC)
-    kept, before = [], draws.get_state()
-    run = Release.run
-    monkeypatch.setattr(Release, "run", lambda self, *given: kept.append(draws.get_state()) or run(self, *given))
-    step.step(augmented)
-    assert torch.equal(kept[0], before)
-
-
-# --- what fails is free
-
-
 class Reads(nn.Module):
     """Fails in one way or another, in training only."""
 
@@ -172,33 +106,9 @@ def test_an_error_of_the_optimizer_is_free():
                  "RuntimeError: expected sparse gradients")  # fmt: skip
 
 
-def test_a_charge_before_the_rehearsal_is_noticed(monkeypatch):
-    """A negative control of ``free``: with the rehearsal left out, the same fault costs a step."""
-    monkeypatch.setattr(Release, "rehearse", lambda self, *rows: None)
-    step = private_step(method="dpsgd", learning_rate=None, optimizer=lambda p: Failing(p, lr=0.1))
-    with pytest.raises(RuntimeError):
-        step.step(batch)
-    assert not free(step)
-
-
 def test_an_example_of_another_type_does_not_stand_for_the_data():
     step = private_step(method="dpsgd", example=PUBLIC)
     refused_free(step, lambda positions: (INPUTS[positions].double(), TARGETS[positions]), "torch.float64")
-
-
-def test_a_rehearsal_is_not_repeated(monkeypatch):
-    calls, rehearse = [], Release.rehearse
-    monkeypatch.setattr(Release, "rehearse", lambda self, *rows: calls.append(1) or rehearse(self, *rows))
-    step = private_step(method="dpsgd")
-    for _ in range(3):
-        step.step(batch)
-    step.step(lambda positions: batch(positions))
-    step.model.eval()
-    step.step(batch)
-    assert len(calls) == 2  # in each mode
-
-
-# --- types
 
 
 class Pairs(Dataset):
@@ -291,9 +201,6 @@ def test_a_step_that_leaves_infinite_weights_is_free():
     refused_free(step, (INPUTS.half(), TARGETS), r"^one step leaves weights that are not finite \(\S+, torch.float16\)")
 
 
-# --- rows
-
-
 @pytest.mark.parametrize("row", [0, 39])
 def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
     step, x, y = private_step(method="dpsgd"), INPUTS.clone(), TARGETS.clone()
@@ -309,9 +216,6 @@ def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
     with pytest.raises(ValueError, match="are complex"):
         step.batches((INPUTS.to(torch.complex64), TARGETS))
     assert free(step)
-
-
-# --- a second private step on the same weights
 
 
 def test_trained_weights_on_a_new_temporary_ledger_are_refused():

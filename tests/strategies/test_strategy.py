@@ -7,23 +7,11 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedlsg.payload.message import pack
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.proofs import LedgerCopies
 from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import (
-    DISK_FULL,
-    FAILED,
-    FRAME_DIFFERS,
-    IN_RUN_LOG,
-    LOST,
-    failure,
-    over_the_wire,
-    read_frame,
-    update,
-)
+from strategies.federation.wire import FRAME_DIFFERS, IN_RUN_LOG, LOST, failure, over_the_wire, read_frame, update
 from tests.strategies.small_federation import Federation, server_state, values_for
 
 
@@ -136,22 +124,6 @@ def test_a_payload_of_another_client_cannot_be_sent_twice_or_unasked(caplog):
     assert federation.state.weights.equal(expected.weights)
 
 
-@pytest.mark.parametrize("deployed", [False, True])
-def test_a_full_disk_stops_a_simulation_and_no_deployment(deployed, tmp_path):
-    """Simulated clients share the disk of the run; a deployed client must not be able to end it."""
-
-    def answer(partition: int, message: Message, honest: Message) -> Message:
-        return failure("client-000001.bin", DISK_FULL, message) if partition == 1 else honest
-
-    federation = Federation(server_state(), answer=answer)
-    if deployed:
-        federation.strategy.join(federation.strategy.exchange.roster, LedgerCopies(folder=tmp_path, run="name"))
-        assert federation.run()[0].rejected[1] == "[1008] client-000001.bin"
-    else:
-        with pytest.raises(OSError, match=r"No space left on device: 'client-000001\.bin'"):
-            federation.run()
-
-
 def test_a_payload_beyond_the_norm_bound_is_rejected():
     """One client alone must not be able to throw the model away: N sensitivities and the noise, no more."""
 
@@ -184,16 +156,6 @@ def alive_at(*rounds: bool, otherwise: Any) -> Any:
         return honest if now[0] else otherwise(message)
 
     return answer
-
-
-def test_three_empty_rounds_in_a_row_end_the_run_and_two_do_not():
-    """Clients that refuse: the rounds are over."""
-    answer = alive_at(False, False, True, False, False, False, otherwise=lambda m: failure("no", FAILED, m))
-    federation = Federation(server_state(), answer=answer)
-    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1 2: \[1001\] no"):
-        federation.run(9)
-    assert [report.round for report in federation.reports] == [1, 2, 3, 4, 5, 6]
-    assert (federation.state.round, federation.state.updates) == (6, 1)
 
 
 def died(code: int | None) -> Any:
@@ -252,26 +214,3 @@ def test_a_client_with_another_frame_is_asked_once_more():
     sent = 4 * frames[1].kept + 4 * sum(t.numel() for t in frames[1].carriers)
     assert report.downlink_bytes == plain.downlink_bytes + 4 * 163 + sent
     assert report.downlink_messages == 4
-
-
-GONE = Error(code=5, reason="Error: Node Unavailable")
-
-
-def test_a_node_that_started_anew_is_asked_again_in_the_same_round():
-    """As Flower says it: the error comes from the SuperLink's own id, and names the message that it answers."""
-    lost = {(1, 1)}
-
-    def answer(partition: int, message: Message, honest: Message) -> Message:
-        if (partition, int(message.metadata.group_id)) not in lost:
-            return honest
-        lost.clear()
-        error = Message(GONE, reply_to=message)
-        error.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
-        return error
-
-    federation, whole = Federation(server_state(), answer=answer), Federation(server_state())
-    report, unbroken = federation.run()[0], whole.run()[0]
-    assert (report.answered, report.rejected) == ([0, 1, 2], {})
-    assert federation.state.weights.equal(whole.state.weights)
-    assert report.downlink_messages == unbroken.downlink_messages + 1
-    assert [sent.client for sent in report.sent if sent.direction == "down"] == [0, 1, 2, 1]

@@ -2,11 +2,10 @@
 
 import json
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedlsg.accounting import calibrate, calibrate_noise_multiplier, compose, hints, max_steps
+from fedlsg.accounting import calibrate, compose, hints, max_steps
 from fedlsg.accounting.events import Event
 
 SETTING = {"epsilon": 2.0, "delta": 1e-5, "sample_rate": 0.2, "steps": 20}
@@ -136,20 +135,6 @@ def test_what_others_could_write_is_not_read(entries, searches):
     assert entries.stat().st_mode & 0o777 == 0o700  # closed again by the write
 
 
-def test_entries_are_bounded_and_writers_do_not_disturb_each_other(entries, monkeypatch):
-    monkeypatch.setattr(hints, "MOST", 40)
-
-    def search(number):
-        return hints.checked(
-            "number", [number], holds=lambda found: found == (number,), search=lambda: (float(number),)
-        )
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(search, [number % 60 for number in range(240)])) == [(float(n % 60),) for n in range(240)]
-    assert len(list(entries.iterdir())) <= 48  # up to eight writers were at work
-    assert all(path.suffix == ".json" for path in entries.iterdir())
-
-
 def test_a_witness_that_contradicts_is_never_a_hint(entries):
     """The reported bound is composed; a hint of the witness that it does not meet is asked for anew."""
     event = Event(sample_rate=0.2, noise_multiplier=2.0, steps=20)
@@ -161,9 +146,3 @@ def test_a_witness_that_contradicts_is_never_a_hint(entries):
         record["sha256"] = hints._digest(json.dumps([record["question"], answer]))
         path.write_text(json.dumps(record))
         assert compose([event], delta=1e-5) == right
-
-
-def test_off_means_off(entries, monkeypatch):
-    monkeypatch.setenv("FEDLSG_HINTS", "off")
-    calibrate_noise_multiplier(**SETTING)
-    assert not entries.exists()

@@ -128,8 +128,6 @@ def test_a_target_that_lambda_alone_exceeds_has_no_noise_multiplier():
         )
 
 
-# --- each answer against the oracle, as shipped and with a planted mistake
-
 LAMBDA = 0.3
 
 

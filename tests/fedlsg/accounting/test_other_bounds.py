@@ -1,10 +1,19 @@
-"""Calibration and step counts with another event: composition, never addition, and never less than what is there."""
+"""Other events, many settings, tiny deltas: composed and never added, never less than what is spent."""
+
+import math
+import random
+import time
 
 import pytest
 
-from fedlsg.accounting.bounds import compose, epsilon
-from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
-from fedlsg.accounting.events import AccountingError, Event
+from benchmarks.privacy.exact_epsilon import full_batch as exact_full_batch
+from benchmarks.privacy.exact_epsilon import inverted, one_step
+from fedlsg.accounting import Event, bounds, compose, max_steps, pld, surely_within, tilt
+from fedlsg.accounting import events as grid
+from fedlsg.accounting.bounds import MOST_SETTINGS, WITNESSED, epsilon, upper_or_inf
+from fedlsg.accounting.calibrate import calibrate_noise_multiplier
+from fedlsg.accounting.events import AccountingError, canonical, in_words
+from fedlsg.accounting.population import displayed, spread
 from fedlsg.privacy.ledger import Entry, Ledger
 
 DELTA = 1e-5
@@ -20,20 +29,6 @@ def test_calibration_with_a_pruning_round_meets_the_target_of_the_composition():
     assert 2.99 < compose(both, delta=DELTA).upper <= 3.0
     less = [Event(sample_rate=0.1, noise_multiplier=together * 0.999, steps=50), PRUNING]
     assert compose(less, delta=DELTA).upper > 3.0
-
-
-def test_composition_costs_less_than_adding_epsilons():
-    """The paper adds epsilon_pp and epsilon_gd; what the round costs in addition to 50 steps is a fraction of that."""
-    together = calibrate_noise_multiplier(epsilon=3.0, steps=50, besides=(PRUNING,), **TRAINING)
-    rest = 3.0 - compose([PRUNING], delta=DELTA).upper
-    assert together < 0.97 * calibrate_noise_multiplier(epsilon=rest, steps=50, **TRAINING)
-
-
-def test_full_batches_compose_as_one_gaussian():
-    """Oracle: at q = 1 the precisions add up, T / sigma^2 + 1 / 8^2 = 1 / s^2."""
-    single = calibrate_noise_multiplier(epsilon=2.0, delta=DELTA, sample_rate=1.0, steps=1)
-    sigma = calibrate_noise_multiplier(epsilon=2.0, delta=DELTA, sample_rate=1.0, steps=10, besides=(PRUNING,))
-    assert 10 / sigma**2 + 1 / 64 == pytest.approx(1 / single**2, rel=5e-4)
 
 
 def test_an_event_that_alone_exceeds_the_target_leaves_no_noise_multiplier():
@@ -79,3 +74,128 @@ def test_a_ledger_with_a_pruning_round_stops_earlier_and_exactly_at_the_budget(t
     assert rounds_within(tmp_path, budget, pruned=False) == 12
     allowed = rounds_within(tmp_path, budget, pruned=True)
     assert allowed == max_steps(epsilon=budget, noise_multiplier=1.5, besides=(PRUNING,), **TRAINING) < 12
+
+
+DELTAS = (1e-12, 1e-15, 1e-30)
+
+
+def covers_full_batches() -> bool:
+    """Whether what is reported of full batches is the exact value, from above."""
+    cases = [(sigma, steps, delta) for sigma in (1.0, 5.0, 30.0) for steps in (1, 40) for delta in DELTAS]
+    exact = [exact_full_batch(*case) for case in cases]
+    found = [epsilon(sample_rate=1.0, noise_multiplier=s, steps=n, delta=d).upper for s, n, d in cases]
+    return all(a * (1 - 1e-9) <= b <= a * (1 + 1e-6) for a, b in zip(exact, found, strict=True))
+
+
+def test_it_covers_the_analytic_gaussian():
+    assert covers_full_batches()
+
+
+@pytest.mark.parametrize("delta", DELTAS[:2])
+@pytest.mark.parametrize(("q", "sigma"), [(0.01, 0.7), (0.2, 1.0), (0.5, 3.0)])
+def test_it_covers_one_subsampled_step(q, sigma, delta):
+    exact = one_step(q, sigma, delta)
+    assert exact <= epsilon(sample_rate=q, noise_multiplier=sigma, steps=1, delta=delta).upper <= 1.001 * exact
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.02, 1.0, 1000), (0.3, 2.0, 50), (0.001, 0.6, 5000)])
+def test_it_covers_compositions(q, sigma, steps, delta):
+    bound = epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta)
+    exact = inverted([(q, sigma, steps)], delta, near=bound.upper)
+    assert exact <= bound.upper <= 1.001 * exact
+    assert (bound.accountant, bound.witness) == ("pld", "unwitnessed")
+    assert "1e-11" in bound.failures["prv"]
+
+
+def test_without_a_grid_the_renyi_bound_is_reported_by_its_name(monkeypatch):
+    setting = {"sample_rate": 0.02, "noise_multiplier": 1.0, "steps": 1000, "delta": 1e-12}
+    theirs = epsilon(**setting)
+    pld.interval.cache_clear()
+    monkeypatch.setattr(tilt, "MAX_CELLS", 50)
+    ours = epsilon(**setting)
+    pld.interval.cache_clear()
+    assert (ours.accountant, ours.lower, ours.witness) == ("renyi", 0.0, "unwitnessed")
+    assert "grid" in ours.failures["pld"]
+    assert theirs.estimate <= ours.upper <= theirs.upper * 1.3
+
+
+def test_a_delta_below_all_floats_is_refused_by_the_grid():
+    with pytest.raises(AccountingError, match="float64"):
+        pld.interval((Event(sample_rate=0.1, noise_multiplier=1.0, steps=3),), 1e-300)
+    assert epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=3, delta=1e-300).accountant == "renyi"
+
+
+def test_calibration_and_its_inverse():
+    settings = {"delta": 1e-12, "sample_rate": 0.02}
+    sigma = calibrate_noise_multiplier(epsilon=3.0, steps=1000, **settings)
+    assert epsilon(noise_multiplier=sigma, steps=1000, **settings).upper <= 3.0
+    assert epsilon(noise_multiplier=sigma * (1 - 2e-4), steps=1000, **settings).upper > 3.0
+    assert max_steps(epsilon=3.0, noise_multiplier=sigma, **settings) in range(1000, 1003)
+
+
+def event(q: float, sigma: float, steps: int = 1) -> Event:
+    return Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
+
+
+def different(count: int, seed: int = 0) -> list[Event]:
+    rng = random.Random(seed)
+    return [event(rng.uniform(0.01, 0.1), rng.uniform(0.8, 4), rng.randint(1, 9)) for _ in range(count)]
+
+
+def test_fewer_settings_never_lose_less():
+    many = canonical(different(40))
+    exact = compose(many, delta=DELTA, accountants=("pld",))
+    for most in (30, 10, 3, 1):
+        found = grid.fewer(many, most)
+        assert 1 <= len(found) <= most
+        assert sum(e.steps for e in found) >= sum(e.steps for e in many if e.sample_rate < 1)
+        assert compose(found, delta=DELTA, accountants=("pld",)).upper >= exact.upper
+    assert grid.fewer(many, 40) is many
+
+
+def test_more_settings_than_are_composed_one_by_one_give_an_upper_bound(monkeypatch):
+    many = different(40, 1)
+    exact = compose(many, delta=DELTA)
+    assert exact.witness == "unwitnessed"
+    assert f"more than {WITNESSED}" in exact.failures["prv"]
+    monkeypatch.setattr(bounds, "MOST_SETTINGS", 10)
+    merged = compose(many, delta=DELTA)
+    assert exact.upper <= merged.upper < 1.5 * exact.upper
+    assert merged.lower == 0
+
+
+def test_a_ledger_of_hundreds_of_settings_is_composed_in_seconds():
+    many = different(MOST_SETTINGS + 50, 2)
+    start = time.process_time()
+    bound = compose(many, delta=DELTA)
+    assert math.isfinite(bound.upper)
+    assert time.process_time() - start < 30, "80 of them took half a minute, 400 did not end"
+    assert len(in_words(many)) < 400
+
+
+@pytest.mark.parametrize("q", [5e-324, 1e-3, 1.0])
+@pytest.mark.parametrize("sigma", [5e-324, 1e-300, 1e-155, 1e-7, 1e-3, 1e154, 1e308])
+@pytest.mark.parametrize("steps", [1, 2**53])
+def test_a_number_at_the_edge_gives_a_bound_or_infinity(q, sigma, steps):
+    """It was a ZeroDivisionError after everybody had trained."""
+    own = [event(q, sigma, steps)]
+    honest = [event(0.1, 1.0, 10)]
+    for events in (own, own + honest):
+        upper = upper_or_inf(events, DELTA)
+        assert upper >= 0
+        if sigma < 1e-3:
+            assert upper == math.inf or upper > 1e5
+            assert not surely_within(events, epsilon=8.0, delta=DELTA)
+    assert max_steps(epsilon=8.0, delta=DELTA, sample_rate=0.1, noise_multiplier=1.0, besides=tuple(own)) >= 0
+    for of in (displayed, spread):
+        found = of([honest, own, honest], delta=DELTA)
+        assert found.largest >= upper_or_inf(own, DELTA)
+        assert found.median == pytest.approx(upper_or_inf(honest, DELTA))
+
+
+def test_one_client_without_a_bound_leaves_the_median_to_the_others():
+    honest = [[event(0.1, 1.0, 10 + client)] for client in range(30)]
+    found = spread([*honest, [event(1.0, 1e-300)]], delta=DELTA)
+    assert (found.largest, found.worst) == (math.inf, 30)
+    assert found.median < 5

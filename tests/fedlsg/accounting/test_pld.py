@@ -120,9 +120,6 @@ def test_it_is_not_below_the_witness(q, sigma, steps, delta):
     assert pld.interval(events, delta).upper >= prv.interval(events, delta).lower
 
 
-# --- golden values of other libraries
-
-
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), [(0.05, 1.3, 200, 1e-5), (0.4, 4.0, 30, 1e-6)])
 def test_dp_accounting_agrees(q, sigma, steps, delta):
     """dp-accounting 0.6, at a tenth of its usual width: a certified upper bound, too."""
@@ -143,8 +140,6 @@ def test_tf_privacys_published_values(rows, batch, sigma, epochs, delta, renyis)
     assert closed_forms.upper_bound(events, delta) <= renyis * (1 + 1e-9)
     assert 0.75 * renyis < pld.interval(events, delta).upper < renyis
 
-
-# --- negative controls: with each mistake planted, the bound falls below an exact value
 
 CONTROLS = {(0.2, 1.0, 60, 1e-6): 12.54, (0.01, 0.8, 400, 1e-9): 4.30, (0.5, 6.0, 300, 1e-12): 11.05}
 
@@ -203,17 +198,25 @@ def test_a_forgotten_direction_is_caught(monkeypatch):
     assert not holds()
 
 
-def test_addition_is_asked_where_it_could_be_the_larger_one(monkeypatch):
+def test_addition_is_asked_where_it_could_be_the_larger_one_and_the_larger_one_counts(monkeypatch):
     asked = []
     right = pld._bounds
 
     def noted(total, delta, other):
         asked.append(total.removal)
-        return right(total, delta, other)
+        found = right(total, delta, other)
+        return found if total.removal else replace(found, upper=60.0)
 
     monkeypatch.setattr(pld, "_bounds", noted)
-    upper(0.5, 2.0, 100, 1e-6)
+    assert pld.largest_addition((event(0.5, 2.0, 100),)) == pytest.approx(100 * math.log(2))
+    assert upper(0.5, 2.0, 100, 1e-6) == 60.0
     assert asked == [True, False]
+
+
+def test_what_a_window_leaves_out_is_taken_off_delta(monkeypatch):
+    wanted, right = upper(0.01, 1.0, 1000, 5e-7), pld.plan
+    monkeypatch.setattr(pld, "plan", lambda *asked: replace(right(*asked), above=5e-7))
+    assert upper(0.01, 1.0, 1000, 1e-6) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_mass_above_the_window_that_is_not_added_is_caught(monkeypatch):

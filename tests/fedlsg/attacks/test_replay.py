@@ -1,7 +1,5 @@
 """The replayed client against the client itself: equal payloads, and a gradient back to the candidate."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -56,15 +54,3 @@ def test_its_gradient_is_that_of_finite_differences(local):
     step = 1e-6
     ahead, behind = (replay(seen, IMAGES + sign * step * direction, LABELS) @ weights for sign in (1, -1))
     assert (gradient * direction).sum().item() == pytest.approx(((ahead - behind) / (2 * step)).item(), rel=1e-5)
-
-
-def test_another_batch_or_no_clip_sends_something_else(monkeypatch):
-    """Negative controls: the comparison sees another example, a missing clip, and a mask that is left out."""
-    seen = observe(method("lsg"), mlp(), IMAGES, LABELS)
-    assert not torch.allclose(replay(seen, IMAGES.flip(0), LABELS), seen.values, rtol=1e-3)
-    unclipped = replace(seen, mechanism=replace(seen.mechanism, kind="none"))
-    assert not torch.allclose(replay(unclipped, IMAGES, LABELS), seen.values, rtol=1e-3)
-    doubled = replace(seen, mechanism=replace(seen.mechanism, clip_norm=2 * seen.mechanism.clip_norm))
-    assert not torch.allclose(replay(doubled, IMAGES, LABELS), seen.values, rtol=1e-3)
-    monkeypatch.setattr("fedlsg.forms.project", lambda G, L, R: (G @ R.mT * 0.5, L.mT @ G))
-    assert not torch.allclose(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Where carriers come from: of W, of W - W_0, of nothing; which layers get them; equal inputs, equal bits."""
+"""Where carriers come from: of W, of W - W_0, of nothing; which layers get them, also in a head of two layers."""
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from fedlsg.carriers import (
     RandomCarriers,
     carried_parameters,
     carried_sizes,
+    find_output_layer,
     step_carrier,
 )
 from fedlsg.carriers.base import pays
@@ -132,3 +133,34 @@ def test_a_digest_that_ignores_the_carriers_is_caught():
 
     assert distinguishes(lambda f: f.digest)
     assert not distinguishes(lambda f: str([(b.shape, b.keep) for b in f.blocks]))
+
+
+HEAD = "classifier"
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.out_proj = nn.Linear(30, 30), nn.Linear(30, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out_proj(torch.tanh(self.dense(x)))
+        return result
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    for name, layer in {"body": nn.Linear(40, 30), "tanh": nn.Tanh(), HEAD: Head()}.items():
+        model.add_module(name, layer)
+    return model
+
+
+def test_the_output_layer_is_the_last_linear_of_the_head():
+    model = make_model()
+    assert find_output_layer(model, HEAD) == find_output_layer(model) == "classifier.out_proj"
+    assert find_output_layer(model, "body") == "body"
+    assert find_output_layer(model, "tanh") == "tanh"  # a head without a Linear is left alone
+    assert find_output_layer(nn.Linear(3, 2)) == find_output_layer(nn.Tanh()) == ""
+    with pytest.raises(ValueError, match="classifier='head' is no module"):
+        find_output_layer(model, "head")

@@ -14,7 +14,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import Method
 from fedlsg.public import Public, Sizes
 from fedlsg.training import ServerOptimizer
-from tests.fedlsg.support.own_methods import CORE, TANGENT, orthonormal, scaled
+from tests.fedlsg.support.own_methods import CORE, TANGENT, orthonormal
 
 SIZES = {"w": Sizes(6, 2, 3, 8)}
 
@@ -99,26 +99,6 @@ def test_eq_3_refuses_carriers_that_are_not_orthonormal(side, dtype):
         OwnCarriers(make=make, rank=2).coordinates(square)
 
 
-# Choices
-
-
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ({"make": {}, "rank": 2}, "own carriers need make=function, got dict"),
-        ({"rank": 2, "make": scaled, "form": "embedding"}, "expected form in tangent, core, preconditioned"),
-        ({"rank": 2, "make": scaled, "out_rank": 3}, "out_rank=3 is for form='core'"),
-        ({"make": scaled, "form": "preconditioned", "out_rank": 3}, "L and R have no two ranks"),
-        ({"make": scaled, "form": "core"}, "rank=0 >= 1"),
-        ({"rank": 2, "make": scaled, "form": "core", "out_rank": 0}, "out_rank=0 >= 1"),
-        ({"rank": 2, "make": scaled, "form": "corr"}, "did you mean 'core'"),
-    ],
-)
-def test_choices_that_do_not_fit_are_refused(choices, message):
-    with pytest.raises(ValueError, match=message):
-        OwnCarriers(**choices)
-
-
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
@@ -132,6 +112,3 @@ def test_a_core_refuses_what_needs_dl_and_dr(choices, message):
         Method(name="own", carrier=CORE, **choices)
     if "magnitude" not in str(choices):
         Method(name="own", carrier=TANGENT, **choices)
-
-
-# Which are carried, and how many values they send

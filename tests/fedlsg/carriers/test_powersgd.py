@@ -54,15 +54,6 @@ def test_rank_r_updates_come_back_exactly_and_others_as_their_projection():
         torch.testing.assert_close((G - back).flatten() @ back.flatten(), torch.tensor(0.0).double(), atol=1e-9, rtol=0)
 
 
-def test_a_sum_of_factors_is_not_the_factors_of_a_sum():
-    """Negative control: adding payloads before lifting them, as for carriers, would be wrong."""
-    f = frame()
-    a, b = (low_rank_values(f, RANK) for _ in range(2))
-    wrong = decode(encode(a, f) + encode(b, f), f)
-    assert not torch.allclose(wrong, a + b)
-    torch.testing.assert_close(decode(encode(a, f), f) + decode(encode(b, f), f), a + b)
-
-
 def test_factors_are_refused_where_only_the_sum_would_be_private():
     """They are no linear function of the noisy values: the server reads each client's, with a share of the noise."""
     carrier = Factors(rank=RANK)

@@ -82,9 +82,6 @@ def test_the_rounded_gaussian_is_within_the_bound(rounding, centre):
     assert np.abs(np.log(found[kept] / discrete[kept])).max() <= math.log((1 + e) / (1 - e)) + 1e-12
 
 
-# --- privacy: the charge against the exact hockey-stick divergence of two sums
-
-
 def claimed(epsilon: float, shares: list[float], rounding: float, moved: float) -> float:
     """The delta that event and term claim for a sum whose real centre moves by ``moved`` steps."""
     sigma = math.sqrt(sum(s * s for s in shares) - rounding**2) / moved
@@ -115,9 +112,6 @@ def test_the_ratio_form_of_the_charge_is_never_below_the_exact_divergence():
         assert exact <= math.exp(ratio) * gaussian_delta(epsilon, sigma)
 
 
-# --- the rounding that is chosen
-
-
 @pytest.mark.parametrize("values", [1, 5_000, 10**6])
 @pytest.mark.parametrize("epsilon", [0.1, 8.0])
 def test_the_rounding_meets_its_fraction_and_hardly_less_would(values, epsilon):
@@ -142,9 +136,6 @@ def test_shares_that_are_too_small_are_refused():
             sum_ripple(shares)
     with pytest.raises(ValueError, match="nothing is left"):
         total_variation([1.0], 1.0)
-
-
-# --- planted mistakes
 
 
 def test_an_unsubtracted_rounding_is_found():

@@ -80,9 +80,6 @@ def test_settings_out_of_range_are_refused(wrong):
         charge(grid=grid, **(settings | wrong))
 
 
-# --- planted mistakes: the exact divergence exceeds what is claimed
-
-
 def a_coarse_release_is_covered() -> bool:
     """Shares of 0.8 steps and r = 0.26: the release loses more than the Gaussian mechanism of its event."""
     grid = DiscreteGrid(step=5.0, bits=9, share=Fraction(4, 5), contributors=1, clients=1)

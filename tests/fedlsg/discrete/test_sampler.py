@@ -1,4 +1,4 @@
-"""The sampler's law is the discrete Gaussian of every real centre, and its fast comparison agrees with mpmath."""
+"""The sampler's law is the discrete Gaussian of every real centre; its comparisons agree with mpmath."""
 
 from fractions import Fraction
 
@@ -6,9 +6,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedlsg.discrete import sampler
-from fedlsg.discrete.sampler import CELL, WORD, compare, discrete_gaussian, envelope_of, staircase
+from fedlsg.discrete.sampler import CELL, WORD, below, compare, discrete_gaussian, enclose_exp, envelope_of, staircase
 from fedlsg.randomness import reproducible_stream
 from tests.fedlsg.support.discrete_laws import chi_square, exact, gaussian_law
 
@@ -52,18 +54,6 @@ def test_the_staircase_covers_every_centre_and_fits_its_word(deviation):
                 assert height <= int(weights[k + envelope.reach]), (k, f)
         ends = exact((Fraction(2 * envelope.reach + 1, 2) / deviation) ** 2 / 2)
         assert 4 * envelope.tail_block * envelope.height * mpmath.exp(-ends) <= int(weights[-1])
-
-
-@pytest.mark.parametrize("deviation", [Fraction(1, 4), Fraction(9, 2), Fraction(300), Fraction(4096)])
-def test_the_table_of_columns_says_what_a_search_says(deviation):
-    """At every edge of a column, next to it, at every edge of a cell, and at random."""
-    envelope = envelope_of(deviation)
-    cells = np.arange(2**12, dtype=np.int64) << (WORD - 12)
-    edges = np.concatenate([envelope.starts, cells])
-    random = np.random.default_rng(0).integers(0, 2**WORD - 1, 10_000)
-    units = np.concatenate([edges - 1, edges, edges + 1, random, [2**WORD - 1]])
-    units = units[units >= 0]
-    assert (envelope.columns(units) == np.searchsorted(envelope.starts, units, side="right") - 1).all()
 
 
 @pytest.mark.parametrize("deviation", DEVIATIONS)
@@ -110,9 +100,6 @@ def test_centres_that_are_no_numbers_are_refused(bad):
         discrete_gaussian(torch.tensor([0.0, bad], dtype=torch.float64), Fraction(4), reproducible_stream(1))
 
 
-# --- planted mistakes: other laws of the same variance, or nearly
-
-
 @pytest.mark.parametrize("centre", [0.3, -0.3, 7.5])
 def test_a_truncated_centre_is_found(centre):
     assert chi_square(drawn(float(np.trunc(centre)), Fraction(1), 50_000), gaussian_law(centre, 1)) < 1e-12
@@ -125,3 +112,57 @@ def test_rounding_after_the_noise_is_found():
 
 def test_a_slightly_wrong_deviation_is_found():
     assert chi_square(drawn(0.0, Fraction(103, 100), 200_000), gaussian_law(0.0, 1)) < 1e-9
+
+
+gammas = st.one_of(
+    st.fractions(0, 100),
+    st.fractions(0, Fraction(1, 10**9)),
+    st.integers(0, 300).map(Fraction),
+    st.integers(0, 12).map(lambda n: Fraction(2) ** n - Fraction(1, 2**70)),
+    st.floats(0, 50).map(Fraction),
+)
+
+
+class Scripted:
+    """A stream of given words; another one is an error."""
+
+    def __init__(self, words: list[int]) -> None:
+        self.left = words
+
+    def words(self, count: int) -> np.ndarray:
+        found, self.left = self.left[:count], self.left[count:]
+        assert len(found) == count, "more bits were asked than the decision needs"
+        return np.array(found, dtype=np.uint64)
+
+
+@given(gamma=gammas, bits=st.integers(1, 400))
+def test_the_bounds_hold_and_are_close(gamma, bits):
+    low, high = enclose_exp(gamma, bits)
+    with mpmath.workprec(bits + 300):
+        assert low <= mpmath.ldexp(mpmath.exp(-exact(gamma)), bits) <= high
+    assert high - low <= 2
+
+
+@given(gamma=gammas.filter(lambda gamma: gamma > 0), scale=st.integers(1, 2**60), words=st.integers(1, 3))
+def test_decisions_next_to_the_threshold_are_those_of_mpmath(gamma, scale, words):
+    """U agrees with the fraction of scale exp(-gamma) in all bits of ``words`` words but the last one or two."""
+    bits = 64 * words
+    with mpmath.workprec(1200):
+        target = int(mpmath.floor(mpmath.ldexp(scale * mpmath.exp(-exact(gamma)), bits)))
+    for off, certain in ((-3, True), (3, False)):
+        number = target + off
+        if number < 0:
+            continue
+        height, rest = number >> bits, number & ((1 << bits) - 1)
+        drawn = [rest >> (64 * i) & (2**64 - 1) for i in reversed(range(words))]
+        assert below(height, scale, gamma, Scripted(drawn)) is certain  # type: ignore[arg-type]
+
+
+def test_a_planted_nearest_rounding_is_found():
+    """An enclosure that rounds to nearest instead of outwards misses exp(-gamma) of half of all gamma."""
+    gamma = Fraction(1, 3)
+    low, high = enclose_exp(gamma, 64)
+    nearest = (low + high) // 2
+    with mpmath.workprec(300):
+        true = mpmath.ldexp(mpmath.exp(-exact(gamma)), 64)
+        assert not nearest <= true <= nearest

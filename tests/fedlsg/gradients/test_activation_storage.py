@@ -1,4 +1,4 @@
-"""What is rounded between forward and backward, what is not, and what becomes of in-place changes."""
+"""What a pass stores: rounded activations, inputs that are made again; no gradient changes beyond its rounding."""
 
 import gc
 import weakref
@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+import fedlsg.gradients.activation_storage
 from fedlsg.gradients import activation_storage
-from fedlsg.gradients.activation_storage import ActivationStorage
+from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, Rematerialized
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
 from tests.fedlsg.gradients.test_per_example_pass import failing_loss, state
 from tests.fedlsg.gradients.test_precision import STORED
-from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 from tests.fedlsg.support.problems import make, mlp, standardised
 
 VIEWS = {
@@ -38,20 +41,6 @@ def test_what_comes_back_is_what_was_stored_rounded(view):
     assert torch.equal(storage.unpack(rounded), t.bfloat16().float())  # from memory
 
 
-def test_a_copy_goes_with_the_last_that_needs_it_and_no_address_is_taken_for_another():
-    storage = ActivationStorage([])
-    for value in range(50):
-        t = torch.full((64, 64), float(value))
-        rounded = storage.pack(t)
-        del t
-        assert (storage.unpack(rounded) == value).all()
-        copy = weakref.ref(rounded.untyped_storage())
-        del rounded
-        storage.restored = (None, torch.empty(0))
-        assert copy() is None
-    assert len(storage.copies) == 0
-
-
 def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, copies: int = 1) -> list[torch.Size]:
     """Shapes of what one pass rounds, of one example; its batch ``copies`` times over."""
     model, loss_fn, x, y = make(build, torch.float32)
@@ -69,13 +58,6 @@ def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, cop
 def test_activations_are_rounded_but_no_weight_no_statistic_and_no_batch(monkeypatch):
     shapes = stored_by(standardised, monkeypatch)
     assert set(shapes) == {(6, 8, 8), (5, 3, 3), (45,)}  # outputs of convolutions and what becomes of them
-
-
-def test_negative_control_rounded_statistics_are_seen(monkeypatch):
-    monkeypatch.setattr(activation_storage, "LEFT", set())
-    monkeypatch.setattr(activation_storage, "_FIELDS", {})
-    shapes = stored_by(standardised, monkeypatch)
-    assert {(2,), (1,), (6, 3, 3)} <= set(shapes)  # of the norms, and the standardised kernel
 
 
 def test_what_is_rounded_depends_on_no_one_elses_presence(monkeypatch):
@@ -119,3 +101,117 @@ def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_a
         for a, b, exact in zip(alone, together, unrounded, strict=True):
             assert (a[0] - b[0]).norm() <= 1e-5 * b[0].norm()
             assert (b - exact).norm() <= 2**-5 * exact.norm()  # a ReLU made again may have a sign of its own near 0
+
+
+B, C = 3, 8
+Forward = Callable[[nn.ModuleDict, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Layers in a dict, and a forward pass of the test's own; mean over positions, ``classes`` outputs."""
+
+    def __init__(self, forward: Forward, **layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+        self.own_forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.own_forward(self.layers, x)
+        return y.flatten(2).mean(2) if y.ndim == 4 else y.flatten(1, -2).mean(1)
+
+
+def conv(**options: object) -> nn.Conv2d:
+    return nn.Conv2d(C, C, 3, padding=1, **options)  # type: ignore[arg-type]
+
+
+def images(forward: Forward, **layers: nn.Module) -> tuple[nn.Module, Tensor]:
+    layers = {"stem": nn.Conv2d(2, C, 3), "norm": nn.GroupNorm(2, C), "conv": conv()} | layers
+    return Net(forward, **layers).double(), torch.randn(B, 2, 7, 6, dtype=torch.float64)
+
+
+def texts(forward: Forward, **layers: nn.Module) -> tuple[nn.Module, Tensor]:
+    layers = {"stem": nn.Linear(5, C), "norm": nn.LayerNorm(C), "linear": nn.Linear(C, C)} | layers
+    return Net(forward, **layers).double(), torch.randn(B, 4, 5, dtype=torch.float64)
+
+
+def shortcut(m: nn.ModuleDict, x: Tensor) -> Tensor:
+    y = F.relu(m["norm"](m["stem"](x)))
+    return m["conv"](y) + m["second"](y)
+
+
+def attention(m: nn.ModuleDict, x: Tensor) -> Tensor:
+    y = m["norm"](m["stem"](x))
+    seen = F.scaled_dot_product_attention(m["linear"](y), m["key"](y), m["value"](y))
+    return m["second"](F.gelu(m["widen"](y + seen), approximate="tanh"))
+
+
+def changed_before(m: nn.ModuleDict, x: Tensor) -> Tensor:
+    y = m["norm"](m["stem"](x))
+    with torch.no_grad():
+        y.mul_(2)
+    return m["conv"](y)
+
+
+def with_norm(activation: nn.Module) -> tuple[nn.Module, Tensor]:
+    return images(lambda m, x: m["conv"](m["activation"](m["norm"](m["stem"](x)))), activation=activation)
+
+
+REBUILT = {
+    "norm, relu": lambda: with_norm(nn.ReLU()),
+    "norm, relu in place": lambda: with_norm(nn.ReLU(inplace=True)),
+    "norm, tanh": lambda: with_norm(nn.Tanh()),
+    "norm": lambda: images(lambda m, x: m["conv"](m["norm"](F.relu(m["stem"](x))))),
+    "a norm without parameters": lambda: images(
+        lambda m, x: m["conv"](F.relu(m["norm"](m["stem"](x)))), norm=nn.GroupNorm(4, C, affine=False)
+    ),
+    "two readers": lambda: images(shortcut, second=nn.Conv2d(C, C, 1, padding=0)),
+    "a frozen second reader": lambda: images(shortcut, second=nn.Conv2d(C, C, 1).requires_grad_(False)),
+    "standardised": lambda: images(
+        lambda m, x: m["conv"](m["norm"](F.relu(m["stem"](x)))), conv=StandardizedConv2d(C, C, 3, padding=1)
+    ),
+    "attention": lambda: texts(
+        attention, key=nn.Linear(C, C), value=nn.Linear(C, C), widen=nn.Linear(C, 2 * C), second=nn.Linear(2 * C, C)
+    ),
+}
+HELD = {
+    "no norm": lambda: images(lambda m, x: m["conv"](F.relu(m["stem"](x))), norm=nn.Identity()),
+    "changed behind autograd": lambda: images(changed_before),
+    "a norm of another class": lambda: images(
+        lambda m, x: m["conv"](m["norm"](m["stem"](x))), norm=type("Other", (nn.GroupNorm,), {})(2, C, affine=False)
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors, too; seeded."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(fedlsg.gradients.activation_storage, "REMATERIALIZED_FROM", 1)
+
+
+def rebuilt_values(monkeypatch: pytest.MonkeyPatch) -> list[Rematerialized]:
+    """Every value that is made again from now on."""
+    found: list[Rematerialized] = []
+    shipped = Rematerialized.__init__
+
+    def watched(self: Rematerialized, make: Callable[[], Tensor]) -> None:
+        shipped(self, make)
+        found.append(self)
+
+    monkeypatch.setattr(Rematerialized, "__init__", watched)
+    return found
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+@pytest.mark.parametrize("case", REBUILT | HELD)
+def test_gradients_are_the_same_bits(case, sparsity, monkeypatch):
+    model, inputs = (REBUILT | HELD)[case]()
+    targets = torch.arange(B)
+    frame = make_frame(model, rank=2, sparsity=sparsity)
+    made = rebuilt_values(monkeypatch)
+    got = per_example_gradients(model, cross_entropy, inputs, targets, frame)
+    assert bool(made) == (case in REBUILT)
+    monkeypatch.setattr(Rematerialization, "of", lambda self, x: None)
+    kept = per_example_gradients(model, cross_entropy, inputs, targets, frame)
+    assert all(torch.equal(a, b) for a, b in zip(got, kept, strict=True))
+    assert error(got, naive(model, cross_entropy, inputs, targets, frame)) < TOLERANCE

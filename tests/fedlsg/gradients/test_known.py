@@ -1,9 +1,5 @@
 """A model that changes between two passes in one frame: what was found out about it before does not count."""
 
-import copy
-import gc
-import pickle
-import weakref
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +9,6 @@ from torch.nn.utils import prune
 
 import fedlsg.gradients.known as known
 import fedlsg.gradients.prepared as prepared
-from fedlsg.gradients.calls import registry
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, check
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
@@ -157,25 +152,6 @@ def test_a_change_that_is_unsound_is_refused(change, checked):
         per_example_gradients(model, squared_error, x, y, frame, checked=before if checked else None)
 
 
-def test_a_layer_that_is_registered_later_is_known(monkeypatch):
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, dtype=torch.float64))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.weight
-
-    monkeypatch.setattr(registry, "_registered", {})
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4).double(), Own())
-    x, y = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
-    own = per_example_gradients(model, squared_error, x, y, frame)[2]
-    registry.register_layer(Own, lambda module, inputs, g: {"weight": 3 * g * inputs[0]})
-    torch.testing.assert_close(per_example_gradients(model, squared_error, x, y, frame)[2], 3 * own)
-
-
 def test_a_model_that_has_not_changed_is_checked_once(monkeypatch):
     model, x, y = problem()
     frames = [make_frame(model, rank=2, sparsity=0.0, carry=False) for _ in range(2)]
@@ -238,17 +214,6 @@ def test_examples_that_change_places_are_followed(turn):
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
 
 
-def test_an_attribute_of_a_subclass_of_a_layer_counts():
-    class Own(nn.Linear):
-        positions_first = False
-
-    model = Own(2, 2)
-    before = known.known(model)
-    assert known.known(model) is before
-    model.positions_first = True
-    assert known.known(model) is not before
-
-
 @pytest.mark.parametrize("turn", TURNS)
 def test_negative_control_marks_that_never_change_mix_examples(turn, monkeypatch):
     model, x, y = turned_problem()
@@ -257,29 +222,3 @@ def test_negative_control_marks_that_never_change_mix_examples(turn, monkeypatch
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
     turn(model)
     assert naive_error(model, squared_error, x, y, frame) > 0.1
-
-
-@pytest.mark.parametrize("change", sorted(REFUSED.keys() - {"reshape", "prune_weight"}))
-def test_negative_control_marks_that_never_change_miss_it(change, monkeypatch):
-    """Unsound gradients come back, and no error says so. The two that are left out fail later, by themselves."""
-    model, x, y = problem()
-    frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    monkeypatch.setattr(known, "marks_of", lambda model: ([], []))
-    before = per_example_gradients(model, squared_error, x, y, frame)
-    REFUSED[change](model)
-    found = per_example_gradients(model, squared_error, x, y, frame)
-    assert [g.shape for g in found] == [g.shape for g in before]
-
-
-def test_a_copy_and_a_pickle_have_nothing_of_it_and_a_model_is_freed():
-    model, x, y = problem()
-    frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    attributes = set(vars(model))
-    per_example_gradients(model, squared_error, x, y, frame)
-    assert set(vars(model)) == attributes
-    assert naive_error(copy.deepcopy(model), squared_error, x, y, frame) < TOLERANCE
-    assert naive_error(pickle.loads(pickle.dumps(model)), squared_error, x, y, frame) < TOLERANCE
-    gone = weakref.ref(model)
-    del model, frame
-    gc.collect()
-    assert gone() is None

@@ -248,33 +248,3 @@ def test_a_parameter_that_only_the_graph_shows_is_refused():
     loss = per_example_loss(lambda o, t: F.cross_entropy(o * ELSEWHERE.scale, t, reduction="none"))
     with pytest.raises(UnsupportedLayerError, match=r"trainable parameters \(one of shape \(\)\)"):
         check_independent(model(), loss, X, Y)
-
-
-class Tempered(nn.Module):
-    """The fix that the refusal names: the parameter is in the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.scale = model(), nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) * self.scale
-
-
-def test_the_fix_works():
-    check_independent(Tempered(), per_example_loss(nn.CrossEntropyLoss()), X, Y)
-
-
-def test_a_loss_in_bfloat16_is_compared_as_finely_as_before():
-    """Of a bfloat16 model; the tolerances are those of a model that cannot run in float64."""
-    w = W.bfloat16()
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.nll_loss(outputs.log_softmax(1), targets, w, reduction="none")
-
-    def mixing(outputs: Tensor, targets: Tensor) -> Tensor:
-        return loss(outputs + 0.1 * outputs.mean(0), targets)
-
-    check_independent(model().bfloat16(), per_example_loss(loss), X.bfloat16(), Y)
-    with pytest.raises(UnsupportedLayerError, match="the loss function: mixes examples"):
-        check_independent(model().bfloat16(), per_example_loss(mixing), X.bfloat16(), Y)

@@ -8,19 +8,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fedlsg.gradients.blocks as blocks
+import fedlsg.gradients.plan as plan
+from fedlsg.forms import FORMS
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.formulas.layers import LinearGradients
-from fedlsg.gradients.per_example import per_example_gradients, summable, summed_gradient
+from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
+from fedlsg.lowrank import decompose
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,
     cross_entropy,
     error,
+    make_core_frame,
     make_frame,
     naive,
     naive_error,
     squared_error,
 )
-from tests.fedlsg.support.problems import cnn, make, mlp, transformer
+from tests.fedlsg.support.problems import cnn, make, mlp, standardised, transformer, wide
 
 problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
 
@@ -130,9 +135,6 @@ def test_no_weight_shaped_gradient_is_ever_formed(sparsity):
     assert watch.made > 30
 
 
-# The plain sum, where nobody is clipped
-
-
 def uncarried():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 16, 4)).double()
@@ -153,10 +155,55 @@ def test_the_plain_sum_is_the_sum_over_rows(batch):
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-def test_carriers_and_weighted_blocks_are_not_summable():
-    _, frame = uncarried()
-    assert summable(frame)
-    where = (Coordinates(name="w", shape=(4, 5), L=torch.eye(4, 2), R=torch.eye(2, 5)),)
-    assert not summable(Frame(coordinates=where, blocks=make_blocks(where)))
-    heavy = (Block(parameter="w", part="dense", shape=(4, 5), weight=2.0),)
-    assert not summable(Frame(coordinates=(Coordinates(name="w", shape=(4, 5)),), blocks=heavy))
+every_problem = pytest.mark.parametrize("problem", [mlp, cnn, transformer, standardised, wide])
+
+
+@every_problem
+@pytest.mark.parametrize("ranks", [(2, 3), (3, 2), (1, 1), (100, 2)])
+def test_core_blocks_equal_those_of_autograd(problem, ranks):
+    """Linear, convolution (stride, padding), standardized convolution; ranks differ, carriers have any scale."""
+    model, loss_fn, inputs, targets = make(problem)
+    frame = make_core_frame(model, out_rank=ranks[0], rank=ranks[1])
+    assert naive_error(model, loss_fn, inputs, targets, frame) < TOLERANCE
+
+
+@every_problem
+def test_with_square_orthonormal_carriers_the_lift_is_the_dense_gradient(problem):
+    model, loss_fn, inputs, targets = make(problem)
+    core, dense = make_core_frame(model, out_rank=1, rank=1, square=True), make_frame(
+        model, rank=1, sparsity=0.0, carry=False
+    )  # fmt: skip
+    cores = per_example_gradients(model, loss_fn, inputs, targets, core)
+    wanted = per_example_gradients(model, loss_fn, inputs, targets, dense)
+    for i in range(len(targets)):
+        lifted = core.gradients(torch.cat([block[i] for block in cores]))
+        assert error([lifted[c.name].flatten() for c in dense.coordinates], [block[i] for block in wanted]) < TOLERANCE
+
+
+@pytest.mark.parametrize("scale", [1e-9, 0.5, 1.0, 2.0, 1e9])
+def test_the_shortcut_through_the_output_is_taken_for_carriers_of_w_alone(scale):
+    torch.manual_seed(1)
+    model, x, targets = nn.Linear(9, 5).double(), torch.randn(4, 9).double(), torch.randn(4).double()
+    L, R = decompose(model.weight, 2, generator=torch.Generator().manual_seed(0))
+    where = (
+        Coordinates(name="weight", shape=(5, 9), L=L, R=scale * R, form=FORMS["core"]),
+        Coordinates(name="bias", shape=(5,)),
+    )
+    frame = Frame(coordinates=where, blocks=make_blocks(where))
+    (layer,) = plan.plan(model, frame)
+    assert (layer.carried.A is not None) == (scale == 1)
+    got = per_example_gradients(model, squared_error, x, targets, frame)[0]
+    torch.testing.assert_close(got, naive(model, squared_error, x, targets, frame)[0], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("plant", ["mixed examples", "unfinished"])
+def test_planted_mistakes_are_seen(plant, monkeypatch):
+    problem = standardised if plant == "unfinished" else mlp
+    if plant == "unfinished":
+        monkeypatch.setattr(blocks, "finish_core", lambda value, *rest: value)
+    else:
+        honest = LinearGradients.left
+        monkeypatch.setattr(LinearGradients, "left", lambda self, g, u: honest(self, g, u + 0.01 * u.roll(1, 0)))
+    model, loss_fn, inputs, targets = make(problem)
+    frame = make_core_frame(model, out_rank=2, rank=3)
+    assert naive_error(model, loss_fn, inputs, targets, frame) > 1e-6

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedlsg.frame import Frame
+from fedlsg.gradients.hooks import Pass
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import (
@@ -18,9 +19,10 @@ from tests.fedlsg.support.gradient_oracle import (
     error,
     make_frame,
     naive,
+    naive_error,
     squared_error,
 )
-from tests.fedlsg.support.problems import cnn, make, mlp, standardised, transformer
+from tests.fedlsg.support.problems import cnn, make, mlp, transformer
 
 problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
 
@@ -47,17 +49,6 @@ def test_a_pass_leaves_nothing_behind(loss):
             per_example_gradients(model, loss, inputs, targets, frame)
     assert state(model) == before
     assert inputs.grad is None
-
-
-@pytest.mark.parametrize("problem", [cnn, standardised])
-def test_bfloat16_autocast_gives_blocks_of_the_parameters_type(problem):
-    model, loss_fn, inputs, targets = make(problem, torch.float32)
-    frame = make_frame(model, rank=2, sparsity=0.3)
-    exact = per_example_gradients(model, loss_fn, inputs, targets, frame)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = per_example_gradients(model, loss_fn, inputs, targets, frame)
-    assert {t.dtype for t in got} == {torch.float32}
-    assert 1e-6 < error(got, exact) < 0.1
 
 
 @pytest.mark.gpu
@@ -210,3 +201,70 @@ def test_a_compiled_model_gives_the_same_gradients_before_and_after_it_has_run(h
             torch.testing.assert_close(value, value_expected, rtol=0, atol=0)
         loss_fn(model(inputs), targets).sum().backward()  # as compiled, without hooks
         model.zero_grad()
+
+
+def tied(m: nn.Module, x: Tensor) -> Tensor:
+    return F.linear(m.second(m.first(x).tanh()), m.first.weight.t())
+
+
+def with_a_hidden_gradient(m: nn.Module, x: Tensor) -> Tensor:
+    return m.first(x) + m.second(x + torch.zeros(4, dtype=x.dtype, requires_grad=True))
+
+
+HIDDEN = {
+    "read, its layer not called": (
+        lambda m, x: F.linear(m.first(x), m.second.weight),
+        r"^second.weight: used outside of its own layer's call.*call the layer",
+    ),
+    "read next to its layer's call": (tied, r"^first.weight: used outside"),
+    "a forward method": (lambda m, x: m.second.forward(m.first(x)), r"^second.weight, second.bias: used outside"),
+    "all by their forward methods": (
+        lambda m, x: m.second.forward(m.first.forward(x)),
+        r"^first.weight, first.bias, second.weight, second.bias: used outside",
+    ),
+    "read before a layer": (lambda m, x: m.second(m.first.forward(x)), r"second \(Linear\): its input requires"),
+    "a hidden gradient next to a first layer": (with_a_hidden_gradient, r"second \(Linear\): its input requires"),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_what_no_hook_sees_is_refused(case):
+    assert_refused(*HIDDEN[case])
+
+
+def test_a_penalty_on_weights_is_refused():
+    """Its gradient is no example's own."""
+    model, x, targets, frame = custom(lambda m, x: m.second(m.first(x)))
+
+    def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
+        return squared_error(outputs, targets) + model.second.weight.square().sum()
+
+    with pytest.raises(UnsupportedLayerError, match=r"^second.weight: used outside"):
+        per_example_gradients(model, penalised, x, targets, frame)
+
+
+NOT_HIDDEN: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "looked at": lambda m, x: m.second(m.first(x.to(m.first.weight.dtype))) * len(m.second.weight),
+    "used for what is dropped": lambda m, x: (m.second.weight.sum(), m.second(m.first(x)))[1],
+    "used for what is detached": lambda m, x: m.second(m.first(x)) * m.first.weight.norm().detach(),
+    "its layer called for what is dropped": lambda m, x: (m.second(x), m.first(x))[1],
+}
+
+
+@pytest.mark.parametrize("case", NOT_HIDDEN)
+def test_without_a_gradient_it_is_nobodys_concern(case):
+    model, x, targets, frame = custom(NOT_HIDDEN[case])
+    assert naive_error(model, squared_error, x, targets, frame) < TOLERANCE
+
+
+@pytest.mark.parametrize("forward", [tied, HIDDEN["read, its layer not called"][0], with_a_hidden_gradient])
+def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkeypatch):
+    honest = Pass.backward
+
+    def unasked(self: Pass, losses: Tensor, parameters: object) -> None:
+        honest(self, losses, {})
+
+    model, x, targets, frame = custom(forward)
+    monkeypatch.setattr(Pass, "backward", unasked)
+    monkeypatch.setattr("fedlsg.gradients.hooks.leads_to", lambda end, places: False)
+    assert naive_error(model, squared_error, x, targets, frame) > 0.1

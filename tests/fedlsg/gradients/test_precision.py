@@ -162,12 +162,6 @@ def test_noise_has_its_deviation_and_all_its_bits(precision, monkeypatch):
     assert deviation_and_rounding(precision)[1] == 1
 
 
-@pytest.mark.parametrize("name", ["precision", "activation_storage"])
-def test_other_numbers_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=rf"expected {name} in \('float32', 'bfloat16'\), got 'float16'"):
-        Precision(**{name: "float16"})
-
-
 @fewer_bits
 def test_float64_models_stay_exact(precision):
     model, loss_fn, inputs, targets = make(cnn)

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,15 +158,6 @@ def check_gradients(name: str, loss: Loss, shape: Sequence[int], settings: dict[
         assert bool((found != 0).any()) or reduction == "none" or name == "HingeEmbeddingLoss"
 
 
-def test_a_mean_in_place_of_a_sum_is_caught():
-    """Negative control of the oracle: what was done before with ``reduction="sum"``."""
-    outputs, targets = numbers((B, K)), shares((B, K))
-    honest = per_example_loss(nn.BCEWithLogitsLoss(reduction="sum"))
-    wrong = per_example_loss(nn.BCEWithLogitsLoss(reduction="mean"))
-    assert torch.allclose(honest(outputs, targets), K * wrong(outputs, targets))
-    assert not torch.allclose(honest(outputs, targets), wrong(outputs, targets))
-
-
 class Shaped(nn.Module):
     """A linear layer whose outputs have the shape and the range that a loss takes."""
 
@@ -209,28 +201,6 @@ def test_a_loss_with_weights_to_train_names_them(name):
         per_example_loss(made)
 
 
-def none_of(name: str, **settings: Any) -> Any:
-    return getattr(nn, name)(reduction="none", **settings)
-
-
-WRAPPED = {
-    "CosineEmbeddingLoss": lambda o, t: none_of("CosineEmbeddingLoss")(o[:, :2], o[:, 2:], t.sign()),
-    "MarginRankingLoss": lambda o, t: none_of("MarginRankingLoss")(o[:, 0], o[:, 1], t.sign()),
-    "TripletMarginLoss": lambda o, t: none_of("TripletMarginLoss")(o[:, :2], o[:, 2:], o[:, 1:3]),
-    "GaussianNLLLoss": lambda o, t: none_of("GaussianNLLLoss")(o[:, 0], t, F.softplus(o[:, 1])),
-    "CTCLoss": lambda o, t: none_of("CTCLoss")(
-        o.unsqueeze(0).expand(3, -1, -1).log_softmax(2), torch.ones(len(t), 2, dtype=torch.long),
-        torch.full((len(t),), 3), torch.full((len(t),), 2),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRAPPED)
-def test_the_fix_for_a_loss_of_more_arguments_works(name):
-    torch.manual_seed(0)
-    check_independent(nn.Linear(5, 4), per_example_loss(WRAPPED[name]), numbers((B, 5)), numbers((B,)))
-
-
 def default_sum(outputs: Tensor, targets: Tensor, reduction: str = "sum") -> Tensor:
     values = (outputs - targets).abs()
     return values if reduction == "none" else getattr(values, reduction)()
@@ -246,18 +216,73 @@ def test_the_reduction_of_a_function_is_its_default_or_what_was_given(loss, tota
     torch.testing.assert_close(per_example_loss(loss)(outputs, targets), values.sum(1) if total else values.mean(1))
 
 
-@pytest.mark.parametrize(("loss", "message"), [
-    (partial(F.mse_loss, reduction="batchmean"), r"^mse_loss: expected a reduction in \('none', 'mean', 'sum'\), got"),
-    (partial(default_sum, reduction="weighted"), r"^default_sum: expected a reduction in .*got 'weighted'"),
-    (nn.CrossEntropyLoss(reduction="batchmean"), "^CrossEntropyLoss: expected a reduction"),
-])  # fmt: skip
-def test_an_unknown_reduction_is_refused_by_name(loss, message):
-    with pytest.raises(ValueError, match=message):
-        per_example_loss(loss)
-
-
 def test_a_weight_for_each_place_in_the_batch_is_refused():
     """``BCELoss(weight)`` of shape (B, 1) weighs places, not examples."""
     loss = per_example_loss(nn.BCEWithLogitsLoss(weight=torch.rand(B, 1)))
     with pytest.raises(UnsupportedLayerError, match=r"^the loss function: fails with RuntimeError: .* shape"):
         check_independent(nn.Linear(5, 2), loss, numbers((B, 5)), shares((B, 2)))
+
+
+ROWS, T, V = 5, 3, 4
+
+
+def class_targets(*shape, high=V):
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(0))
+
+
+def number_targets(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def one_by_one(loss, outputs, targets):
+    """The oracle: torch's loss in its usual form, on each example alone."""
+    return torch.stack([loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
+
+
+@pytest.mark.parametrize("loss", [
+    nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), F.cross_entropy,
+    partial(F.cross_entropy, label_smoothing=0.2), partial(F.cross_entropy, reduction="mean"), nn.MultiMarginLoss(),
+])  # fmt: skip
+def test_classification_equals_each_example_alone(loss):
+    outputs, targets = number_targets(ROWS, V), class_targets(ROWS)
+    torch.testing.assert_close(per_example_loss(loss)(outputs, targets), one_by_one(loss, outputs, targets))
+
+
+@pytest.mark.parametrize("ignored", [None, 2])
+def test_tokens_equal_each_text_alone(ignored):
+    given = {} if ignored is None else {"ignore_index": ignored}
+    outputs, targets = number_targets(ROWS, T, V), class_targets(ROWS, T)
+    targets[0, :2] = -100 if ignored is None else ignored
+    wanted = [F.cross_entropy(o, t, **given) for o, t in zip(outputs, targets, strict=True)]
+    for loss in (nn.CrossEntropyLoss(**given), partial(F.cross_entropy, **given)):
+        torch.testing.assert_close(per_example_loss(loss)(outputs, targets), torch.stack(wanted))
+        wrapped = SimpleNamespace(logits=outputs)
+        torch.testing.assert_close(per_example_loss(loss)(wrapped, targets), torch.stack(wanted))
+        first = per_example_loss(loss)(outputs.movedim(2, 1), targets)
+        torch.testing.assert_close(first, torch.stack(wanted))
+
+
+def test_an_own_function_is_called_as_it_is_and_its_other_dimensions_are_averaged():
+    outputs, targets = number_targets(ROWS, 3), number_targets(ROWS, 3, seed=2)
+    found = per_example_loss(lambda o, t: (o - t).square())(outputs, targets)
+    torch.testing.assert_close(found, (outputs - targets).square().mean(1))
+    own = per_example_loss(lambda o, t: (o["a"] - t["b"]).abs().sum(1))
+    torch.testing.assert_close(own({"a": outputs}, {"b": targets}), (outputs - targets).abs().sum(1))
+
+
+@pytest.mark.parametrize("loss", [
+    lambda o, t: F.cross_entropy(o, t), lambda o, t: 1.0, lambda o, t: (o.sum(1) - t).square()[:2],
+])  # fmt: skip
+def test_a_loss_that_averages_over_the_batch_is_refused(loss):
+    with pytest.raises(
+        ValueError, match=r"expected one loss an example, shape \(5,\).*averages over the batch"
+    ) as error:
+        per_example_loss(loss)(number_targets(ROWS, V), class_targets(ROWS))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), F.l1_loss, nn.SmoothL1Loss()])
+@pytest.mark.parametrize("targets", [number_targets(ROWS), class_targets(ROWS)])
+def test_targets_that_torch_would_broadcast_over_the_batch_are_refused(loss, targets):
+    with pytest.raises(ValueError, match=r"one shape for \w+, got \(5, 1\) and \(5,\)"):
+        per_example_loss(loss)(number_targets(ROWS, 1), targets)

@@ -9,14 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients import block_gradients
-from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError, trainable
-from fedlsg.privacy import Mechanism, clipped_sum
-from fedlsg.randomness import reproducible_stream
-from fedlsg.training import LocalTraining, client_step
+from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.gradient_oracle import make_frame
 
 transformers = pytest.importorskip("transformers", reason="these models need the text extra")
@@ -93,36 +87,3 @@ def test_every_parameter_has_the_gradients_of_autograd(name, size):
     got = per_example_gradients(model, loss, inputs, targets, dense_frame(model))
     for (parameter, _), a, b in zip(model.named_parameters(), got, wanted, strict=True):
         assert (a - b).norm() <= 1e-12 * (1e-3 + b.norm()), parameter
-
-
-@pytest.mark.parametrize("name", ["roberta", "gpt2", "gpt2-lm", "vit"])
-def test_a_private_step_is_the_clipped_sum(name, monkeypatch):
-    """Through ``client_step``, with rows and ghost clipping wherever they are possible; without noise."""
-    for module in ("formulas.rows", "formulas.ghost"):
-        monkeypatch.setattr(f"fedlsg.gradients.{module}.product_is_cheaper", lambda weight, g: True)
-        monkeypatch.setattr(f"fedlsg.gradients.{module}.worth_it", lambda weight, g: True)
-    model = build(name).double()
-    inputs, targets = batch(name, 7)
-    frame = dense_frame(model)
-    mechanism = Mechanism(kind="clip-only", clip_norm=0.3)
-    assert any(isinstance(b, GhostGradients) for b in block_gradients(model, loss, inputs, targets, frame))
-    got = client_step(
-        model, lambda some: ({k: t[some] for k, t in inputs.items()}, targets[some]), loss, frame=frame,
-        mechanism=mechanism, local=LocalTraining(expected_batch=7.0, microbatch_size=3), num_examples=7,
-        sampler=reproducible_stream(0), noise=reproducible_stream(1), charge=lambda: None,
-    )  # fmt: skip
-    wanted = clipped_sum(looped(model, inputs, targets), mechanism)
-    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["roberta", "gpt2-lm", "vit"])
-def test_they_treat_examples_independently(name):
-    """In training mode, with dropout. Negative control: hidden states of the whole batch are averaged."""
-    model = build(name).train()
-    inputs, targets = batch(name, 7)
-    inputs = {k: t.float() if t.is_floating_point() else t for k, t in inputs.items()}
-    check_independent(model, loss, inputs, targets)
-    norm = [module for module in model.modules() if isinstance(module, nn.LayerNorm)][-1]
-    norm.register_forward_hook(lambda module, args, output: output + 1e-3 * output.mean(0, keepdim=True))
-    with pytest.raises(UnsupportedLayerError, match=r"LayerNorm\): mixes examples"):
-        check_independent(model, loss, inputs, targets)

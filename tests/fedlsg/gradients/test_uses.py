@@ -140,12 +140,6 @@ def test_other_uses_are_refused_by_name(case):
     assert all(p is own[name] and type(p) is nn.Parameter for name, p in model.named_parameters())
 
 
-def test_a_penalty_in_the_loss_of_every_example():
-    model, x, y = made(lambda m, x: x + m.p)
-    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
-    assert naive_error(model, lambda o, t: squared_error(o, t) + model.p.square().sum(), x, y, frame) < TOLERANCE
-
-
 class Positions(nn.Module):
     """Positions without a batch dimension, and row numbers that are computed from the batch."""
 

@@ -1,5 +1,6 @@
-"""Pruning before training: which weights stay, and that 0 stays 0."""
+"""Pruning before training: SynFlow against products of matrices; which weights stay, and that 0 stays 0."""
 
+import itertools
 import math
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlsg.masks.mask import Mask
-from fedlsg.masks.pruning import Prune, keep_random, keep_top, prunable
-from fedlsg.method import Method, Schedule, server_step
+from fedlsg.masks.pruning import Prune, keep_random, prunable
+from fedlsg.masks.synflow import flow, keep_synflow, linear_model
+from fedlsg.method import Method, Schedule
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
 from fedlsg.training.server import ServerOptimizer
@@ -26,28 +28,6 @@ def tensors(seed: int) -> dict[str, Tensor]:
     made["z"].zero_()
     made["b"][0, 2] = 0
     return made
-
-
-@given(rate=rates, seed=seeds, ties=st.booleans())
-def test_the_top_scores_stay_over_all_tensors_together(rate, seed, ties):
-    """Against a sort of (score, position) pairs; where a tensor would lose everything its best stays as well."""
-    may = prunable(tensors(0))
-    generator = torch.Generator().manual_seed(seed)
-    scores = {n: torch.randint(0, 3 if ties else 10**6, m.shape, generator=generator).float() for n, m in may.items()}
-    entries = [(n, i) for n in may for i in may[n].flatten().nonzero().squeeze(1).tolist()]
-    order = sorted(range(len(entries)), key=lambda j: (float(scores[entries[j][0]].flatten()[entries[j][1]]), j))
-    gone = {entries[j] for j in order[: min(math.floor(rate * len(entries) + 1e-9), len(entries) - 1)]}
-    kept = keep_top(scores, may, rate)
-    for name, mask in may.items():
-        mine = [i for n, i in entries if n == name]
-        left = [i for i in mine if (name, i) not in gone]
-        if not left:
-            best = max(float(scores[name].flatten()[i]) for i in mine)
-            (only,) = [i for i in mine if bool(kept[name].flatten()[i])]
-            assert float(scores[name].flatten()[only]) == best
-        else:
-            assert [i for i in mine if bool(kept[name].flatten()[i])] == left
-        assert bool(kept[name][~mask].all())
 
 
 @given(rate=rates, seed=seeds)
@@ -111,23 +91,37 @@ def test_pruned_weights_stay_exactly_zero_and_all_others_move(server):
         assert all(bool((p[pruned[n]] == 0).all()) for n, p in averaged.named_parameters())
 
 
-def test_a_zero_that_is_not_masked_would_move():
-    """Negative control: the same server step with a mask that forgets what was pruned."""
-    model = nn.Linear(4, 2)
-    method = Method(name="test", prune=Prune(kind="random", rate=0.5))
-    state = ServerState(PublicState.start(model, method, Schedule(rounds=1), seed=0, classifier=None), divisor=1.0)
-    assert int((model.weight == 0).sum()) == 4
-    forgetful = ServerState(
-        PublicState.start(nn.Linear(4, 2), Method(name="t"), Schedule(rounds=1), seed=0, classifier=None), divisor=1.0
-    )
-    frame = forgetful.frame()
-    server_step(
-        model,
-        state.optimizer,
-        state.scheduler,
-        torch.ones(frame.kept),
-        frame=frame,
-        divisor=1.0,
-        server=ServerOptimizer(),
-    )
-    assert int((model.weight == 0).sum()) == 0
+def linear_net(*widths: int) -> nn.Sequential:
+    torch.manual_seed(2)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+    return nn.Sequential(*[m for layer in layers for m in (layer, nn.Tanh())][:-1])
+
+
+def everything(model: nn.Module) -> dict[str, Tensor]:
+    return {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if p.ndim >= 2}
+
+
+def test_flow_is_the_product_of_magnitudes():
+    """Oracle: R = 1^T abs(W3) abs(W2) abs(W1) 1, and a weight's score what it carries of it: left * abs(w) * right."""
+    model = linear_net(5, 4, 3, 2)
+    got = flow(linear_model(model), torch.ones(1, 5).double(), everything(model))
+    W1, W2, W3 = (model[i].weight.detach().abs().double() for i in (0, 2, 4))
+    right = [torch.ones(5).double(), W1.sum(1), W2 @ W1.sum(1)]
+    left = [W3.sum(0) @ W2, W3.sum(0), torch.ones(2).double()]
+    for name, W, before, after in zip(("0.weight", "2.weight", "4.weight"), (W1, W2, W3), right, left, strict=True):
+        torch.testing.assert_close(got[name], after.unsqueeze(1) * W * before)
+
+
+def test_pruning_in_one_shot_leaves_no_path_where_iterations_do():
+    """Why it is iterative. Negative control: one iteration at this rate cuts the network."""
+
+    def flows(iterations: int) -> bool:
+        model = linear_net(64, 64, 64, 64, 10)
+        kept = keep_synflow(model, torch.zeros(1, 64), 0.995, iterations=iterations)
+        path = torch.ones(64).double()
+        for name in kept:
+            path = kept[name].double() @ path
+        return float(path.sum()) > 10
+
+    assert flows(100)
+    assert not flows(1)

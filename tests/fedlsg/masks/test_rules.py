@@ -1,18 +1,22 @@
-"""The mask of a whole frame: which units and coordinates stay, how often it is redrawn, and what it does to dW."""
+"""The mask of a whole frame: which units and coordinates stay, ranked ones among them, how often it is redrawn."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.frame import Block, Coordinates, Frame, make_blocks
+from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.lowrank import decompose
 from fedlsg.masks.mask import Mask, apply_mask
-from fedlsg.masks.rules import gradual_cooling
+from fedlsg.masks.rules import Memory, noisy_everywhere
 from fedlsg.public import Public, RoundTime
 from fedlsg.randomness import public_generator
+from fedlsg.training import accumulated_noise
+from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
 
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)
@@ -117,25 +121,6 @@ def test_uniform_freezes_exactly_its_share_of_all_coordinates(sparsity, epoch, s
     assert torch.equal(f.indices, grids.nonzero().squeeze(1))
 
 
-def test_uniform_is_redrawn_every_epoch_and_only_then():
-    mask = Mask(kind="uniform", sparsity=0.5)
-    assert len({mask_frame(mask, epoch=epoch, epochs=8).digest for epoch in range(8)}) == 8
-    assert len({mask_frame(mask, seed=seed).digest for seed in range(8)}) == 8
-    assert mask_frame(mask, epoch=3, epochs=8).digest == mask_frame(mask, epoch=3, epochs=9).digest
-
-
-@given(sparsity=rates, epochs=st.integers(1, 12))
-def test_cooling_ramps_from_nothing_to_the_sparsity(sparsity, epochs):
-    frozen = []
-    for epoch in range(epochs):
-        f = mask_frame(Mask(kind="uniform", sparsity=sparsity, cooling=True), epoch=epoch, epochs=epochs)
-        assert f.size - f.kept == math.floor(gradual_cooling(sparsity, epoch, epochs) * f.size + 1e-9)
-        frozen.append(f.size - f.kept)
-    assert frozen == sorted(frozen)
-    assert frozen[-1] == math.floor(sparsity * f.size + 1e-9)
-    assert epochs == 1 or frozen[0] == 0
-
-
 def test_with_unit_masks_every_entry_of_dw_moves():
     """The same in general position: rows and columns frozen, and yet no entry of dW is zero."""
     f = mask_frame(Mask(kind="units", sparsity=0.5))
@@ -143,3 +128,63 @@ def test_with_unit_masks_every_entry_of_dw_moves():
     assert f.blocks[1].kept == 2 * 3
     values = torch.randn(f.kept, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert float(f.gradients(values)["0.weight"].abs().min()) > 1e-6
+
+
+@given(updates=st.lists(st.integers(0, 6), max_size=12), rate=st.floats(0, 0.99), seed=st.integers(0, 99))
+def test_the_ranking_is_that_of_the_last_epoch_with_updates(updates, rate, seed):
+    generator = torch.Generator().manual_seed(seed)
+    memory, by_epoch = Memory(), {}
+    for epoch in sorted(updates):
+        gradient = torch.randn(9, generator=generator)
+        memory = memory.add(gradient, epoch)
+        by_epoch.setdefault(epoch, []).append(gradient)
+    for epoch in range(max(updates, default=0), 8):
+        before = [e for e in by_epoch if e < epoch]
+        kept = memory.kept(rate, epoch)
+        if not before:
+            assert kept is None
+            continue
+        mean = torch.stack(by_epoch[max(before)]).mean(0).abs()
+        frozen = min(math.floor(rate * 9 + 1e-9), 8)
+        assert kept.tolist() == sorted(mean.argsort(stable=True)[frozen:].tolist())
+
+
+def frame(kept: list[int], size: int = 4000, weight: float = 1.0) -> Frame:
+    keep = Keep(index=torch.tensor(kept))
+    return Frame(coordinates=(), blocks=(Block(parameter="w", part="dense", shape=(size,), keep=keep, weight=weight),))
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_frozen_coordinates_get_the_noise_that_kept_ones_have(weight):
+    """On the scale of the gradient: a block of weight 4 in the clip has a quarter of the noise."""
+    f = frame(list(range(0, 4000, 2)), weight=weight)
+    values = 3.0 * torch.randn(f.kept, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    full = noisy_everywhere(values, f, 3.0, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(full[::2], values / weight)
+    assert abs(float(full[1::2].std()) / float(full[::2].std()) - 1) < 0.06
+    assert abs(float(full[1::2].mean())) < 0.3 / weight
+
+
+def come_back(noise_std: float) -> bool:
+    """Whether frozen coordinates ever rank among the kept again."""
+    f = frame([0, 1], size=4)
+    values = torch.tensor([0.5, -0.5]).double()
+    seen = set()
+    for draw in range(30):
+        full = noisy_everywhere(values, f, noise_std, generator=torch.Generator().manual_seed(draw))
+        seen |= set(Memory().add(full, 0).kept(0.5, 1).tolist())
+    return seen == {0, 1, 2, 3}
+
+
+def test_without_noise_a_frozen_coordinate_never_comes_back():
+    """Negative control, and why the paper noises coordinates that it does not update."""
+    assert come_back(1.0)
+    assert not come_back(0.0)
+
+
+@pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (1, 0.9), (4, 0.0), (4, 0.9)])
+def test_the_deviation_is_that_of_a_real_step(steps, momentum):
+    p = problem()
+    local = replace(EMPTY, steps=steps, momentum=momentum)
+    noise = torch.cat([p.step(NOISY, local, seed) for seed in range(200)])
+    assert float(noise.std()) == pytest.approx(accumulated_noise(NOISY.noise_std, steps, momentum), rel=0.03)

@@ -1,13 +1,13 @@
-"""Batch functions and data sets that mix examples are refused; honest ones, with random changes or not, pass."""
+"""Batch functions and data sets of users: in the order of the positions; those that mix examples are refused."""
 
 import random
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from fedlsg.own_loop import alone, batches_of, check_batches, same_function
+from fedlsg.own_loop import alone, batches_of, check_batches, synthetic
 from tests.fedlsg.support.batch_zoo import (
     HONEST_BATCHES,
     MIXING_BATCHES,
@@ -16,7 +16,6 @@ from tests.fedlsg.support.batch_zoo import (
     Y,
     draw_by_numpy,
     draw_by_python,
-    moved,
 )
 
 CPU = torch.device("cpu")
@@ -107,10 +106,6 @@ def test_a_data_set_with_random_changes_passes(draw):
     check_batches(of(Items(lambda x: x + DRAWS[draw](1).unsqueeze(1))), ROWS, "cpu")
 
 
-def test_items_whose_draws_depend_on_the_example_pass():
-    check_batches(of(Items(lambda x: x + torch.rand(1 + int(x[0, 1] > 0))[:1])), ROWS, "cpu")
-
-
 def test_data_sets_that_mix_are_refused():
     for data in (Remembering(), AtOnce(mixed=True), Items(MIXING_BATCHES_OF_ROWS["own generator"])):
         with pytest.raises(ValueError, match="mixes examples"):
@@ -126,27 +121,58 @@ def test_a_data_set_that_returns_a_random_item_is_refused(monkeypatch):
     check_batches(of(data), ROWS, "cpu")
 
 
-@pytest.mark.slow
-def test_a_function_that_seeds_every_row_by_its_own_position_passes():
-    def of_position(row):
-        torch.manual_seed(row)
-        return X[row] + torch.rand(6)
-
-    check_batches(lambda rows: (torch.stack([of_position(row) for row in rows.tolist()]), Y[rows]), ROWS, "cpu")
-
-
 GENERATOR = np.random.default_rng(0)
 MIXING_BATCHES_OF_ROWS = {"own generator": lambda x: x[:, 1:] + float(GENERATOR.random())}
 
 
-def test_a_function_is_checked_once():
-    """A lambda that is written anew in each step has the same code, over the same objects."""
-    x = X.clone()
-    made = [lambda rows, x=x: (x[rows], Y[rows]) for _ in range(2)]
-    assert same_function(*made)
-    assert not same_function(moved(lambda x: x), moved(lambda x: x - x.mean(0)))
-    assert same_function(of((X, Y)), None), "rows of tensors are only moved"
-    items = Items()
-    assert same_function(of(items), of(items))
-    assert not same_function(of(items), of(TensorDataset(X, Y)))
-    assert not same_function(of(items), of(Items()))
+XS, YS = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+PICKED = torch.tensor([1, 4])
+
+
+class Listed(Dataset):
+    """Items one by one, as a user writes them."""
+
+    def __init__(self, item=lambda i: (XS[i], int(YS[i]))) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i):
+        return self.item(i)
+
+
+@pytest.mark.parametrize("data", [
+    (XS, YS), (XS.numpy(), YS.numpy()), TensorDataset(XS, YS), Listed(), StackDataset(XS, YS),
+    Subset(Listed(lambda i: (XS[i - 1], YS[i - 1])), [1, 2, 3, 4, 5, 0]), Listed(lambda i: (XS[i].numpy(),
+    np.int64(i))),
+])  # fmt: skip
+def test_rows_of_the_positions_in_their_order(data):
+    inputs, targets = batches_of(data, num_examples=6, device=CPU)(PICKED)
+    assert torch.equal(inputs, XS[PICKED])
+    assert torch.equal(targets, YS[PICKED])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(XS, YS, strict=True))
+
+
+@pytest.mark.parametrize(("data", "message"), [
+    (Stream(), "Stream has no length"), ([1], "has 1"), (TensorDataset(XS), "a TensorDataset of inputs and targets"),
+    ((XS[:5], YS[:5]), "expected num_examples=6 examples, the data set has 5"), ((XS, YS[:5]), "share their first"),
+])  # fmt: skip
+def test_a_data_set_that_does_not_fit_is_refused(data, message):
+    with pytest.raises(ValueError, match=message):
+        batches_of(data, num_examples=6, device=CPU)
+
+
+def test_made_up_rows_have_the_shape_and_nothing_of_the_values():
+    for like in (XS, YS, {"x": XS, "m": YS > 2}):
+        first, second = synthetic(like), synthetic(like if isinstance(like, dict) else like * 0)
+        parts = zip(*(p.values() if isinstance(p, dict) else [p] for p in (like, first, second)), strict=True)
+        for own, made, again in parts:
+            assert made.dtype == own.dtype
+            assert made.shape == (7, *own.shape[1:])
+            assert torch.equal(made, again)
+    assert synthetic(torch.zeros(2, 5, dtype=torch.int64))[:, 0].tolist() == [1] * 7

@@ -1,6 +1,8 @@
-"""Who is selected, who leaves, and when a round ends: worked by hand, and against brute force."""
+"""Who is drawn, asked again after failures, leaves or is late: worked by hand, against brute force."""
 
 from collections import Counter
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -8,9 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.participation import Participation, Trace, read_trace
+from fedlsg.participation import ClientLimit, Health, Participation, Trace, read_trace
+from fedlsg.participation.health import FACTOR, LONGEST_PAUSE
 from fedlsg.randomness import public_generator
-from fedlsg.selection import UNIFORM
+from fedlsg.selection import SELECTIONS, TURNS, UNIFORM, Selection, draw_order
+from fedlsg.units import CLIENT
 
 
 def conditions(**more: Any) -> Participation:
@@ -104,3 +108,130 @@ def test_the_public_schedule_counts_a_client_that_is_asked_more_often_because_ot
     assert rounds[-10:] == [[0]] * 10
     without = Participation(clients=6, per_round=2, seed=0)
     assert one.selections(20)[0] > without.most_selections(20), "a plan without availability would allow too few"
+
+
+ROUNDS = 60
+
+
+def history(clients: int, per_round: int, hanging: set[int]) -> tuple[Health, list[list[int]]]:
+    """Rounds whose draw is a rotation, with clients that never reply."""
+    health, asked = Health(), list[list[int]]()
+    for round in range(1, ROUNDS + 1):
+        drawn = [(round + i) % clients for i in range(clients)]
+        asked.append(health.choose(drawn, per_round, round=round))
+        health.count(round, asked[-1], hanging & set(asked[-1]))
+    return health, asked
+
+
+def test_a_client_that_hangs_is_asked_after_pauses_that_double_up_to_the_longest():
+    """Nobody can take its place: after one failure it is asked once more, then after 2, 4, 8, 16, 16, ... rounds."""
+    _, asked = history(3, 3, {1})
+    rounds = [number for number, clients in enumerate(asked, 1) if 1 in clients]
+    assert rounds == [1, 2, 5, 10, 19, 36, 53]
+    assert LONGEST_PAUSE == 16
+    assert all({0, 2} <= set(clients) for clients in asked), "the healthy ones are asked in each round"
+
+
+def test_healthy_clients_take_the_place_of_one_that_failed_once():
+    health = Health()
+    health.count(1, [0, 1], [1])
+    assert health.choose([1, 0, 2, 3], 2, round=2) == [0, 2]
+    assert health.choose([1, 0, 2, 3], 2, round=3) == [0, 1], "its pause is over, and it is drawn first"
+    assert health.choose([1, 0], 2, round=2) == [0, 1], "there is no other"
+
+
+def test_a_round_that_needs_all_of_its_clients_and_one_without_others_ask_who_waits():
+    health = Health()
+    for round in (1, 2):
+        health.count(round, [0, 1, 2], [1, 2])
+    assert health.choose([2, 1, 0], 3, round=3) == [0]
+    assert health.choose([2, 1, 0], 3, round=3, least=3) == [0, 1, 2]
+    everybody = Health()
+    for round in (1, 2):
+        everybody.count(round, [0, 1, 2], [0, 1, 2])
+    assert everybody.choose([2, 1, 0], 3, round=3) == [0, 1, 2], "nobody else is left"
+
+
+@given(st.integers(1, 8), st.data())
+def test_no_client_is_asked_twice_in_a_round_and_some_are_always_asked(clients, data):
+    per_round, hanging = data.draw(st.integers(1, clients)), data.draw(st.sets(st.integers(0, clients - 1)))
+    health, asked = history(clients, per_round, hanging)
+    assert all(1 <= len(set(each)) == len(each) <= per_round for each in asked)
+    if not hanging:
+        assert health.since == 0
+        assert asked == [sorted((r + i) % clients for i in range(per_round)) for r in range(1, ROUNDS + 1)], "the draw"
+
+
+def test_rounds_are_counted_from_the_first_failure_on():
+    """Before it, the draw alone says who was asked: a checkpoint does not grow with the clients of a healthy run."""
+    health = Health()
+    for round in range(1, 10):
+        health.count(round, [round, 20], [])
+    assert (health.asked, health.since) == ({}, 0)
+    health.count(10, [10, 20], [10])
+    health.count(11, [11, 20], [])
+    assert (health.asked, health.since) == ({10: 1, 11: 1, 20: 2}, 10)
+
+
+def learnt(*times: float) -> ClientLimit:
+    """Client i took ``times[i]`` seconds."""
+    limit = ClientLimit()
+    for client, seconds in enumerate(times):
+        limit.took(client, seconds)
+    return limit
+
+
+def test_the_limit_is_ten_times_the_median_of_the_others():
+    assert learnt(20.0, 30.0, 100.0).seconds(3) == 300.0
+    assert learnt(20.0, 30.0, 100.0).seconds(1) == 600.0, "of 20 and 100; its own 30 is less"
+    assert learnt(20.0, 30.0, 100.0).seconds(2) == 1000.0, "its own time: it has shown that it needs it"
+
+
+@given(st.lists(st.floats(7, 1e4), min_size=1, max_size=40), st.floats(7, 1e4))
+def test_a_client_whose_time_is_near_the_others_is_never_stopped(times, factor):
+    """Within a factor of ten of the median of the last 32."""
+    limit = learnt(*times)
+    recent = sorted(times[-32:])
+    assert limit.seconds(len(times)) >= FACTOR * recent[(len(recent) - 1) // 2] * (1 - 1e-12)
+
+
+@given(st.integers(1, 5000), st.integers(0, 99), st.integers(1, 99), st.data())
+def test_the_draw_is_the_permutation_of_torch(clients, seed, round, data):
+    """Oracle: runs of earlier versions selected the first of this permutation."""
+    order = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
+    assert list(draw_order(clients, round=round, seed=seed)) == order
+    number = data.draw(st.integers(1, clients))
+    assert UNIFORM.select(clients, number, round=round, seed=seed) == sorted(order[:number])
+
+
+def test_a_hundred_of_very_many_clients_are_drawn_without_a_list_of_all():
+    """A list of 100 million numbers would not fit into the limit of a test."""
+    clients = 10**8
+    found = UNIFORM.select(clients, 100, round=1, seed=0)
+    assert len(set(found)) == 100
+    assert 0 <= found[0] <= found[-1] < clients
+    assert set(found) == set(islice(draw_order(clients, round=1, seed=0), 100))
+
+
+@pytest.mark.parametrize(("clients", "per_round"), [(10, 3), (7, 7), (12, 4), (5, 1)])
+def test_turns_are_shared_out_evenly(clients, per_round):
+    turns = Participation(clients=clients, per_round=per_round, seed=3, selection=TURNS)
+    for rounds in (1, 4, 25):
+        counts = [turns.selections(rounds)[client] for client in range(clients)]
+        assert max(counts) - min(counts) <= 1
+        assert sum(counts) == rounds * per_round
+    drawn = Participation(clients=10, per_round=1, seed=3).most_selections(100)
+    assert drawn > Participation(clients=10, per_round=1, seed=3, selection=TURNS).most_selections(100) == 10
+
+
+@pytest.mark.parametrize("rule", SELECTIONS.values(), ids=list(SELECTIONS))
+def test_a_rate_is_claimed_where_the_draw_is_secret_alone(rule):
+    assert (rule.sample_rate(100, 5) < 1) == rule.secret
+    replace(CLIENT, sample_rate=rule.sample_rate(100, 5), at_server=rule.secret)
+
+
+def test_a_rate_that_is_claimed_for_a_public_draw_is_caught():
+    """Planted: everybody sees who is drawn, and the rule claims that nobody does."""
+    planted = Selection(name="planted", secret=True)
+    with pytest.raises(ValueError, match="no amplification is claimed"):
+        replace(CLIENT, sample_rate=planted.sample_rate(100, 5), at_server=False)

@@ -1,15 +1,30 @@
-"""One message: round trips, a layout written out by hand, and what the packer refuses."""
+"""One message: round trips, a layout written out by hand, and a receiver that trusts no byte."""
 
 import hashlib
+import math
+from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedlsg.payload import Dither, PayloadError, find_codec
+from fedlsg.payload import PayloadError, find_codec
 from fedlsg.payload.layout import payload_bytes
 from fedlsg.payload.message import pack, unpack
-from tests.fedlsg.support.payload_oracle import DIGEST, DTYPES, codecs, decode_by_hand, finite, message, modes
+from tests.fedlsg.support.payload_oracle import (
+    CODECS,
+    DIGEST,
+    DTYPES,
+    MODES,
+    codecs,
+    decode_by_hand,
+    finite,
+    message,
+    modes,
+    resealed,
+    with_field,
+)
 
 
 @given(values=finite, codec=codecs, mode=modes)
@@ -22,19 +37,6 @@ def test_round_trip(values, codec, mode):
     assert torch.equal(got, wanted)
     assert got.tolist() == decode_by_hand(packed, codec, mode)
     assert len(packed) == payload_bytes(len(values), codec)
-
-
-@pytest.mark.parametrize(
-    ("codec", "mode", "size"),
-    [
-        ("float32", "derived", 80 + 400),
-        ("float16", "derived", 80 + 200),
-        ("bfloat16", "derived", 80 + 200),
-    ],
-)
-def test_sizes_by_hand(codec, mode, size):
-    """100 values behind 64 bytes of header and 16 of checksum."""
-    assert payload_bytes(100, codec) == size == len(message(range(100), codec, mode)[0])
 
 
 def test_golden_bytes():
@@ -84,12 +86,108 @@ def test_unknown_codecs_and_modes_are_refused():
         pack(torch.zeros(1), torch.zeros(1).long(), **about, index_mode="runs")
 
 
-@pytest.mark.parametrize("codec", ["float32", "float16", "bfloat16", "int8"])
-def test_a_payload_does_not_change_when_the_values_do(codec):
-    """The packer copies: what it took shares no memory with what it made."""
-    values = torch.arange(1.0, 9.0)
-    dither = Dither(seed=0, client=0)
-    packed = pack(values, torch.arange(8), size=8, round=1, digest=bytes(32), codec=codec, dither=dither)
-    before = bytes(bytearray(packed))
-    values.zero_()
-    assert packed == before
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("magic", b"FLSH"),
+        ("version", 2),
+        ("codec", 2),
+        ("codec", 0),
+        ("codec", 255),
+        ("index mode", 2),
+        ("reserved byte", 1),
+        ("round", 8),
+        ("round", 2**64 - 1),
+        ("size", 0),
+        ("size", 2**64 - 1),
+        ("count", 0),
+        ("count", 4),
+        ("count", 2**64 - 1),
+        ("frame digest", bytes(32)),
+    ],
+)
+def test_every_wrong_field_is_named(mode, field, value):
+    packed, expected = message([1.0, 2.0, 3.0], mode=mode)
+    with pytest.raises(PayloadError, match=f"payload {field}: expected"):
+        unpack(with_field(packed, field, value), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"round": 8}, "round"),
+        ({"size": 10}, "size"),
+        ({"digest": bytes(32)}, "frame digest"),
+        ({"codec": "float16"}, "length"),
+        ({"index_mode": "explicit"}, "version"),
+        ({"codec": "noise-floor"}, "version"),
+        ({"indices": torch.arange(2)}, "length"),
+        ({"max_norm": 3.7}, "norm 3.742 exceeds the bound 3.7"),
+    ],
+)
+def test_every_other_expectation_is_named(change, field):
+    packed, expected = message([1.0, 2.0, 3.0])
+    assert unpack(packed, expected).tolist() == [1, 2, 3]
+    with pytest.raises(PayloadError, match=field):
+        unpack(packed, replace(expected, **change))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_values_are_refused_on_both_sides(codec, bad):
+    with pytest.raises(PayloadError, match=f"not finite as {codec}"):
+        message([1.0, bad, 3.0], codec)
+    packed, expected = message([1.0, 2.0, 3.0], codec)
+    width = DTYPES[codec].itemsize
+    encoded = torch.tensor([bad]).to(DTYPES[codec]).view(torch.uint8).numpy().tobytes()
+    forged = packed[: 64 + width] + encoded + packed[64 + 2 * width : -16]
+    with pytest.raises(PayloadError, match="values: not finite"):
+        unpack(resealed(forged), expected)
+
+
+def test_values_beyond_float16_are_refused_not_sent_as_infinity():
+    with pytest.raises(PayloadError, match=r"not finite as float16 \(largest 65504\): take a wider codec"):
+        message([70000.0], "float16")
+    message([70000.0], "bfloat16")
+
+
+@given(values=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8), slack=st.floats(0.5, 2))
+def test_norm_bound(values, slack):
+    packed, expected = message(values)
+    norm = math.sqrt(math.fsum(v * v for v in unpack(packed, expected).tolist()))
+    bounded = replace(expected, max_norm=norm * slack)
+    if slack < 0.999 and norm > 1e-15:  # below that, squares of float32 are 0
+        with pytest.raises(PayloadError, match="norm"):
+            unpack(packed, bounded)
+    elif slack > 1.001:
+        assert len(unpack(packed, bounded)) == len(values)
+
+
+@given(data=st.data(), codec=codecs, mode=modes)
+@settings(max_examples=300)
+def test_damage_at_any_byte_is_a_payload_error(data, codec, mode):
+    """Truncated, extended, or one bit flipped anywhere: refused, and never by another exception."""
+    packed, expected = message(data.draw(finite), codec, mode)
+    kind = data.draw(st.sampled_from(["truncate", "extend", "flip", "cut out"]))
+    place = data.draw(st.integers(0, len(packed) - 1))
+    if kind == "truncate":
+        damaged = packed[:place]
+    elif kind == "extend":
+        damaged = packed + data.draw(st.binary(min_size=1, max_size=40))
+    elif kind == "cut out":
+        damaged = packed[:place] + packed[place + 1 :]
+    else:
+        flipped = packed[place] ^ (1 << data.draw(st.integers(0, 7)))
+        damaged = packed[:place] + bytes([flipped]) + packed[place + 1 :]
+    with pytest.raises(PayloadError):
+        unpack(damaged, expected)
+
+
+def test_a_hostile_count_allocates_nothing():
+    """The receiver goes by what it expects: a header that announces 2^61 values is refused by its length."""
+    packed, expected = message([1.0])
+    with pytest.raises(PayloadError, match="count"):
+        unpack(with_field(packed, "count", 2**61), expected)
+    with pytest.raises(PayloadError, match="length: expected 84 bytes, got 80"):
+        unpack(resealed(with_field(packed, "count", 2**61)[:64]), expected)

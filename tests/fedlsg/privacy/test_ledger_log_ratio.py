@@ -115,8 +115,6 @@ def test_extreme_lambdas_are_decided(tmp_path):
         assert ledger.would_exceed(entry(steps=1, log_ratio=log_ratio), budget, DELTA)
 
 
-# --- the budget: with one setting, with a pruning round, and with so many searches that a grid comes first
-
 LAMBDA = 0.05  # of a round of two steps
 PRUNING = (0, 0.15, {"noise_multiplier": 12.0, "steps": 1})
 

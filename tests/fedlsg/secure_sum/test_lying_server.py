@@ -120,9 +120,6 @@ def test_at_five_clients_the_thresholds_alone_are_enough():
         assert frozenset({target}) not in coalition.revealed()
 
 
-# --- any lies
-
-
 @st.composite
 def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, frozenset[int]]], Sets]:
     """Terms, colluders, and what each client is told: one of three worlds, and single clients something else.
@@ -190,9 +187,6 @@ def test_an_honest_server_reads_the_sum_with_its_colluders():
     assert answered == alive - bad
     assert coalition.revealed() == [alive - bad]
     assert np.array_equal(coalition.read_sum(alive - bad), coalition.sum_of(alive - bad))
-
-
-# --- negative controls: other ways to agree on nothing
 
 
 def test_old_keys_read_a_vector_where_clients_agree_on_who_announced_keys_alone(monkeypatch: pytest.MonkeyPatch):

@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedlsg.secure_sum import Client, GivenUp, SecureSumError, reproducible_root
+from fedlsg.secure_sum import GivenUp, SecureSumError, reproducible_root
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import SEALED_BYTES, AttemptSecrets, public_bytes
 from tests.fedlsg.support.secure_rounds import body_of, make_clients, make_terms
 from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told, told_of, with_table
-
-# --- a client: order and repetition
 
 
 def test_stages_out_of_order_are_refused():
@@ -61,15 +59,6 @@ def test_a_repeated_message_gets_the_stored_answer_and_another_one_is_refused():
     assert client.stage == "done"
 
 
-def test_another_delivery_is_refused():
-    session = Session()
-    deliveries = session.deliveries()
-    session.clients[WHO].accept(deliveries[WHO])
-    session.clients[WHO].accept(deliveries[WHO])
-    with pytest.raises(SecureSumError, match="has accepted another one"):
-        session.clients[WHO].accept(deliveries[OTHER])
-
-
 def test_messages_of_another_attempt_are_refused():
     old, new = Session(), Session(make_terms(8, survivors=7, colluders=1, attempt=1))
     rosters = old.rosters()
@@ -80,9 +69,6 @@ def test_messages_of_another_attempt_are_refused():
     sent = new.server.deliveries([(w, old.clients[w].shares(m)) for w, m in rosters.items()])
     assert isinstance(sent, GivenUp)
     assert "digest of the terms" in new.server.refused[WHO]
-
-
-# --- a client: what a message says
 
 
 @pytest.mark.parametrize("stranger", [7, WHO])
@@ -220,18 +206,6 @@ def test_never_both_secrets_of_one_neighbour():
     assert (client._held, client._seeds, client._due, client._secrets) == ({}, {}, {}, None)
 
 
-# --- values, terms, secrets
-
-
-def test_values_of_another_shape_or_type_are_refused_and_the_masks_stay_unused():
-    session = Session()
-    session.clients[WHO].accept(session.deliveries()[WHO])
-    for wrong in (np.zeros(7, int), np.zeros((8, 1), int), np.zeros(8)):
-        with pytest.raises(ValueError, match="expected"):
-            session.clients[WHO].masked(wrong)
-    assert session.clients[WHO].stage == "masked"
-
-
 @pytest.mark.parametrize(
     "change",
     [{"run": bytes(31)}, {"round": -1}, {"attempt": 2**64}, {"bits": 7}, {"bits": 65}, {"length": 0},
@@ -258,8 +232,3 @@ def test_secrets_reach_no_checkpoint(escape):
         with pytest.raises(TypeError, match="cannot be pickled"):
             escape(thing)
         assert bytes(32).hex() not in repr(thing)
-
-
-def test_an_unknown_client_has_no_place():
-    with pytest.raises(ValueError, match="one of the 6 clients"):
-        Client(make_terms(), 11, bytes(32))

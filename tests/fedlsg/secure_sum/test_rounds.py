@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from fedlsg.secure_sum import GivenUp, SecureSumError, Total, reproducible_root
+from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Total, reproducible_root
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
 from fedlsg.secure_sum.messages import packed_bytes
-from tests.fedlsg.support.secure_rounds import exact_sum, make_terms, random_inputs, run_attempt
+from tests.fedlsg.support.secure_rounds import exact_sum, make_clients, make_terms, random_inputs, run_attempt
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
@@ -98,16 +98,6 @@ def test_one_more_dropout_gives_up_by_name(stage, text):
     assert bool(found.answers) == (stage == "unmask")
 
 
-@pytest.mark.parametrize("clients", [2, 3])
-def test_the_smallest_sums(clients):
-    """Two clients, one of them the reader; three of whom two collude: nobody may be missing."""
-    terms = make_terms(clients, survivors=clients, colluders=clients - 1)
-    inputs = random_inputs(terms, 0)
-    found = run_attempt(terms, inputs)
-    assert isinstance(found.outcome, Total)
-    assert found.outcome.values.tolist() == exact_sum(inputs, frozenset(terms.clients), terms.bits)
-
-
 @pytest.mark.parametrize("bits", [8, 16, 33, 64])
 def test_sums_by_hand_wrap(bits):
     terms = make_terms(3, survivors=3, colluders=1, length=3, bits=bits)
@@ -154,3 +144,67 @@ def test_a_masked_vector_that_comes_after_the_set_is_fixed_is_not_added():
     found = run_attempt(terms, random_inputs(terms, 0), drop=lambda s, w: (s, w) == ("masked", 13))
     with pytest.raises(SecureSumError, match="masked: out of order"):
         found.server.survivors([(13, b"")])
+
+
+TERMS = make_terms(6, survivors=5, colluders=1)
+
+
+def again(client: Client) -> Client:
+    return Client.restore(client.terms, client.client, client.export())
+
+
+def test_clients_restored_before_every_stage_end_with_the_same_messages():
+    inputs = random_inputs(TERMS, 0)
+    wanted = run_attempt(TERMS, inputs)
+    clients, server = {who: again(client) for who, client in make_clients(TERMS).items()}, Server(TERMS)
+    sent = server.rosters([(who, client.keys()) for who, client in clients.items()])
+    clients = {who: again(client) for who, client in clients.items()}
+    sent = server.deliveries([(who, clients[who].shares(m)) for who, m in sent.items()])  # type: ignore[union-attr]
+    clients = {who: again(client) for who, client in clients.items()}
+    for who, message in sent.items():  # type: ignore[union-attr]
+        clients[who].accept(message)
+    clients = {who: again(client) for who, client in clients.items()}
+    masked = {who: client.masked(inputs[who]) for who, client in clients.items()}
+    assert masked == wanted.masked
+    clients = {who: again(client) for who, client in clients.items()}
+    assert {who: client.masked(inputs[who] + 1) for who, client in clients.items()} == masked
+    told = server.survivors(masked.items())
+    tags = {who: clients[who].agree(m) for who, m in told.items()}  # type: ignore[union-attr]
+    clients = {who: again(client) for who, client in clients.items()}
+    assert {who: clients[who].agree(m) for who, m in told.items()} == tags  # type: ignore[union-attr]
+    requests = server.requests(tags.items())
+    answers = {who: clients[who].unmask(m) for who, m in requests.items()}  # type: ignore[union-attr]
+    assert answers == wanted.answers
+    for who, client in clients.items():
+        done = again(client)
+        assert done.stage == "done"
+        assert done.unmask(requests[who]) == answers[who]  # type: ignore[index]
+        with pytest.raises(SecureSumError, match="has answered another message"):
+            done.unmask(answers[who])
+        with pytest.raises(SecureSumError, match="forgotten"):
+            done._secret  # noqa: B018
+
+
+def test_after_the_answer_no_secret_is_in_the_store():
+    found = run_attempt(TERMS, {who: np.zeros(8, int) for who in TERMS.clients})
+    before = make_clients(TERMS)[10]
+    root = before._root
+    assert root is not None
+    assert root in before.export()
+    assert root not in found.clients[10].export()
+
+
+@pytest.mark.parametrize("spoil", ["terms", "client", "bit", "short", "empty"])
+def test_another_store_is_refused(spoil):
+    stored = make_clients(TERMS)[10].export()
+    terms, who = TERMS, 10
+    if spoil == "terms":
+        terms = make_terms(6, survivors=5, colluders=1, attempt=1)
+    elif spoil == "client":
+        who = 13
+    elif spoil == "bit":
+        stored = stored[:50] + bytes([stored[50] ^ 1]) + stored[51:]
+    else:
+        stored = stored[:20] if spoil == "short" else b""
+    with pytest.raises(SecureSumError, match="stored state"):
+        Client.restore(terms, who, stored)

@@ -1,15 +1,16 @@
-"""Carriers of probes as state: made at refreshes, kept in between, in checkpoints and in replicas."""
+"""Carriers of probes and whole models as state: kept between refreshes, in checkpoints."""
 
 import copy
 from typing import Any
 
 import pytest
 
-from fedlsg.carriers.probe import flatten
 from fedlsg.payload import find_codec
 from fedlsg.state.public_state import PublicState
+from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState, load_weights
 from fedlsg.state.server_update import extra_vectors, read_steps, replay, restart
+from fedlsg.training.optimizers import names
 from strategies.federation.sparse_downlink import SparseDownlink
 from tests.strategies.small_federation import StepsInMemory, model, server_state, values_for
 
@@ -32,16 +33,6 @@ def a_round(state: ServerState, *, silent: bool = False) -> bytes:
     frame = state.frame()
     state.finish_round(frame, [] if silent else [values_for(frame, 0, state.round + 1)])
     return frame.digest
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_carriers_change_at_refreshes_alone(name):
-    state, seen = state_of(name), []
-    for _ in range(8):
-        a_round(state)
-        seen.append(flatten(state.basis))
-    assert [seen[i].equal(seen[i + 1]) for i in range(7)] == [True, True, False, True, True, False, True]
-    assert state.basis.round == 7
 
 
 def test_a_client_derives_a_refresh_from_its_weights_alone():
@@ -76,21 +67,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(name, at):
     assert unbroken.weights.equal(second.weights)
 
 
-@pytest.mark.parametrize("silent", [(4,), (3, 4), (4, 5, 6)])
-def test_a_replica_needs_no_step_of_a_refresh_without_an_update(silent):
-    """Weights stay as they are without an update, so the next round's step finds what the refresh probed."""
-    server, replica = state_of("probe"), state_of("probe")
-    codec, store = find_codec("float32"), StepsInMemory()
-    downlink = SparseDownlink(server, codec, clients=1, clients_per_round=1, store=store)
-    for round in range(1, 9):
-        frame = server.frame()
-        downlink.finish_round(frame, [] if round in silent else [values_for(frame, 0, round)], 1.0)
-    for step in store.values():
-        replay(replica, read_steps(step)[0], codec)
-    assert replica.weights.equal(server.weights)
-    assert flatten(replica.basis).equal(flatten(server.basis))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_replica_goes_on_from_a_whole_model(name):
     """It is given the basis in between two refreshes, and makes it itself where the next round is one."""
@@ -104,3 +80,40 @@ def test_a_replica_goes_on_from_a_whole_model(name):
         for _ in range(4):
             assert a_round(server) == a_round(replica)
         assert server.weights.equal(replica.weights)
+
+
+OTHERS = ("sgd", "Muon")
+"""Optimizers with a case of their own, and Muon, which takes matrices alone."""
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {}, {"momentum": 0.0}, {"rank": 3, "momentum": 0.0, "ema": 0.9},
+        *({"momentum": 0.0, "optimizer": name, "learning_rate": 0.01} for name in names() if name not in OTHERS),
+        {"momentum": 0.0, "optimizer": "RMSprop", "optimizer_options": "momentum=0.9, centered=true"},
+        {"momentum": 0.0, "optimizer": "adam", "optimizer_options": "amsgrad=true", "weight_decay": 0.1},
+    ],
+)  # fmt: skip
+def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
+    server, replica = server_state(**choices), server_state(**choices)
+    downlink = SparseDownlink(server, find_codec("float32"), clients=1, clients_per_round=1, store=StepsInMemory())
+    restart(replica, server.weights, extra_vectors(server), round=1, updates=0)
+    for round in range(6):
+        frame = server.frame()
+        with server.evaluated():
+            pass
+        downlink.finish_round(frame, [values_for(frame, 0, round)], 1.0)
+        if round < 2:
+            restart(replica, server.weights, extra_vectors(server), round=server.next_round, updates=server.updates)
+        else:
+            replay(replica, read_steps(downlink.steps[-1])[0], find_codec("float32"))
+        assert replica.weights.equal(server.weights)
+
+
+@pytest.mark.parametrize("round", [PRUNING_ROUND, 1])
+def test_a_whole_model_in_the_pruning_round_leaves_the_pruning_to_come(round):
+    state = server_state("dp-ssgd", prune="dp-snip", prune_rate=0.3, learning_rate=0.1)
+    restart(state, state.weights, extra_vectors(state), round=round, updates=0)
+    assert state.awaits_pruning is (round == PRUNING_ROUND)
+    assert (state.round, state.next_round) == (0, round)

@@ -4,15 +4,11 @@ import io
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.carriers import prepare_model
 from fedlsg.method import Schedule, aggregate
-from fedlsg.selection import UNIFORM
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.server_state import ServerState, load_weights
+from fedlsg.state.server_state import load_weights
 from strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
 
@@ -83,22 +79,6 @@ def test_a_checkpoint_holds_everything(method, choices, at):
     assert (second.round, second.updates) == (unbroken.round, unbroken.updates)
 
 
-@pytest.mark.parametrize("lost", ["optimizer", "initial", "updates", "round"])
-def test_a_checkpoint_that_loses_a_part_is_caught(lost):
-    """Negative control: momentum, W_0 and both counters matter."""
-    unbroken, first, fresh = (server_state("rgp", rank=2, warmup=2, momentum=0.5) for _ in range(3))
-    advance(unbroken, 5)
-    advance(first, 3)
-    state = through_a_file(first.state_dict())
-    state[lost] = state["model"] if lost == "initial" else fresh.state_dict()[lost]
-    if lost == "initial":
-        state[lost] = {name: state["model"][name] for name in fresh.public.initial}
-    second = server_state("rgp", rank=2, warmup=2, momentum=0.5)
-    second.load_state_dict(state)
-    advance(second, 2)
-    assert not second.weights.equal(unbroken.weights)
-
-
 @pytest.mark.parametrize("count", [0, 162, 164])
 def test_weights_of_another_model_are_refused(count):
     with pytest.raises(ValueError, match=r"expected 163 weights, got shape .*the models differ"):
@@ -117,17 +97,6 @@ def test_a_divisor_that_is_no_positive_number_is_refused():
     for divisor in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="divisor"):
             advance(server_state(divisor=divisor), 1)
-
-
-@given(st.integers(1, 50), st.data(), st.integers(1, 1000), st.integers(0, 99))
-def test_selection_is_public_and_without_replacement(clients, data, round, seed):
-    per_round = data.draw(st.integers(1, clients))
-    torch.manual_seed(data.draw(st.integers(0, 9)))  # no global state is read
-    asked = UNIFORM.select(clients, per_round, round=round, seed=seed)
-    assert asked == sorted(set(asked))
-    assert len(asked) == per_round
-    assert 0 <= asked[0] <= asked[-1] < clients
-    assert asked == UNIFORM.select(clients, per_round, round=round, seed=seed)
 
 
 def test_the_sum_does_not_depend_on_a_lucky_order():
@@ -153,31 +122,3 @@ def test_the_average_of_the_weights_by_hand_and_through_a_checkpoint():
     other.load_state_dict(through_a_file(state.state_dict()))
     assert other.average.equal(state.average)
     assert server_state().average is None
-
-
-def test_the_average_is_put_away_whatever_happens_in_between():
-    state = server_state(ema=0.9)
-    advance(state, 2)
-    current = state.weights.clone()
-    with pytest.raises(KeyboardInterrupt), state.evaluated():
-        raise KeyboardInterrupt
-    assert state.weights.equal(current)
-
-
-def no_residual(*, prepared: bool) -> ServerState:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5)).double()
-    method = recipe("rgp", rank=3, residual=False, learning_rate=0.1)
-    if prepared:
-        prepare_model(net, method.carrier, classifier="2", seed=0)
-    return ServerState(PublicState.start(net, method, Schedule(rounds=4), seed=0, classifier="2"), divisor=10.0)
-
-
-def test_without_the_residual_carried_weights_have_the_rank_of_their_carriers():
-    """001 App. C. Negative control: as the model comes, they have full rank until the first update."""
-    for prepared in (True, False):
-        state = no_residual(prepared=prepared)
-        for round in range(3):
-            W = state.model.get_parameter("0.weight").detach()
-            assert (int(torch.linalg.matrix_rank(W, rtol=1e-8)) == 3) == (prepared or round > 0)
-            advance(state, 1)

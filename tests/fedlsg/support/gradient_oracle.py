@@ -9,14 +9,11 @@ from torch import Tensor, nn
 
 from fedlsg.forms import FORMS
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
-from fedlsg.gradients.calls.survey import SCALES
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import decompose, flatten_kernel, orthonormal_columns, project, project_core
 from fedlsg.masks.rules import keep_units, uniform, unit_importance
 
 TOLERANCE = 1e-9
-SURVEYED = len(SCALES) + 1
-"""Forward passes that survey a model before its first pass."""
 
 
 def make_frame(model: nn.Module, *, rank: int, sparsity: float, carry: bool = True, flat: bool = False) -> Frame:

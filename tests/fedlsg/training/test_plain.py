@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.privacy.sampling import BernoulliDraws, poisson_batch
 from fedlsg.randomness import reproducible_stream
@@ -66,23 +66,6 @@ def test_every_bit_is_that_of_the_general_steps(layout, kind, changes):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_the_short_way_is_taken_where_nothing_is_protected_and_nowhere_else(monkeypatch):
-    model, frame, inputs, targets = subject()
-    taken = []
-    real = client.plain_steps
-    monkeypatch.setattr(client, "plain_steps", lambda *a, **k: (taken.append(True), real(*a, **k))[1])
-    for kind in ("noise-only", "clip-only", "dp"):
-        result(client.client_step, model, frame, inputs, targets, LocalTraining(), kind)
-    assert not taken
-    result(client.client_step, model, frame, inputs, targets, LocalTraining(), "none")
-    assert taken
-    parameters = dict(model.named_parameters())
-    masked = Block(parameter="0.bias", part="dense", shape=(5,), keep=Keep(axis=0, index=torch.tensor([1])))
-    some = Frame(coordinates=frame.coordinates, blocks=(frame.blocks[0], masked, *frame.blocks[2:]))
-    assert client.unprotected(Mechanism(kind="none"), frame, parameters)
-    assert not client.unprotected(Mechanism(kind="none"), some, parameters)
-
-
 def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
     model, frame, inputs, targets = subject()
     before = [p.detach().clone() for p in model.parameters()]
@@ -93,16 +76,6 @@ def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
     with pytest.raises(RuntimeError, match="spent"):
         result(client.client_step, model, frame, inputs, targets, LocalTraining(steps=3), "none", refuse)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-
-
-def test_negative_control_steps_in_another_order_are_distinguished(monkeypatch):
-    """Were the velocity added before it is multiplied by momentum, the comparison above would fail."""
-    local = LocalTraining(steps=3, sample_rate=0.4, momentum=0.9)
-    model, frame, inputs, targets = subject()
-    wanted = result(general_steps, model, frame, inputs, targets, local, "none")
-    monkeypatch.setattr(torch, "_foreach_mul_", lambda velocity, momentum: None)
-    found = result(client.client_step, model, frame, inputs, targets, local, "none")
-    assert not torch.equal(found, wanted)
 
 
 @given(seed=st.integers(0, 99), count=st.integers(1, 300), rate=st.floats(0.01, 1.0), batches=st.integers(1, 6))

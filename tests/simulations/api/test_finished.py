@@ -1,7 +1,6 @@
 """``fedlsg.Run`` and ``fedlsg.load_run``: what can be read of a run, also where its code or data are gone."""
 
 import ast
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,21 +55,6 @@ def test_the_model_has_the_accuracy_of_the_summary(finished):
 
 def test_epsilon_is_that_of_the_ledgers(finished):
     assert finished.epsilon == finished.summary["epsilon_max"]
-
-
-def test_an_unfinished_run_has_rounds_and_no_summary(tmp_path):
-    def stop(row):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        quick(tmp_path / "run", rounds=3, callbacks=[stop])
-    found = fedlsg.load_run(tmp_path / "run")
-    assert [row["round"] for row in found.rounds] == [1]
-    assert found.epsilon > 0
-    assert "status" in repr(found)
-    assert "<table>" in found._repr_html_()
-    with pytest.raises(FileNotFoundError, match="summary"):
-        found.summary  # noqa: B018
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "a file", "other things"])
@@ -138,24 +122,6 @@ def cell(monkeypatch):
         return list(shown)
 
     return run
-
-
-@pytest.mark.parametrize("code", ["run.plot()", "figure = run.plot()", "figure = run.plot()\nfigure"])
-def test_a_cell_shows_a_plot_once(code, cell, finished):
-    assert ["image/png" in data for data in cell(code, run=finished)] == [True]
-
-
-def test_another_cell_shows_it_again(cell, finished):
-    cell("figure = run.plot()", run=finished)
-    assert len(cell("figure")) == 1
-
-
-def test_a_plot_is_saved_as_pdf_and_svg(finished, tmp_path):
-    figure = finished.plot()
-    for kind, start in (("pdf", b"%PDF"), ("svg", b"<?xml")):
-        figure.savefig(tmp_path / f"plot.{kind}")
-        assert (tmp_path / f"plot.{kind}").read_bytes().startswith(start)
-    assert pickle.loads(pickle.dumps(figure)).axes
 
 
 def test_a_notebook_has_one_line_of_progress(cell):

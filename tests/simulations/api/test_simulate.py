@@ -24,9 +24,6 @@ def nothing_in(folder: Path) -> bool:
     return not any(folder.iterdir())
 
 
-# --- losses and models ---
-
-
 LOSSES = {
     "a module": nn.CrossEntropyLoss(),
     "a function": functional.cross_entropy,
@@ -110,23 +107,6 @@ def unlike():
     return model
 
 
-class Penalised(nn.Module):
-    """Logits, and a number without dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.head(x), torch.tensor(0.0)
-
-
-def test_a_model_may_return_a_number_without_dimensions_next_to_its_scores(tmp_path):
-    loss = lambda o, t: functional.cross_entropy(o[0], t, reduction="none")  # noqa: E731
-    run = quick(tmp_path / "run", model=Penalised, loss=loss)
-    assert run.rounds[-1]["accuracy"] is not None
-
-
 class Scaled(nn.Module):
     """A loss with a learned scale."""
 
@@ -207,44 +187,6 @@ def test_wrong_use_is_refused_in_one_line_and_leaves_nothing(case, tmp_path, mon
     assert nothing_in(tmp_path)
 
 
-# --- methods ---
-
-
-def wide(*, width: int = 2, mechanism, server):
-    """Random carriers, as wide as width."""
-    carrier = fedlsg.recipe("rgp-random", rank=width).carrier
-    return fedlsg.Method(name="wide", carrier=carrier, mechanism=mechanism, server=server)
-
-
-def test_a_method_object_equals_the_recipe_it_is_like_and_takes_its_own_settings(tmp_path):
-    for width in (1, 2):
-        mine = quick(tmp_path / f"mine-{width}", method=wide, width=width)
-        theirs = quick(tmp_path / f"theirs-{width}", method="rgp-random", rank=width)
-        assert torch.equal(weights(mine), weights(theirs))
-        assert mine.summary["uplink_bytes"] == theirs.summary["uplink_bytes"]
-    with refused("width"):
-        quick(tmp_path / "no", method=wide, width="many")
-    with refused("unknown setting 'widht'; did you mean 'width'?"):
-        quick(tmp_path / "no", method=wide, widht=2)
-
-
-def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
-    def inner(*, mechanism, server):
-        """Inside."""
-        return fedlsg.Method(name="inner", mechanism=mechanism, server=server)
-
-    space = {"__name__": "__main__", "fedlsg": fedlsg}
-    body = 'return fedlsg.Method(name="c", mechanism=mechanism, server=server)'
-    cell = f'def cell(*, mechanism, server):\n    "A cell."\n    {body}'
-    exec(cell, space)
-    found = [quick(tmp_path / str(i), method=one) for i, one in enumerate((inner, space["cell"], "dpsgd"))]
-    assert torch.equal(weights(found[0]), weights(found[2]))
-    assert torch.equal(weights(found[1]), weights(found[2]))
-
-
-# --- callbacks ---
-
-
 @pytest.mark.parametrize("part", ["model", "loss", "transform", "metric", "callback", "test rows"])
 def test_a_users_code_that_leaves_the_process_is_an_error_that_names_its_line(part, tmp_path):
     def leave(*_):
@@ -304,9 +246,6 @@ def test_nothing_of_a_users_own_changes_the_ledger(tmp_path):
     assert torch.equal(weights(plain), weights(other))
 
 
-# --- folders, resuming ---
-
-
 def interrupted(out: Path, **changes) -> None:
     def stop(row):
         if row["round"] == 1:
@@ -320,26 +259,3 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_never_interrupted(tmp_pat
     whole = quick(tmp_path / "whole", rounds=3)
     interrupted(tmp_path / "run")
     assert torch.equal(weights(quick(tmp_path / "run", rounds=3, resume=True)), weights(whole))
-
-
-@pytest.mark.slow
-def test_only_the_same_call_continues_a_run(tmp_path):
-    interrupted(tmp_path / "run", method=wide)
-    again = {"method": wide, "rounds": 3, "resume": True}
-    with refused("resume=True continues the run", "rounds=3 (not 5)"):
-        quick(tmp_path / "run", **{**again, "rounds": 5})
-    with refused("engine='local' (not 'ray')"):
-        quick(tmp_path / "run", **{**again, "engine": "ray"})
-    with refused("the code of the run's own workload differs"):
-        quick(tmp_path / "run", **again, loss=LOSSES["by hand"])
-    with refused("the code of the run's own workload differs"):
-        quick(tmp_path / "run", **again, model=lambda: build())
-    with refused("the data or its partition differ"):
-        quick(tmp_path / "run", **again, train=(TRAIN[0] + 1, TRAIN[1]))
-    with refused("the test data differ"):
-        quick(tmp_path / "run", **again, test=(TEST[0] + 1, TEST[1]))
-    with refused("resume=True continues the run in out: give out, too"):
-        quick(None, **again)
-    with pytest.raises((ValueError, OSError), match="nowhere"):
-        quick(tmp_path / "nowhere", **again)
-    assert quick(tmp_path / "run", **again).summary["rounds"] == 3

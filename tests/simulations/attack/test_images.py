@@ -1,13 +1,11 @@
 """``fedlsg attack`` on recorded runs of digits: what it gets, what it grants, what it refuses."""
 
 import json
-import math
 import re
 import shutil
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,14 +13,14 @@ from fedlsg.attacks.inversion.linear import input_of_linear
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
-from simulations.attack.findings import Best, judge, summaries
-from simulations.attack.images import IMAGE_ATTACKS, IMAGES, attack_images, attacks_named, image_prior, strongest
-from simulations.attack.images_score import EXACT_DB, scored, summarise
+from simulations.attack.findings import judge, summaries
+from simulations.attack.images import IMAGES, attack_images, image_prior, strongest
+from simulations.attack.images_score import scored, summarise
 from simulations.attack.observations import open_record
-from simulations.attack.target import Options
-from simulations.rundir import files
+from simulations.attack.target import Options, batch_sizes
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
+from tests.simulations.support.secure_clients import Seen, recorded_sum, run_five
 
 judge_images = partial(judge, kind=IMAGES)
 CLIENT, SUM = ThreatModel(), ThreatModel(view="aggregate")
@@ -119,25 +117,6 @@ PLAIN = Prior(shape=(1, 8, 8), low=0.0, high=1.0)
 BLIND = torch.full((2, 1, 8, 8), 0.5, dtype=torch.float64)
 
 
-def test_scores_by_hand():
-    truth = torch.zeros(2, 1, 8, 8)
-    truth[1] = 1.0
-    blind = torch.full_like(truth, 0.5)
-    swapped = Guess(inputs=truth.flip(0).clone())
-    result = scored("x", swapped, truth, blind, PLAIN, 1.0)
-    assert result.psnr == (EXACT_DB, EXACT_DB)  # a batch has no order
-    assert result.blind == pytest.approx((10 * math.log10(4),) * 2)
-    assert torch.equal(result.images, truth.double())
-    unknown = truth.clone()
-    unknown[:, :, :, :4] = math.nan
-    half = scored("x", Guess(inputs=unknown), truth, blind, PLAIN, 1.0)
-    assert half.psnr == pytest.approx((10 * math.log10(8),) * 2)  # half of the pixels are the blind guess
-    assert bool(half.images[..., :4].isnan().all())
-    one = scored("x", Guess(inputs=truth[:1]), truth, blind, PLAIN, 1.0)
-    assert one.psnr == pytest.approx((EXACT_DB, 10 * math.log10(4)))  # what is not guessed is the blind image
-    assert summarise([half, result], 2).psnr == pytest.approx((EXACT_DB + 10 * math.log10(8)) / 2)
-
-
 def test_a_search_that_did_not_converge_is_no_evidence():
     """It is said so, whatever the interval, unless another search explains what was received."""
     row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
@@ -149,88 +128,6 @@ def test_a_search_that_did_not_converge_is_no_evidence():
         assert judge_images(rows).startswith("no image recovered")
     leak = replace(stuck, gain=Interval(mean=9, low=5, high=12, confidence=0.95, count=2))
     assert "updates leak" in judge_images([leak])  # what was recovered needs no converged search
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--compare", "lsg,nope"], "nope"),
-        (["--compare", "lsg,lsg"], "names a method twice"),
-        (["--compare", "lsg", "-c", "epsilon=8"], "equal sigma: give noise_multiplier"),
-        (["--compare", "dpsgd,sgd"], "sgd adds no noise: leave it out, or compare all methods without noise"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_before_anything_is_recorded(fedlsg, options, why, tmp_path):
-    status, _, error = fedlsg("attack", *options, "--out", str(tmp_path / "out"))
-    assert status == 1
-    assert why in " ".join(error.split())
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda p: (p / "updates/round-000002/client-000001.bin").write_bytes(b"junk"), r"client-000001\.bin: "),
-        (lambda p: _cut(p / "updates/round-000002/client-000001.bin"), r"client-000001\.bin: .*record is damaged"),
-        (lambda p: _shift(p / "updates/round-000002/weights.npy"), r"record is damaged, or other weights"),
-        (lambda p: (p / "updates/round-000002/weights.npy").write_bytes(b"x"), r"cannot read the weights of round 2"),
-        (lambda p: _flip(p / "updates/round-000002/weights.npy"), r"it is not what weights\.npy\.sha256 says"),
-        (
-            lambda p: (p / "updates/round-000002/weights.npy.sha256").unlink(),
-            r"it is not what weights\.npy\.sha256 says",
-        ),
-        (lambda p: (p / "updates/round-000002/weights.npy").unlink(), r"cannot read the weights of round 2"),
-        (lambda p: (p / "ledger/run.jsonl").unlink(), r"holds no entry of round 2"),
-    ],
-)
-def test_a_damaged_record_is_noticed(damage, message, copied):
-    path = copied("noisy lsg")
-    damage(path)
-    record = open_record(str(path), CLIENT)
-    with pytest.raises(ValueError, match=message):
-        record.pick(2, CLIENT)
-
-
-def _flip(path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 64
-    path.write_bytes(content)
-
-
-def _cut(path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
-
-
-def _shift(path) -> None:
-    """Other weights, rightly stored: the payload's own digest tells."""
-    files.save_array(path, np.load(path) * 1.5)
-
-
-def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
-    plain = run_local(tmp_path / "plain").path
-    with pytest.raises(ValueError, match=r"holds no recorded updates; record one with"):
-        open_record(str(plain), CLIENT)
-    with pytest.raises(ValueError, match=r"nobody is assumed to see a single payload"):
-        open_record(recorded("sum"), CLIENT)
-    with pytest.raises(ValueError, match=r"no recorded update holds 500 examples, there are updates of"):
-        attacked(recorded("noisy lsg"), batches=(500,))
-    with pytest.raises(ValueError, match=r"no recorded sum holds 500 examples, there are sums of .* among them$"):
-        attacked(recorded("sum"), threat=ThreatModel(view="aggregate"), batches=(500,))
-    with pytest.raises(ValueError, match=r"choose examples='known'"):
-        ThreatModel(labels="known", examples="unknown")
-    with pytest.raises(ValueError, match=r"unknown attack 'dgl'.*did you mean 'dlg'"):
-        attacks_named("map,dgl")
-    with pytest.raises(ValueError, match=r"'group' was removed; commit 293cb648.* choose 'smooth-relu'"):
-        attacks_named("map, group-naive")
-    assert set(IMAGE_ATTACKS) >= {
-        "smooth-relu",
-        "first-layer",
-        "relu-batch",
-        "dlg",
-        "inverting-gradients",
-        "map",
-        "dlg-naive",
-    }
 
 
 def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
@@ -255,50 +152,32 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
         assert words in page
 
 
-@pytest.mark.slow
-def test_compare_records_and_attacks(fedlsg, tmp_path):
-    out = tmp_path / "out"
-    options = ("--compare", "dpsgd,rgp", "-c", "rounds=2", "-c", "clients=6", "--attacks", "map", "--seconds", "0.1")
-    status, said, error = fedlsg("attack", *options, "--batch", "1,2,3", "--images", "1", "--out", str(out))
-    assert status == 0, said + error
-    runs = json.loads((out / "attack.json").read_text())["runs"]
-    assert [run["label"] for run in runs] == ["dpsgd", "rgp"]
-    assert all(run["facts"]["sigma"] == "1 per payload" for run in runs)
-    assert (out / "rgp" / "updates").is_dir()
+SUM_OF_SECURE_RECORDS = ThreatModel(view="aggregate")
 
 
-def test_wrong_options_are_one_line(fedlsg, recorded):
-    for options, part in (
-        ((), "give either run directories, or --compare"),
-        ((recorded("dpsgd"), "--compare", "rs"), "give either run directories, or --compare"),
-        ((recorded("dpsgd"), "-c", "rank=3"), "a run has its settings; leave out rank"),
-        (("--compare", "rs", "--record"), "--compare records runs of its own"),
-        ((recorded("dpsgd"), "--sigmas", "1,2"), "--sparsities and --sigmas are of runs that --compare records"),
-        ((recorded("dpsgd"), "--view", "both"), "expected view in"),
-        ((recorded("dpsgd"), "--batch", "x"), "expected --batch as numbers"),
-        ((recorded("dpsgd"), "--images", "0"), "--images 0 >= 1"),
-    ):
-        status, _, error = fedlsg("attack", *options)
-        assert status == 1
-        assert part in error
-        assert "Traceback" not in error
+def given_up_first(stage: str, how: str):
+    """Two clients drop out in the first round."""
+    left = [2]
+
+    def drop(at: str, client: int) -> str | None:
+        if at != stage or client not in (2, 3) or not left[0]:
+            return None
+        left[0] -= 1
+        return how
+
+    return Seen(drop=drop)
 
 
-def best(method: str, p: float | None, sigma: float, gain: float) -> Best:
-    """A point of the curves."""
-    return Best(method=method, sparsity=p, sigma=sigma, attack="map", unit="dB", gain=gain, low=gain - 1, high=gain + 1)
-
-
-@pytest.mark.slow
-def test_a_sparsity_curve_is_recorded_and_drawn(fedlsg, tmp_path):
-    out = tmp_path / "out"
-    axes = ("--compare", "lsg", "--sparsities", "0,0.5", "--sigmas", "2")
-    small = ("-c", "rounds=1", "-c", "clients=6", "--images", "1", "--attacks", "map", "--seconds", "0.05")
-    small += ("-c", "reproducible=true")
-    status, said, error = fedlsg("attack", *axes, *small, "--out", str(out))
-    assert status == 0, said + error
-    labels = [run["label"] for run in json.loads((out / "attack.json").read_text())["runs"]]
-    assert labels == ["lsg, p 0", "lsg, p 0.5"]
-    assert "All runs" in said
-    assert (out / "attack-curves.png").read_bytes().startswith(b"\x89PNG")
-    assert "Over sparsity and noise" in (out / "attack.html").read_text()
+@pytest.mark.parametrize("stage", ["unmask", *(pytest.param(s, marks=pytest.mark.slow) for s in ("masked", "agree"))])
+def test_a_round_that_was_given_up_is_not_attacked(stage, tmp_path):
+    """Its payloads are recorded, and stay masked."""
+    settings = {"rounds": 2, "batch_size": 1, "sample_rate": None, "reproducible": True}
+    run = run_five(tmp_path / "run", given_up_first(stage, "raises"), **settings)
+    assert [row.answered for row in run.rows] == ["", "0 1 2 3 4"]
+    assert any("round-000001" in name for name in run.payloads)
+    record = open_record(str(run.path), SUM_OF_SECURE_RECORDS)
+    assert list(batch_sizes(record)) == [2]
+    (seen,) = record.pick(2, SUM_OF_SECURE_RECORDS)
+    assert seen.values.equal(recorded_sum(run, 2).float())
+    with pytest.raises(ValueError, match=r"round 1 .* revealed no sum: it was given up"):
+        record.pick(1, SUM_OF_SECURE_RECORDS)

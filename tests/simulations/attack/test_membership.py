@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -10,25 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fedlsg.attacks.audit.plants import PLANTS, planted, scaled_noise
 from simulations.attack.membership import as_shadow, membership_command
 from simulations.attack.membership_findings import Report, bounded, tables, verdict
-from simulations.attack.membership_measure import (
-    Limit,
-    attack,
-    by_epsilon,
-    over_the_claim,
-    scored,
-)
+from simulations.attack.membership_measure import Limit, attack, by_epsilon, over_the_claim, scored
 from simulations.attack.membership_rounds import PerRound, per_round
 from simulations.attack.shadows import Trained, halves, pair_of, train_all
-from simulations.cli.app import app
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.own_scripts import without_scripts
@@ -53,29 +41,6 @@ def made(*, shift: float, shadows: int = 16, examples: int = 1000, seed: int = 0
     return Trained(rows=np.arange(examples), confidence=confidence, inside=inside, accuracy=tuple([0.9] * len(inside)))
 
 
-@given(st.integers(3, 12), st.integers(1, 60), st.integers(0, 1000))
-def test_shadows_come_in_pairs_and_leave_every_example_enough(pairs, examples, seed):
-    inside = halves(2 * pairs, examples, seed)
-    assert inside.shape == (2 * pairs + 1, examples)
-    assert torch.equal(inside[1::2], ~inside[2::2])
-    for target in range(len(inside)):
-        others = [m for m in range(1, len(inside)) if m not in (target, pair_of(target))]
-        with_it = inside[others].sum(0)
-        assert torch.equal(with_it, torch.full((examples,), len(others) // 2))
-        assert len(others) // 2 >= 2
-
-
-def test_lira_finds_what_one_threshold_does_not():
-    """A shift of two deviations, hidden by examples that differ by four."""
-    found = {one.attack: one for one in attack(made(shift=2.0), seed=0)}
-    online, plain = found["LiRA online"], found["loss threshold"]
-    assert online.in_turn.tpr[0.01].low > 0.2 > plain.in_turn.tpr[0.01].high
-    assert online.target.tpr[0.01].low > 0.1 > plain.target.tpr[0.01].value
-    # 16 shadows know each mean to 1 / sqrt(8): a little less than the exact Phi(2 / sqrt(2)).
-    assert 0.88 < online.in_turn.auc.value < 0.922
-    assert online.success.low > 0.7
-
-
 @pytest.mark.parametrize("name", ["loss threshold", "LiRA offline", "LiRA online"])
 @pytest.mark.parametrize("target", [0, 3])
 def test_no_attack_reads_the_coins_of_its_target(name, target):
@@ -85,15 +50,6 @@ def test_no_attack_reads_the_coins_of_its_target(name, target):
         if model is not None:
             lied[model] = ~lied[model]
     assert np.array_equal(scored(name, models, target), scored(name, replace(models, inside=lied), target))
-
-
-def test_bounds_by_hand():
-    assert by_epsilon(0.1, 0.0, 0.0) == pytest.approx(0.1)
-    assert by_epsilon(0.1, math.log(4), 0.0) == pytest.approx(0.4)
-    assert by_epsilon(0.9, math.log(4), 0.0) == pytest.approx(0.975)
-    assert by_epsilon(0.0, 8.0, 1e-5) == pytest.approx(1e-5)
-    assert Limit(name="", bound=lambda rate: rate).auc == pytest.approx(0.5, abs=1e-3)
-    assert Limit(name="", bound=lambda rate: rate).auc >= 0.5
 
 
 def said(**changes) -> str:
@@ -217,49 +173,3 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
         assert "private" not in part.lower()
     assert "http" not in without_scripts(page).replace("http://www.w3.org", "")
     assert found["verdict"] in text.replace("\n", " ")
-
-
-@pytest.mark.slow
-def test_texts_are_attacked_too(tmp_path, monkeypatch):
-    pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.support.made_texts import make_bert, write_sst2
-
-    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDLSG_DATA", raising=False)
-    write_sst2(tmp_path / "data", train=60, validation=30)
-    bert = make_bert(tmp_path / "bert", layers=1)
-    found, _, _ = command(
-        tmp_path, workload="glue-sst2", model=str(bert), data_dir=str(tmp_path / "data"), max_length=16, rounds=1,
-        method="rgp", rank=3,
-    )  # fmt: skip
-    assert found["candidates"] == 60
-
-
-def test_an_interrupted_attack_leaves_nothing(tmp_path):
-    def stop(share: float, text: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_all(plan_of(), shadows=6, seed=0, tick=stop)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (["--membership", "--shadows", "5"], "expected --shadows 5 even and at least 6"),
-        (["--membership", "--images", "8", "--naive"], "leave out --images, --naive"),
-        (["--membership", "one", "two"], "attacks one run at a time, got 2"),
-        (["--membership", "one", "--method", "lsg"], "a run has its settings; leave out method, or the run"),
-        (["--membership", "-c", "clients=2000"], "expected clients in 1..1437"),
-        (["--membership", "none"], "none is no run directory: it does not exist"),
-        (["--shadows", "8"], "--shadows belongs to --membership"),
-        (["run", "--noise-multiplier", "1"], "--noise-multiplier belongs to --membership"),
-    ],
-)
-def test_refuses(options, why, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["attack", *options], standalone_mode=False)
-    assert isinstance(result.exception, ValueError), result.output
-    assert why in str(result.exception)
-    assert not list(tmp_path.iterdir())

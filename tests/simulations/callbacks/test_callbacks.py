@@ -1,4 +1,4 @@
-"""Callbacks around a run: when they are called, how one stops a run, and what a stopped run says of itself."""
+"""Callbacks around a run, by name or given: when they are called, how one stops a run."""
 
 import json
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import fedlsg
-from simulations.callbacks import Watched
-from simulations.rundir.updates import read_model
+from fedlsg import user_code
+from simulations.callbacks.named import named
+from simulations.rundir.results import read_run
+from simulations.rundir.rundir import RunDir
 from tests.simulations.support.own import quick
 
 
@@ -69,78 +71,102 @@ def test_anything_else_is_refused_before_a_folder_is_made(given, message, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-# --- early stopping, the best model ---
-
-
 def rows(*values, monitor="accuracy"):
     return [{"round": number, monitor: value} for number, value in enumerate(values, 1)]
 
 
-def stopped_after(callback, *values, monitor="accuracy"):
-    """The round after which a run with these values stops, None if it does not."""
-    callback.on_begin(watched())
-    for row in rows(*values, monitor=monitor):
-        try:
-            callback.on_round(row)
-        except fedlsg.StopRun:
-            return row["round"]
-    return None
+MINE = """
+import fedlsg
+
+def watch(row):
+    print("round", row["round"])
+
+MADE = []
+
+class Limit(fedlsg.Callback):
+    def __init__(self, *, rounds: int = 2, word: str = "limit"):
+        MADE.append(word)
+        self.rounds, self.word = rounds, word
+
+    def on_round(self, row):
+        if row["round"] >= self.rounds:
+            raise fedlsg.StopRun(self.word)
+"""
 
 
-def watched(*earlier):
-    return Watched(path=None, settings={}, rows=list(earlier), save_model=lambda folder: None)
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "my callbacks.py"
+    file.write_text(MINE)
+    user_code.permit(*(f"{file}:{name}" for name in ("watch", "MADE", "Limit")))
+    return file
 
 
-def test_early_stopping_waits_for_evaluations_without_improvement():
-    assert stopped_after(fedlsg.EarlyStopping(patience=2), 0.1, 0.3, 0.2, 0.25, 0.4) == 4
-    assert stopped_after(fedlsg.EarlyStopping(patience=3), 0.1, 0.3, 0.2, 0.25, 0.4) is None
-    assert stopped_after(fedlsg.EarlyStopping(patience=2), 0.3, None, None, None, 0.2) is None, "not evaluated"
-    assert stopped_after(fedlsg.EarlyStopping(patience=1, min_delta=0.1), 0.3, 0.35) == 2
-    assert stopped_after(fedlsg.EarlyStopping(monitor="loss", patience=1), 2.0, 1.0, 1.5, monitor="loss") == 3
-    assert stopped_after(fedlsg.EarlyStopping(patience=1, mode="min"), 0.3, 0.2, 0.25) == 3
+def test_names_with_parameters():
+    first, second = named("early-stopping patience=3 monitor=loss; best-model")
+    assert (type(first), first.patience, first.monitor) == (fedlsg.EarlyStopping, 3, "loss")
+    assert type(second) is fedlsg.BestModel
+    assert named(None) == named("") == named(" ; ") == ()
 
 
-def test_the_best_model_is_that_of_its_round(tmp_path):
-    values = {1: 0.2, 2: 0.9, 3: 0.5}
-    kept = {}
-
-    class Keep(fedlsg.Callback):
-        """Not the real accuracy: one that is best in round 2."""
-
-        def on_begin(self, run):
-            self.inner = fedlsg.BestModel()
-            self.inner.on_begin(run)
-            self.run = run
-
-        def on_round(self, row):
-            self.run.save_model(tmp_path / f"round-{row['round']}")
-            kept[row["round"]] = read_model(tmp_path / f"round-{row['round']}")[0]
-            self.inner.on_round({**row, "accuracy": values[row["round"]]})
-
-    found = quick(tmp_path / "run", rounds=3, callbacks=[Keep()])
-    best, facts = read_model(found.directory / "best")
-    assert facts["round"] == 2
-    assert all(torch.equal(best[name], value) for name, value in kept[2].items())
-    assert not all(torch.equal(best[name], value) for name, value in kept[3].items()), "rounds differ"
-    assert json.loads((found.directory / "config.json").read_text())["round"] == 3
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("early-stoping", "unknown name 'early-stoping'; did you mean 'early-stopping'"),
+        ("best-model patience=3", "unknown parameter of best-model 'patience'"),
+        ("early-stopping 3", "expected '3' of early-stopping as parameter=value"),
+        ("early-stopping patience=0", "expected patience=0 >= 1"),
+        ("early-stopping patience=many", "patience"),
+        ("missing.py:watch", "there is no file"),
+    ],
+)
+def test_what_is_wrong_is_named(text, message):
+    user_code.permit("missing.py:watch")
+    with pytest.raises(ValueError, match=message):
+        named(text)
 
 
-def test_no_callback_changes_what_a_run_says_of_itself(tmp_path, capsys):
-    """The summary that is printed after on_end is the run's; a stop at the end has nothing to stop."""
+def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = quick(tmp_path / "run", rounds=3, callbacks="'my callbacks.py:Limit' rounds=1 word=enough")
+    assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
+    assert user_code.load(f"{mine}:MADE", "list") == ["enough"], "made once"
+    assert str(mine) in RunDir(tmp_path / "run").read_config().callbacks
+    assert read_run(tmp_path / "run").summary["stopped"] == "enough"
 
-    class Liar(fedlsg.Callback):
-        def on_round(self, row):
-            row["epsilon_max"] = 0.0
 
-        def on_end(self, summary):
-            summary["epsilon_max"], summary["accountant"]["reported"] = 0.0, "nobody"
-            raise fedlsg.StopRun("too late")
+@pytest.fixture
+def tracking(tmp_path, monkeypatch):
+    """MLflow's client, on a store of this test."""
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'fedlsg[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return mlflow.MlflowClient()
 
-    told: list[dict] = []
-    after = fedlsg.Callback()
-    after.on_end = told.append
-    found = quick(tmp_path / "run", rounds=1, quiet=False, callbacks=[Liar(), after])
-    assert "epsilon 0.000" not in capsys.readouterr().out
-    assert found.summary["stopped"] is None
-    assert told[0]["epsilon_max"] == found.rounds[0]["epsilon_max"] == pytest.approx(found.epsilon, rel=1e-3)
-    assert told[0]["accountant"]["reported"] != "nobody"
+
+def only_run(client):
+    (experiment,) = (one for one in client.search_experiments() if one.name == "mine")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
+    found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine")])
+    run = only_run(tracking)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.data.params["rounds"] == "2"
+    assert str(tmp_path) not in json.dumps(run.data.params), "no folder of this machine"
+    assert run.data.metrics["final/accuracy"] == found.summary["accuracy"]
+    history = tracking.get_metric_history(run.info.run_id, "epsilon/max")
+    assert [(one.step, one.value) for one in history] == [(row["round"], row["epsilon_max"]) for row in found.rounds]
+
+
+def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):
+    """The error is that of a process that never logged in: init remembers earlier runs of this process."""
+    wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
+
+    def init(**settings):
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(ValueError, match=r"callbacks=wandb: No API key.* \(WANDB_MODE=offline needs no account\)"):
+        quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases()])

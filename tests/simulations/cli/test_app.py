@@ -2,18 +2,20 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from simulations.attack.observations import made_on
 from simulations.cli import app as cli
-from simulations.engines.cluster import Cluster
+from simulations.settings.settings import Settings
+from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.places import REPOSITORY
-from tests.simulations.support.runs import Run
+from tests.simulations.support.runs import Run, run_local
 
 SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
 SMALL = (*SHORT, "--noise-multiplier", "2")
@@ -50,20 +52,6 @@ def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
     assert line in lines[:2]
     assert any(text.startswith("privacy") and "NOT PRIVATE:" in text for text in lines)
 
-
-def test_a_second_run_does_not_overwrite_the_first(fedlsg, tmp_path):
-    assert fedlsg("run", *SMALL)[0] == 0
-    (first,) = (tmp_path / "runs").iterdir()
-    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
-    assert fedlsg("run", *SMALL)[0] == 0
-    assert len(list((tmp_path / "runs").iterdir())) == 2
-    status, _, err = fedlsg("run", *SMALL, "--out", str(first))
-    assert status == 1
-    assert "is not empty; choose another --out, or continue it with fedlsg resume" in err
-    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
-
-
-# --- wrong inputs
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown workload": (("run", "digitz", *SMALL), "unknown workload 'digitz'.*did you mean 'digits'"),
@@ -124,53 +112,6 @@ def test_a_wrong_input_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_right_input_leaves_something(fedlsg, tmp_path):
-    """Negative control for "leaves nothing"."""
-    assert fedlsg("run", *SMALL)[0] == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-def test_an_interruption_is_one_line(fedlsg, monkeypatch):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("simulations.run.ready_plan", interrupt)
-    status, out, err = fedlsg("run", *SMALL)
-    assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
-
-
-# --- resume
-
-RESUME_DAMAGE: dict[str, tuple[Callable[[Run], object], str]] = {
-    "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "the ledger is missing"),
-    "no checkpoints": (
-        lambda run: [path.unlink() for path in (run.directory.checkpoint, run.directory.previous)],
-        "has ledgers and no checkpoint: restore",
-    ),
-    "damaged config": (lambda run: run.directory.config.write_text("= ="), "config.toml is damaged"),
-}
-
-
-@pytest.mark.parametrize("engine", ["local", "ray"])
-@pytest.mark.parametrize("kind", RESUME_DAMAGE)
-def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path, monkeypatch):
-    """Before any engine runs."""
-    monkeypatch.setattr(Cluster, "_keep", lambda self: None)
-    shutil.copytree(small.path, tmp_path / "run")
-    run = Run(tmp_path / "run")
-    text = run.directory.config.read_text()
-    run.directory.config.write_text(text.replace('engine = "local"', f'engine = "{engine}"'))
-    damage, message = RESUME_DAMAGE[kind]
-    damage(run)
-    status, out, err = fedlsg("resume", "run")
-    assert (status, out) == (1, "")
-    assert re.search(message, err), err
-    assert len(err.splitlines()) == 1
-
-
-# --- calibrate
-
-
 def test_calibrate_finds_the_noise(fedlsg):
     status, out, _ = fedlsg("calibrate", "--epsilon", "3", "--sample-rate", "0.05", "--steps", "10")
     found = re.search(r"noise multiplier ([0-9.]+): epsilon ([0-9.]+) at delta 1e-05", out)
@@ -178,21 +119,6 @@ def test_calibrate_finds_the_noise(fedlsg):
     assert found is not None
     assert 2.99 < float(found[2]) <= 3
     assert fedlsg("calibrate", "--noise-multiplier", "1")[1].startswith("noise multiplier 1: epsilon 1.8"), "q is 0.01"
-
-
-# --- small parts
-
-
-def test_options_reach_the_settings(fedlsg, tmp_path):
-    options = {
-        "--codec": "float16", "--local-steps": "2", "--clients-per-round": "1", "--sparsity": "0.2", "--device": "cpu",
-    }  # fmt: skip
-    flat = [word for pair in options.items() for word in pair]
-    assert fedlsg("run", *SMALL, *flat, "--record-updates", "-c", "indices=explicit", "--out", "x")[0] == 0
-    config = Run(tmp_path / "x").config
-    assert {name: str(config[name[2:]]) for name in options} == options
-    assert config["record-updates"] is True
-    assert config["indices"] == "explicit"
 
 
 def test_the_installed_command():
@@ -225,3 +151,46 @@ def test_a_shell_completes_settings(shell, fedlsg, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     assert "--learning-rate" in capsys.readouterr().out
+
+
+COMMANDS = {
+    "inspect": ["inspect", "--examples", "10"],
+    "audit": ["audit", "--canaries", "20"],
+    "audit training": ["audit", "--mode", "training", "--canaries", "10"],
+    "attack": ["attack", "--attacks", "inverting-gradients,dlg,first-layer,relu-batch", "--seconds", "0.5"],
+    "attack without labels": ["attack", "--labels", "unknown", "--naive", "--seconds", "0.2"],
+    "membership": ["attack", "--membership", "--shadows", "6"],
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, without_pages: None) -> Run:
+    """A run on the CPU whose batches an attack may try."""
+    return run_local(
+        tmp_path_factory.mktemp("recorded") / "run", clients=3, batch_size=1, sample_rate=None, record_updates=True
+    )
+
+
+QUICK = ("inspect",)
+CASES = [pytest.param(name, "auto", marks=() if name in QUICK else pytest.mark.slow) for name in COMMANDS]
+
+
+@pytest.mark.parametrize(("command", "device"), [*CASES, pytest.param("inspect", "cpu", marks=pytest.mark.slow)])
+def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedlsg, tmp_path, monkeypatch):
+    name, *options = COMMANDS[command]
+    out = str(tmp_path / "audit.json" if name == "audit" else tmp_path)
+    with pretended_cuda(monkeypatch) as mode:
+        status, _, errors = fedlsg(name, str(recorded.path), *options, "--device", device, "--out", out)
+    assert (status, errors) == (0, "")
+    assert (mode.operations > 100) == (device != "cpu")
+
+
+@pytest.mark.parametrize(("used", "setting", "device"), [
+    ("cuda", "auto", "auto"), ("cpu", "auto", "cpu"), (None, "auto", "auto"), (None, "cpu", "cpu"),
+    (None, "cuda", "auto"),
+])  # fmt: skip
+def test_a_record_is_read_with_the_frames_of_its_server(used, setting, device):
+    """Carriers have other last digits on another device. A finished run names its server's."""
+    summary = SimpleNamespace(exists=lambda: used is not None)
+    run: Any = SimpleNamespace(summary=summary, read_summary=lambda strict: {"device": used})
+    assert made_on(run, Settings(device=setting)) == device

@@ -1,13 +1,21 @@
-"""``fedlsg calibrate``: what is printed is not below what is spent; of shuffled batches, epochs begun are counted."""
+"""Small commands: ``fedlsg calibrate`` is not below what is spent; ``fedlsg docs``; ``fedlsg`` alone."""
 
+import ast
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fedlsg.accounting import calibrate_noise_multiplier, epsilon
+from simulations.cli import docs, start
 from simulations.cli.app import app
+from simulations.cli.docs import STEPS
+from tests.places import REPOSITORY
 
 OF_EPOCH = 50
 
@@ -53,8 +61,63 @@ def test_what_is_printed_is_never_less_than_what_is_spent(target):
     assert spent <= target
 
 
-def test_an_epoch_without_batches_is_refused():
-    done = CliRunner().invoke(
-        app, ["calibrate", "--steps", "9", "--epoch-batches", "0", "--noise-multiplier", "1"], standalone_mode=False
-    )
-    assert "expected --epoch-batches=0 >= 1" in str(done.exception)
+def test_no_command_shows_three_things_to_do_first(fedlsg):
+    """Each with a command that exists, with options that exist; then how to see all commands."""
+    status, out, err = fedlsg()
+    assert (status, err) == (2, "")
+    assert [line.strip() for line in out.splitlines() if line.startswith("     ")] == [step for _, step in STEPS]
+    assert "fedlsg --help" in out
+    for _, command in STEPS:
+        _, name, *options = command.split()
+        known = fedlsg(name, "--help")[1]
+        assert all(option in known for option in options if option.startswith("--")), command
+
+
+def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monkeypatch, capsys):
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "simulations.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "simulations.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as left:
+        start.main()
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "fedlsg: error: interrupted\n"
+
+
+def test_a_closed_output_is_not_called_an_interruption():
+    """``fedlsg run --help | head -0``: the reader has gone before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = "from simulations.cli.app import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; main()"
+    try:
+        ended = subprocess.run([sys.executable, "-c", command], stdout=writer, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "fedlsg: error: its output was closed\n")
+
+
+PAGES = {file.stem for file in (REPOSITORY / "docs").glob("*.md")} | {"changelog"}
+
+
+def test_no_message_points_to_a_file_of_the_clone():
+    """Strings of the program, without docstrings and comments: a user of pip has no docs/ folder."""
+    code = [file for name in ("fedlsg", "strategies", "simulations") for file in (REPOSITORY / name).rglob("*.py")]
+    pointing = {file.name: found for file in code if (found := messages(file.read_text()))}
+    assert pointing == {"docs.py": ["docs/presets.md", "docs/settings.md"]}  # the pages that a developer makes
+
+
+def messages(code: str) -> list[str]:
+    nodes = list(ast.walk(ast.parse(code)))
+    described = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in described)
+    return [name for text in texts if isinstance(text, str) for name in re.findall(r"docs/[\w-]+\.md", text)]
+
+
+def test_every_page_that_a_message_names_exists():
+    files = [file for file in (REPOSITORY / "simulations").rglob("*.py") if file != Path(docs.__file__)]
+    named = {name for file in files for name in re.findall(r"fedlsg docs ([a-z][\w-]*)", file.read_text())}
+    assert {"attacks", "layers", "methods"} <= named
+    assert named - {"lists"} <= PAGES

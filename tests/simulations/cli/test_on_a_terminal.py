@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from simulations.cli.docs import MORE, STEPS
 from tests.simulations.support.terminal import Terminal
 
 LONG = ["run", "--engine", "local", "--clients", "2", "--rounds", "100000", "--noise-multiplier", "2",
@@ -50,13 +49,3 @@ def test_a_run_on_a_terminal(tmp_path):
         assert "continue with: fedlsg resume" in " ".join(terminal.lines)
         assert terminal.raw.rindex(SHOW_CURSOR) > terminal.raw.rindex(b"\x1b[?25l")
     assert ESCAPE not in (tmp_path / "here" / "run.log").read_bytes()
-
-
-@pytest.mark.parametrize("columns", [80, 60])
-def test_the_first_steps_fit(columns, tmp_path):
-    with on_terminal([], tmp_path, columns=columns) as terminal:
-        assert terminal.status() == 2
-        text = "\n".join(terminal.lines)
-    for command in [command for _, command in (*STEPS[:1], *MORE)]:
-        assert command.split(";")[0].split(" lists")[0] in text
-    assert len(text.splitlines()) < 20

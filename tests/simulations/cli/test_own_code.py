@@ -30,19 +30,6 @@ def refused(fedlsg, *arguments: str) -> str:
     return err
 
 
-def test_a_workload_and_a_method_of_a_file(fedlsg, mine, tmp_path):
-    status, out, err = fedlsg(
-        "run", "mine.py:workload", "--method", "mine.py:recipe", "-c", "width=1", *QUICK, "--out", "here"
-    )
-    assert (status, err) == (0, "")
-    assert "mine.py:workload: 3 clients with 20 to 20 examples, 1 rounds at q = 0.2, method mine.py:recipe" in out
-    run = Run(tmp_path / "here")
-    assert run.config["width"] == 1
-    assert run.config["workload"] == f"{mine}:workload"
-    status, out, err = fedlsg("report", "here")
-    assert (status, err) == (0, "")
-
-
 def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_path, monkeypatch):
     real, stops = RoundDisplay.on_round, [True]
 
@@ -65,17 +52,6 @@ def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_p
     status, _, err = fedlsg("resume", "here")
     assert (status, err) == (0, "")
     assert [row.round for row in Run(tmp_path / "here").rows] == [1, 2, 3]
-
-
-@pytest.mark.slow
-def test_other_commands_take_the_names(fedlsg, mine, tmp_path):
-    assert fedlsg("partition", "mine.py:workload")[0] == 0
-    assert fedlsg("inspect", "--workload", "mine.py:workload", "--method", "mine.py:recipe", "--out", "seen")[0] == 0
-    status, out, err = fedlsg(
-        "compare", "mine.py:workload", "--methods", "dpsgd,mine.py:recipe", "--epsilons", "8", "--out", "grid"
-    )
-    assert (status, err) == (0, "")
-    assert "mine-recipe" in out or "mine.py:recipe" in out
 
 
 WRONG = {
@@ -163,33 +139,6 @@ def installed(fedlsg, tmp_path, monkeypatch):
 def clear() -> None:
     user_code.offered.cache_clear()
     strategies._offered.cache_clear()
-
-
-GOOD = "[fedlsg.workloads]\ntoys = toy_package:workload\n\n[fedlsg.methods]\ntoy-method = toy_package:recipe\n"
-
-
-def test_an_installed_package_offers_a_workload_and_a_method(fedlsg, installed, tmp_path):
-    installed(GOOD)
-    status, out, err = fedlsg("run", "toys", "--method", "toy-method", "-c", "width=1", *QUICK, "--out", "here")
-    assert (status, err) == (0, "")
-    assert "toys: 3 clients" in out
-    assert Run(tmp_path / "here").config["workload"] == "toys"
-    assert "toys" in fedlsg("workloads")[1]
-    methods = fedlsg("methods")[1]
-    assert "toy-method" in methods
-    assert "Dense, and wide." in methods
-
-
-@pytest.mark.parametrize(("points", "words"), [
-    ("[fedlsg.methods]\ntoy = toy_package:nothing\n", "fedlsg.methods: toy = toy_package:nothing cannot be imported"),
-    ("[fedlsg.methods]\ntoy = toy_package:build\n", "method 'toy' does not take mechanism and server"),
-    ("[fedlsg.methods]\ndpsgd = toy_package:recipe\n", "is offered as method 'dpsgd', which fedlsg has"),
-    ("[fedlsg.methods]\ntoy = toy_package:clash\n", "setting 'rank' has two different declarations"),
-    ("[fedlsg.workloads]\ntoys = toy_package:build\n", "expected a fedlsg.Workload"),
-])  # fmt: skip
-def test_a_package_that_offers_something_else_is_named(points, words, fedlsg, installed):
-    installed(points)
-    assert words in refused(fedlsg, "run", "toys" if "toys" in points else "digits", *QUICK, "-c", "rank=2")
 
 
 @pytest.mark.slow

@@ -3,19 +3,12 @@
 import pytest
 from flwr.app import Context, Message
 
-import simulations.client.train
-from fedlsg.accounting.bounds import compose, epsilon
-from fedlsg.accounting.events import Event
 from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.plan.plan import make_plan
-from simulations.settings.settings import from_mapping
-from tests.simulations.support.broken_runs import Tape
-from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 SNIP = {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.4, "drop_rate": 0.5}
-DELTA = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -36,83 +29,6 @@ def test_every_client_is_charged_one_full_batch_event_and_then_its_steps(pruned)
         assert [(e.round, e.sample_rate, e.noise_multiplier, e.clip_norm) for e in rest] == [
             (1, 0.05, 2.0, 0.5), (2, 0.05, 2.0, 0.5)
         ]  # fmt: skip
-
-
-def test_the_reported_epsilon_is_that_of_the_composition(pruned):
-    events = [Event(sample_rate=e.sample_rate, noise_multiplier=e.noise_multiplier, steps=1) for e in pruned.entries(0)]
-    assert pruned.summary["epsilon_max"] == compose(events, delta=DELTA).upper
-    assert pruned.rows[0].epsilon_max > epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=1, delta=DELTA).upper
-
-
-def sigmas(**choices: object) -> tuple[float, float]:
-    """Noise multipliers of training and of round 0 that a budget of epsilon = 3 gives."""
-    settings = {k: v for k, v in SMALL.items() if k != "noise_multiplier"} | {"epsilon": 3.0, "rounds": 20} | choices
-    terms = make_plan(from_mapping(settings)).terms[0]
-    return terms.noise_multiplier, terms.prune_noise_multiplier
-
-
-def test_where_epsilon_is_given_pruning_by_data_raises_sigma():
-    plain, none = sigmas(method="dp-ssgd", prune="random")
-    assert none == 0.0
-    assert (plain, 0.0) == sigmas(method="dpsgd") == sigmas(method="rs")
-    small, large = sigmas(**SNIP), sigmas(**SNIP, prune_epsilon_share=0.5)
-    assert plain < small[0] < large[0]
-    assert small[1] > large[1]
-    for (sigma, first), share in ((small, 0.1), (large, 0.5)):
-        alone = epsilon(sample_rate=1.0, noise_multiplier=first, steps=1, delta=DELTA).upper
-        assert alone == pytest.approx(share * 3.0, rel=1e-3)
-        events = [
-            Event(sample_rate=0.05, noise_multiplier=sigma, steps=20),
-            Event(sample_rate=1.0, noise_multiplier=first, steps=1),
-        ]
-        assert 2.99 < compose(events, delta=DELTA).upper <= 3.0
-
-
-# Once, and charged for every attempt
-
-
-def test_a_run_that_is_resumed_after_round_0_does_not_repeat_it(tmp_path, pruned):
-    with pytest.raises(KeyboardInterrupt):
-        run_local(tmp_path / "run", client=Tape((1, 0)), **SNIP)
-    second = Tape()
-    run = resume_local(tmp_path / "run", client=second)
-    assert {round for round, _ in second.sent} == {1, 2}
-    assert run.weights.equal(pruned.weights)
-    assert run.ledgers == pruned.ledgers
-    for name in ("uplink_bytes", "downlink_bytes", "epsilon_max"):
-        assert run.summary[name] == pruned.summary[name], name
-    for name in ("uplink_bytes", "downlink_bytes", "answered", "zero_weights"):
-        assert run.summary["pruning"][name] == pruned.summary["pruning"][name], name
-
-
-def test_an_answer_of_round_0_that_was_stored_is_sent_again_for_free(tmp_path):
-    first, second = Tape((0, 1)), Tape()
-    with pytest.raises(KeyboardInterrupt):
-        run_local(tmp_path / "run", client=first, **SNIP, reproducible=False)
-    run = resume_local(tmp_path / "run", client=second)
-    assert (0, 0) in first.sent
-    assert (0, 0) not in second.sent, "the driver sends the payload again"
-    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(2)] == [[(0, 0), (1, 0), (2, 0)]] * 2
-
-
-def test_a_second_attempt_of_round_0_is_charged_again(tmp_path, monkeypatch):
-    """Interrupted between the charge and the store: its noise was drawn."""
-    pack = simulations.client.train.pack
-
-    def interrupted(*args: object, **kwargs: object) -> bytes:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(simulations.client.train, "pack", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_local(tmp_path / "run", **SNIP, reproducible=False)
-    monkeypatch.setattr(simulations.client.train, "pack", pack)
-    run = resume_local(tmp_path / "run")
-    assert [(e.round, e.attempt) for e in run.entries(0)] == [(0, 0), (0, 1), (1, 0), (2, 0)]
-    assert [(e.round, e.attempt) for e in run.entries(1)] == [(0, 0), (1, 0), (2, 0)]
-    assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
-
-
-# What must be caught or refused
 
 
 def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):

@@ -1,12 +1,9 @@
 """The outbox: a payload comes back for its own question only, whole or not at all."""
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.rundir.files import write_atomically
 from simulations.rundir.last_payload import LastPayload
 from tests.simulations.support.runs import run_local
 
@@ -43,20 +40,6 @@ def test_every_flipped_bit_answers_nothing_and_is_named(tmp_path):
             outbox.path.write_bytes(bytes(changed))
             assert outbox.find("q") is outbox.last() is None
             assert outbox.damaged
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    path = tmp_path / "deep" / "file"
-    write_atomically(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(("choices", "stored"), [({}, True), ({"method": "sgd", "noise_multiplier": None}, False)])

@@ -1,17 +1,13 @@
 """Personal heads in a run: what they become, that they survive a resume and a retry, and what is refused."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
 
 from fedlsg.carriers.personal import personal_gradient
 from fedlsg.gradients import trainable
 from simulations.client import train
-from simulations.engines import accounts
-from simulations.engines.local import LocalGrid
 from simulations.plan.plan import make_plan
 from simulations.rundir.last_payload import FeedbackBox
 from simulations.settings.settings import from_mapping
@@ -22,7 +18,6 @@ PERSONAL: dict[str, Any] = {
     "momentum": 0.9, "weight_decay": 0.01, "evaluate_every": 9,
 }  # fmt: skip
 SIZE = 64 * 10 + 10
-DELIVER = LocalGrid.deliver
 
 
 def heads(run: Run) -> list[torch.Tensor]:
@@ -72,27 +67,6 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, unbroken):
     resumed = resume_local(tmp_path / "run")
     assert same(resumed, unbroken)
     assert resumed.summary["accuracy_by_client"] == unbroken.summary["accuracy_by_client"]
-
-
-def twice(grid: LocalGrid, messages: Sequence[Message], timeout: float | None) -> list[Message]:
-    """A delivery whose first replies are lost."""
-    list(DELIVER(grid, messages, timeout))
-    return list(DELIVER(grid, messages, timeout))
-
-
-def test_a_message_that_comes_twice_moves_a_head_once(tmp_path, unbroken, monkeypatch):
-    monkeypatch.setattr(LocalGrid, "deliver", twice)
-    assert same(run_local(tmp_path / "run", **PERSONAL), unbroken)
-
-
-def test_a_head_that_is_moved_again_by_a_retry_would_be_seen(tmp_path, unbroken, monkeypatch):
-    """Negative control: a driver that has every message trained again, from what it kept last."""
-    monkeypatch.setattr(accounts, "stored_payload", lambda *_: None)
-    monkeypatch.setattr(FeedbackBox, "memory", lambda box, round, size: box.newest(round, size))
-    monkeypatch.setattr(FeedbackBox, "find", lambda *_: None)
-
-    monkeypatch.setattr(LocalGrid, "deliver", twice)
-    assert not same(run_local(tmp_path / "run", **PERSONAL), unbroken)
 
 
 @pytest.mark.parametrize(

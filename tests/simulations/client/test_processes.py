@@ -3,51 +3,22 @@
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flwr.app import Message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from simulations.engines.local import LocalGrid, task_identity
-from simulations.grids.virtual import give_id
 from simulations.plan.plan import Plan
-from simulations.settings.settings import as_config
 from strategies.federation.report import RoundReport
-from strategies.federation.wire import flat_record, over_the_wire
 from strategies.strategy import FederationSettings, FedLSG
 from tests.places import REPOSITORY
-from tests.simulations.support.runs import Run, plan_at, run_local
+from tests.simulations.support.runs import Run, run_local
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-
-
-class PipeGrid(LocalGrid):
-    """A grid whose nodes live in another process, reached by bytes alone."""
-
-    def __init__(self, process: subprocess.Popen[bytes], num_partitions: int) -> None:
-        super().__init__(lambda *_: None, num_partitions, {})
-        self.process = process
-        self.sent = self.received = 0
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return [self.exchange(message) for message in messages]
-
-    def exchange(self, message: Message) -> Message:
-        data = message_to_proto(give_id(message)).SerializeToString()
-        self.process.stdin.write(struct.pack("<I", len(data)) + data)
-        self.process.stdin.flush()
-        reply = self.process.stdout.read(*struct.unpack("<I", self.process.stdout.read(4)))
-        if message.metadata.message_type == "train":
-            self.sent, self.received = self.sent + len(data), self.received + len(reply)
-        return message_from_proto(ProtoMessage.FromString(reply))
 
 
 def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None]) -> FedLSG:
@@ -62,49 +33,6 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
     )
     return FedLSG(state, settings, on_round)
 
-
-def test_client_and_server_share_nothing_but_message_bytes(tmp_path, small):
-    """The client's process has its own directory, and another working directory."""
-    plan, _ = plan_at(tmp_path / "server")
-    (tmp_path / "client").mkdir()
-    config = {name: value for name, value in as_config(plan.settings).items() if name != "run-dir"}
-    command = [sys.executable, str(REPOSITORY / "tests/simulations/support/client_process.py"), json.dumps(config), "2"]
-    reports: list[RoundReport] = []
-    process = subprocess.Popen(
-        command, cwd=tmp_path / "client", env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with process, task_identity():
-        grid = PipeGrid(process, 2)
-        strategy = federation(plan, tmp_path / "client" / "run", reports.append)
-        strategy.start(grid, flat_record(strategy.state.weights), num_rounds=plan.schedule.rounds)
-        process.stdin.close()
-    assert strategy.state.weights.equal(small.weights)
-    payloads = {f"round-{r.round:06d}/client-{c:06d}.bin": p for r in reports for c, p in r.payloads.items()}
-    assert payloads == small.payloads
-    assert grid.sent == sum(report.downlink_bytes_wire for report in reports)
-    assert grid.received == sum(report.uplink_bytes_wire for report in reports)
-    assert Run(tmp_path / "client" / "run").ledgers == small.ledgers
-    assert [path.name for path in (tmp_path / "server").iterdir()] == ["config.toml"]
-
-
-def test_over_the_wire_returns_an_equal_message_that_shares_nothing(small, monkeypatch):
-    with task_identity():
-        message = Message(flat_content(), 5, "train", group_id="1")
-    copy = over_the_wire(message)
-    assert copy.content == message.content
-    assert copy.metadata == message.metadata
-    copy.content["weights"]["flat"].data = b"other"
-    assert copy.content != message.content
-
-
-def flat_content():
-    import torch
-    from flwr.app import RecordDict
-
-    return RecordDict({"weights": flat_record(torch.arange(3.0))})
-
-
-# --- interrupted and killed
 
 LONG = {"rounds": 12, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
 

@@ -1,4 +1,4 @@
-"""Replicas in whole runs: the same weights and the bytes of the messages, whoever joins late, diverges or resumes."""
+"""Replicas and carriers of probes in whole runs: the same weights and bytes, whoever joins late or derives others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,17 +8,13 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-from fedlsg.state.server_update import HEADER
 from simulations.client import app as client_app
-from simulations.client import replica as replicas
 from simulations.client.app import app, simulated_settings
 from simulations.client.model import process
 from simulations.client.train import answer
-from simulations.engines import local
 from simulations.rundir.journal import read_lines
-from simulations.rundir.tables import Row
 from tests.fedlsg.support.own_methods import OWN_RECIPE
-from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
+from tests.simulations.support.runs import Run, run_local
 
 PROBED = {"rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 2}
 CASES: dict[str, dict[str, Any]] = {
@@ -47,8 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
     "functions of a user": {"method": OWN_RECIPE, "local_steps": 2},
     "some clients": {"clients": 4, "clients_per_round": 2, "rounds": 5},
 }
-UPDATE = HEADER.size + 80 + 4 * 1074
-"""Bytes of an update of lsg on digits: 1,074 values, a payload's header and checksum, a step's header."""
 
 
 def sparse_and_full(out: Path, **settings: Any) -> tuple[Run, Run]:
@@ -70,21 +64,6 @@ def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path, own_code):
         assert all(line.payload_bytes >= line.values_bytes for line in lines)
         assert sum(line.payload_bytes for line in lines) == sum(row.downlink_bytes for row in run.rows)
     assert sparse.summary["downlink_bytes_dense"] == full.summary["downlink_bytes_dense"]
-
-
-# --- clients that are not there, or hold something else
-
-
-def late(silent: int) -> Callable[[Message, Context], Any]:
-    """Client 1 stays silent until a round."""
-
-    def client(message: Message, context: Context) -> Any:
-        train = message.metadata.message_type == "train"
-        if train and context.node_config["partition-id"] == 1 and message.content["round"]["round"] < silent:
-            return None
-        return app(message, context)
-
-    return client
 
 
 def flip(settings: Any) -> None:
@@ -128,90 +107,6 @@ def test_a_replica_that_diverged_is_noticed_and_repaired_in_the_same_round(metho
     assert [row.answered for row in run.rows] == ["0 1"] * 9
 
 
-def test_without_the_digest_a_replica_that_diverged_goes_unnoticed(tmp_path, monkeypatch):
-    """Negative control: what the digest is for."""
-    settings = {"method": "rs", "sparsity": 0.8, "rounds": 4, "evaluate_every": 9}
-    honest = run_local(tmp_path / "honest", downlink="sparse", **settings)
-    reference: list[bytes] = []
-    read = replicas.read_reference
-    monkeypatch.setattr(replicas, "read_reference", lambda c: (reference.append(read(c).digest), read(c))[1])
-    monkeypatch.setattr(replicas, "digest_of", lambda weights: reference[-1])
-    run = run_local(tmp_path / "run", downlink="sparse", client=diverging(3), **settings)
-    assert [row.downlink_messages for row in run.rows] == [2] * 4
-    assert not run.weights.equal(honest.weights)
-
-
-# --- machines of their own
-
-
-def alone(message: Message, context: Context) -> Any:
-    """A client whose process begins with the message, and that shares its replica with nobody."""
-    process.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_app, "answer", lambda *args, shared: answer(*args, shared=False))
-        return app(message, context)
-
-
-def test_clients_on_machines_of_their_own_keep_replicas_in_files(tmp_path):
-    settings = {"clients": 3, "clients_per_round": 2, "rounds": 5, "optimizer": "adam", "learning_rate": 0.01}
-    shared = run_local(tmp_path / "shared", downlink="sparse", **settings)
-    run = run_local(tmp_path / "run", downlink="sparse", client=alone, **settings)
-    assert run.weights.equal(shared.weights)
-    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in shared.rows]
-    assert [row.downlink_messages for row in run.rows] == [2] * 5
-    assert sorted(p.name for p in (run.path / "replicas").iterdir()) == [f"client-{c:06d}.bin" for c in range(3)]
-    assert not (shared.path / "replicas").exists()
-
-
-@pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-9] + bytes(9))])
-def test_a_damaged_replica_costs_one_whole_model(damage, tmp_path):
-    def client(message: Message, context: Context) -> Any:
-        if not seen and is_for(message, context, 3, 0):
-            seen.append(True)
-            damage(tmp_path / "run" / "replicas" / "client-000000.bin")
-        return alone(message, context)
-
-    seen: list[bool] = []
-    settings = {"rounds": 4, "momentum": 0.0, "evaluate_every": 9}
-    run = run_local(tmp_path / "run", downlink="sparse", client=client, **settings)
-    full = run_local(tmp_path / "full", **settings)
-    assert run.weights.equal(full.weights)
-    assert [row.downlink_bytes for row in run.rows] == [0, 2 * UPDATE, 2 * UPDATE + 4 * 4810, 2 * UPDATE]
-    assert [row.downlink_messages for row in run.rows] == [2, 2, 3, 2]
-
-
-def forgetting(rounds: set[int], replica: Path) -> Callable[[Message, Context], Any]:
-    """Client 0, on a machine of its own, has lost its replica in some rounds."""
-
-    def client(message: Message, context: Context) -> Any:
-        if any(is_for(message, context, round, 0) for round in rounds) and "steps" in message.content:
-            replica.unlink(missing_ok=True)
-        return alone(message, context)
-
-    return client
-
-
-def test_repairs_are_counted_over_a_resume_and_stop_after_the_second(tmp_path):
-    """The third time it gets weights alone, and goes on getting them."""
-    settings = {"downlink": "sparse", "rounds": 9, "momentum": 0.0, "evaluate_every": 9}
-    client = forgetting({3, 5, 7}, tmp_path / "run" / "replicas" / "client-000000.bin")
-    plan, directory = plan_at(tmp_path / "run", **settings)
-
-    def stop(row: Row) -> None:
-        if row.round == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        local.run(plan, directory, on_round=stop, client=client)
-    run = resume_local(directory.path, client=client)
-    assert [row.downlink_messages for row in run.rows] == [2, 2, 3, 2, 3, 2, 3, 2, 2]
-    assert run.summary["downlink"]["repairs"] == 3
-    assert run.checkpoint["downlink"]["repairs"] == {0: 3}
-    assert 0 not in run.checkpoint["downlink"]["held"]
-
-
-# --- resumed
-
 LONG = {"rounds": 6, "clients": 3, "clients_per_round": 2, "momentum": 0.9, "evaluate_every": 9}
 
 
@@ -220,4 +115,36 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("whole") / "run", downlink="sparse", **LONG)
 
 
-# --- settings
+CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
+SOME: dict[str, Any] = {"clients": 4, "clients_per_round": 2, "rounds": 7, "evaluate_every": 9}
+
+
+def alone(message: Message, context: Context) -> Any:
+    """A client whose process begins with the message, and that has a machine of its own."""
+    process.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_app, "answer", lambda *args, shared: answer(*args, shared=False))
+        return app(message, context)
+
+
+def down(run: Run) -> list[int]:
+    return [row.downlink_bytes for row in run.rows]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_local(tmp_path_factory.mktemp("unbroken") / "run", **CORE, **SOME)
+
+
+@pytest.mark.parametrize("downlink", ["full", "sparse"])
+def test_clients_on_machines_of_their_own_keep_carriers_in_files(downlink, unbroken, tmp_path):
+    """They derive them at a refresh, and need no file of the server."""
+    run = run_local(tmp_path / "run", client=alone, downlink=downlink, **CORE, **SOME)
+    assert run.weights.equal(unbroken.weights)
+    assert [row.downlink_messages for row in run.rows] == [2] * 7
+    files = sorted(path.name for path in (run.path / "replicas").iterdir())
+    if downlink == "full":
+        assert down(run) == down(unbroken)
+        assert files == [f"basis-{client:06d}.bin" for client in range(4)]
+    else:
+        assert files == [f"client-{client:06d}.bin" for client in range(4)]

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import fedlsg.training.client
-import simulations.client.secure_sum
 from fedlsg.discrete import Release, most_log_ratio
 from simulations.engines import ray
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local
@@ -36,15 +35,6 @@ def test_every_client_is_charged_once_a_round_for_the_planned_event(whole):
         assert {e.noise_multiplier for e in entries} == {2.0}
         assert all(0 < e.log_ratio <= most_log_ratio(whole.plan.sums) / 2 for e in entries)
     assert whole.entries(0)[0].log_ratio == release.log_ratio
-
-
-def test_secret_noise_is_private_within_the_target(tmp_path):
-    run = run_five(tmp_path / "run", **SECRET, noise_multiplier=None, epsilon=6.0, rounds=2)
-    assert run.summary["private"]
-    assert 5.9 < run.summary["epsilon_max"] <= 6.0
-    sigma = run.plan.method.mechanism.noise_multiplier
-    assert {e.noise_multiplier for client in range(5) for e in run.entries(client)} == {sigma}
-    assert [row.answered for row in run.rows] == ["0 1 2 3 4"] * 2
 
 
 def test_the_sum_is_that_under_an_assumed_secure_sum_but_for_the_noise(tmp_path, monkeypatch):
@@ -79,9 +69,6 @@ def test_a_grid_that_is_planned_for_all_clients_would_be_seen(whole):
     clip_norm = whole.plan.method.mechanism.clip_norm
     assert 2.0 * clip_norm <= release.noise_std(3) < 2.0 * clip_norm * 1.01
     assert release.noise_std(4) > 2.2 * clip_norm
-
-
-# --- dropouts
 
 
 def dropping(stage: str, *clients: int, how: str = "silent", times: int = 10) -> Seen:
@@ -140,14 +127,6 @@ def with_weights(whole) -> torch.Tensor:
     return torch.cat([state[name].flatten() for name in whole.model])
 
 
-def test_an_attempt_that_lost_replies_before_values_is_repeated_for_free(tmp_path):
-    clients = dropping("shares", 2, 3, times=1)
-    run = run_five(tmp_path / "run", clients, **SECRET)
-    assert run.rows[0].answered == "0 1 2 3 4"
-    assert [len(run.entries(client)) for client in range(5)] == [1] * 5
-    assert [at for _, at in clients.stages].count("keys") == 10
-
-
 @pytest.mark.parametrize("stage", ["masked", "agree", "unmask"])
 def test_an_attempt_with_values_is_not_repeated(stage, tmp_path):
     """Another one would charge those once more whose reply was lost."""
@@ -178,39 +157,6 @@ def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(t
     assert (second != third).float().mean() > 0.5, "the noise of the first attempt is not used again"
     assert run.rows[-1].answered == "0 1 2 3 4"
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
-
-
-# --- other settings
-
-
-@pytest.mark.parametrize("settings", [{"method": "probe"}, {"clip": "per-block"}, {"classifier_clip_weight": 0.5}])
-def test_other_clips_and_carriers_keep_the_noise_and_its_charge(settings, tmp_path, monkeypatch):
-    parts = watch_encode(monkeypatch)
-    run = run_five(tmp_path / "run", **settings)
-    mechanism = run.plan.method.mechanism
-    state = run.plan.server_state()
-    blocks = len(state.plan(run.plan.local, run.plan.sums).frame.blocks)
-    charged = {e.noise_multiplier for client in range(5) for e in run.entries(client)}
-    assert charged == {mechanism.effective_noise_multiplier(blocks)}
-    (release,) = {part.release for part in parts}
-    assert release.noise_std(3) >= max(charged) * mechanism.sensitivity(blocks)
-    assert recorded_sum(run).equal(decoded(parts))
-
-
-# --- what is recorded
-
-
-def test_masked_payloads_look_uniform_and_secrets_are_in_no_file(tmp_path, monkeypatch):
-    roots, real = [], simulations.client.secure_sum.secret_root
-    monkeypatch.setattr(simulations.client.secure_sum, "secret_root", lambda: roots.append(real()) or roots[-1])
-    run = run_five(tmp_path / "run", **SECRET)
-    assert len(roots) == 5
-    files = [path.read_bytes() for path in run.path.rglob("*") if path.is_file()]
-    assert not any(root in content or root.hex().encode() in content for root in roots for content in files)
-    for payload in run.payloads.values():
-        bits = torch.tensor(list(payload[42:-16]), dtype=torch.uint8)
-        share = sum(int(((bits >> at) & 1).sum()) for at in range(8)) / (8 * len(bits))
-        assert abs(share - 0.5) < 5 * 0.5 / (8 * len(bits)) ** 0.5
 
 
 @pytest.mark.ray

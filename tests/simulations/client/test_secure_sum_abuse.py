@@ -3,22 +3,28 @@
 from dataclasses import replace
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from hypothesis import HealthCheck, given, settings
+from flwr.app import Context, Message, RecordDict
 from hypothesis import strategies as st
 
-from fedlsg.discrete import SumTerms
+from fedlsg.accounting import epsilon
+from fedlsg.discrete import Release, SumTerms
+from fedlsg.privacy import Entry, Ledger, RunLedger
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest
+from simulations.engines import local
 from strategies.federation.stages import MESSAGE, Stage, read_stage, write_stage
+from strategies.federation.wire import IN_RUN_LOG, read_update
 from strategies.federation.wire import STAGE as TERMS
-from strategies.federation.wire import read_update
+from tests.simulations.support.late_charges import charge_late
+from tests.simulations.support.runs import Run, ignore, plan_at
 from tests.simulations.support.secure_clients import (
+    FIVE,
     Abused,
     charged_clients,
     planted,
+    recorded_sum,
     run_five,
     stage_in,
     watch_encode,
@@ -187,40 +193,6 @@ def test_an_attempt_that_is_over_does_not_begin_again(tmp_path):
     assert charged_clients(run) == [0, 2, 3, 4]
 
 
-# --- runs of another kind
-
-
-def test_a_stage_in_a_run_without_secure_sums_is_refused(tmp_path):
-    errors = []
-    stage = Stage(name="masked", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=1074, bits=16, noise=1.0)
-
-    def client(message: Message, context: Context) -> Message:
-        for name in ("keys", "masked") if message.metadata.message_type == "train" else ():
-            errors.append(honest(planted(message, replace(stage, name=name)), context).error.reason)
-        return honest(message, context)
-
-    run = run_five(tmp_path / "run", client, trust="client", colluders=None, clients=2, min_survivors=1)
-    assert errors == ["secure sum: this run has trust=client, and no secure sum"] * 4
-    assert [len(run.entries(c)) for c in (0, 1)] == [1, 1]
-
-
-def test_an_announcement_without_a_stage_is_refused_in_a_run_with_secure_sums(tmp_path):
-    """A client would send its values with a share of the noise alone."""
-
-    errors = []
-
-    def bare(message: Message, context: Context) -> Message:
-        if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 1:
-            content = {name: one for name, one in message.content.items() if name not in (TERMS, MESSAGE)}
-            errors.append(honest(planted(message, RecordDict(content)), context).error.reason)
-        return honest(message, context)
-
-    run = run_five(tmp_path / "run", bare, reproducible=False)
-    (text,) = errors
-    assert "expected a stage with its terms and its message, got none of the name 'secure sum'" in text
-    assert len(run.entries(1)) == 1
-
-
 def test_a_client_that_is_not_selected_refuses(tmp_path):
     errors = []
 
@@ -240,27 +212,86 @@ def test_a_client_that_is_not_selected_refuses(tmp_path):
     assert len(run.rows[0].answered.split()) == 5
 
 
-# --- garbage
-
 values = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.binary(max_size=40), st.text(max_size=8), st.floats(allow_nan=False),
     st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=4),
 )  # fmt: skip
-names = st.sampled_from(["stage", "run", "round", "attempt", "clients", "length", "bits", "more"])
 
 
-@given(changes=st.dictionaries(names, values, min_size=1), missing=st.sets(names), message=st.binary(max_size=20))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
-def test_garbage_is_no_stage_or_a_stage_of_the_right_types(changes, missing, message):
-    good = Stage(
-        name="keys", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=3, bits=16, noise=1.0, message=message
-    )
-    content = write_stage(RecordDict(), good)
-    record = {k: v for k, v in (dict(content[TERMS].items()) | changes).items() if k not in missing}
-    content[TERMS] = ConfigRecord(record)
-    try:
-        stage = read_stage(content)
-    except ValueError:
-        return
-    assert isinstance(stage.run, bytes)
-    assert all(type(number) is int for number in (*stage.clients, stage.round, stage.attempt, stage.length, stage.bits))
+SECRET = {"reproducible": False}
+
+
+def charges_at_noise(out, monkeypatch) -> list[int]:
+    """Entries on disk, of all clients together, at each draw of noise."""
+    found, real = [], Release.encode
+
+    def watched(self, *args, **place):
+        ledger = RunLedger(out / "ledger")
+        found.append(sum(len(ledger.of(client).entries) for client in ledger.clients()))
+        return real(self, *args, **place)
+
+    monkeypatch.setattr(Release, "encode", watched)
+    run_five(out, **SECRET)
+    return found
+
+
+def test_the_ledger_is_charged_before_noise_is_drawn(tmp_path, monkeypatch):
+    assert charges_at_noise(tmp_path / "run", monkeypatch) == [5, 5, 5, 5, 5]
+
+
+def test_a_charge_after_the_noise_is_caught(tmp_path, monkeypatch):
+    """Negative control: a driver that charges each client when it is back."""
+    charge_late(monkeypatch)
+    assert charges_at_noise(tmp_path / "run", monkeypatch) == [0, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_client_that_fails_at_its_noise_is_charged_and_says_nothing(where, tmp_path, monkeypatch):
+    calls, real = [], Release.encode
+
+    def failing(self, *args, **place):
+        calls.append(1)
+        if len(calls) == 3 and where == "before":
+            raise RuntimeError("SECRETROW")
+        integers = real(self, *args, **place)
+        return integers[:-1] if len(calls) == 3 else integers
+
+    monkeypatch.setattr(Release, "encode", failing)
+    run = run_five(tmp_path / "run", **SECRET)
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
+    assert IN_RUN_LOG in run.rows[0].reasons
+    assert "SECRETROW" not in run.rows[0].reasons
+    assert charged_clients(run) == [0, 1, 2, 3, 4]
+    assert recorded_sum(run) is not None
+
+
+def test_a_client_over_its_budget_is_a_dropout_that_is_not_charged(tmp_path):
+    budget = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=1, delta=1e-5).upper
+    plan, directory = plan_at(tmp_path / "run", **(FIVE | SECRET | {"epsilon": budget}))
+    earlier = Entry(
+        client=2, round=0, attempt=0, steps=1, sample_rate=0.05, noise_multiplier=2.0,
+        clip_norm=0.5, num_examples=287, mechanism="dp",
+    )  # fmt: skip
+    Ledger(directory.ledger(2), client=2).charge(earlier)
+    run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
+    assert "would pass the privacy budget" in run.rows[0].reasons
+    assert charged_clients(run) == [0, 1, 3, 4]
+    assert run.summary["epsilon_max"] <= budget
+
+
+def test_an_announcement_without_a_stage_is_refused_in_a_run_with_secure_sums(tmp_path):
+    """A client would send its values with a share of the noise alone."""
+
+    errors = []
+
+    def bare(message: Message, context: Context) -> Message:
+        if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 1:
+            content = {name: one for name, one in message.content.items() if name not in (TERMS, MESSAGE)}
+            errors.append(honest(planted(message, RecordDict(content)), context).error.reason)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", bare, reproducible=False)
+    (text,) = errors
+    assert "expected a stage with its terms and its message, got none of the name 'secure sum'" in text
+    assert len(run.entries(1)) == 1

@@ -9,15 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 import simulations.client.drawing
-from fedlsg.accounting import compose
 from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
 from simulations.audit import audited_settings
 from simulations.cli.app import app
-from simulations.plan.plan import Base, count_blocks, events_of, make_plan
-from simulations.report.facts import SHUFFLED, epsilon_section
+from simulations.plan.plan import Base, make_plan
 from simulations.rundir import files
-from simulations.rundir.results import read_run
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
@@ -70,18 +67,6 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
     assert not once_an_epoch(took_part(planted, 0, 6), planted.plan.parts[0], 5)
 
 
-def test_the_ledger_charges_epochs_and_the_summary_says_so(run):
-    (event,) = run.directory.charges.of(0).events()
-    assert (event.sample_rate, event.noise_multiplier, event.steps) == (1.0, 8.0, 2)
-    assert [e.first_batch for e in run.entries(0)] == [0, 1, 2, 3, 4, 5]
-    assert run.summary["epsilon_max"] == compose([event], delta=run.plan.settings.delta).upper
-    assert run.summary["adjacency"] == "zero-out"
-    (planned,) = events_of(run.plan, run.plan.terms[0], count_blocks(run.plan))
-    assert planned == event
-    words = [part.words for part in epsilon_section([read_run(run.path)]).parts]
-    assert SHUFFLED in words
-
-
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_a_resumed_run_goes_on_in_the_same_epoch(local_steps, tmp_path):
     """Without seeded noise: the order is read from the client's key."""
@@ -94,12 +79,6 @@ def test_a_resumed_run_goes_on_in_the_same_epoch(local_steps, tmp_path):
         assert len(rows[epoch * n : (epoch + 1) * n].unique()) == n
     entries = whole.entries(0)
     assert all(b.first_batch == a.first_batch + local_steps for a, b in pairwise(entries))
-
-
-def test_a_reproducible_run_resumes_bit_for_bit(tmp_path):
-    whole = run_local(tmp_path / "whole", **SHUFFLE)
-    stopped_after(3, tmp_path / "parts", **SHUFFLE)
-    assert torch.equal(resume_local(tmp_path / "parts").weights, whole.weights)
 
 
 def test_a_lost_key_stops_the_client(tmp_path):
@@ -144,9 +123,3 @@ def test_the_unit_mode_of_the_audit_tests_an_epoch_as_one_release(tmp_path, monk
     assert "not falsified" in done.output
     planted = CliRunner().invoke(app, ["audit", *given, "--plant", "halved-noise"], standalone_mode=False)
     assert "falsified by" in planted.output
-
-
-def test_pruning_by_private_saliencies_is_one_release_on_top():
-    plan = make_plan(from_mapping(SMALL | SHUFFLE | {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3}))
-    events = events_of(plan, plan.terms[0], count_blocks(plan))
-    assert [(e.sample_rate, e.steps) for e in events] == [(1.0, 2), (1.0, 1)]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from torch.nn.utils import parameters_to_vector
 
 import strategies.federation.sums
 from fedlsg.client_level import release_round
@@ -111,13 +110,6 @@ def test_clients_are_drawn_one_by_one_at_the_rate_of_the_ledger(tmp_path, drawin
     assert abs(sum(counts) / draws - 0.3) < 4 * math.sqrt(0.3 * 0.7 / draws)
 
 
-def test_a_resumed_run_has_the_same_bits(run, tmp_path):
-    stopped_after(2, tmp_path / "run", **CLIENT_LEVEL)
-    again = resume_local(tmp_path / "run")
-    assert torch.equal(again.weights, run.weights)
-    assert again.ledgers == run.ledgers
-
-
 def test_a_run_whose_server_ledger_was_cut_is_not_resumed(tmp_path):
     stopped_after(2, tmp_path / "run", **CLIENT_LEVEL)
     ledger = tmp_path / "run" / "ledger" / "run.jsonl"
@@ -169,18 +161,6 @@ class Zeros:
         return torch.zeros(count, dtype=torch.float64)
 
 
-def test_a_secure_sum_and_a_trusted_server_train_alike(tmp_path):
-    """With little noise and all clients in every round both give the mean of the clipped updates."""
-    same = {"clients": 12, "clients_per_round": 12, "noise_multiplier": 0.06, "rounds": 3, "learning_rate": 1.0}
-    secure, server = (at_client_level(tmp_path / trust, trust=trust, **same) for trust in ("secure", "server"))
-    start = parameters_to_vector(secure.plan.build_model().parameters()).detach()
-    moved = [run.weights - start for run in (secure, server)]
-    assert float(torch.cosine_similarity(*moved, dim=0)) > 0.95
-    assert float(moved[0].norm()) == pytest.approx(float(moved[1].norm()), rel=0.05)
-    entries = secure.entries(0)
-    assert [(e.unit, e.steps, e.sample_rate, e.mechanism) for e in entries] == [("client", 1, 1.0, "dp")] * 3
-
-
 def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_path):
     """One slow client must not decide whether those behind it count."""
     silent = []
@@ -196,15 +176,6 @@ def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_
     entries = Run(tmp_path / "run").entries(SERVER)
     assert len(entries) == 1, "the round stays charged"
     assert not RunDir(tmp_path / "run").rounds.exists() or not Run(tmp_path / "run").rows
-
-
-def test_one_ledger_protects_one_unit(tmp_path):
-    found = at_client_level(tmp_path / "run", trust="secure", clients=6, clients_per_round=6, rounds=1)
-    ledger, (entry,) = found.directory.charges.of(0), found.entries(0)
-    from dataclasses import replace
-
-    with pytest.raises(LedgerError, match="a ledger of its own for each unit"):
-        ledger.charge(replace(entry, round=2, unit="example"))
 
 
 @pytest.mark.parametrize(

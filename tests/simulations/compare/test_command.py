@@ -15,7 +15,7 @@ import pytest
 from simulations.compare.collect import cell_result
 from simulations.compare.grid import Cell
 from simulations.compare.runner import Folder, check_same_settings, run_cells
-from simulations.compare.worker import Job, Outcome, Worker
+from simulations.compare.worker import Job, Outcome
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
 from tests.simulations.support.runs import SMALL
@@ -75,20 +75,6 @@ def test_a_failure_is_recorded_and_the_grid_goes_on(folder):
     assert again == ["lsg-seed0 done", "lsg-seed1 done"]  # finished cells are not run again
 
 
-def test_an_interruption_leaves_no_worker_and_a_resumable_record(folder):
-    cells = grid(seeds=1).cells()
-
-    def interrupt(job: Job) -> Outcome:
-        raise KeyboardInterrupt
-
-    new_worker, log = fake(interrupt)
-    heard = Heard()
-    with pytest.raises(KeyboardInterrupt):
-        run_cells(cells, folder, started=heard.started, running=heard.running, ended=heard.ended, new_worker=new_worker)
-    assert log == ["start lsg-seed0", "interrupt", "close"]
-    assert folder.record()["lsg-seed0"].status == "interrupted"
-
-
 def asked(settings: dict[str, Any], **keys: Any) -> list[Cell]:
     return grid(settings=settings, methods={"lsg": keys}).cells()
 
@@ -112,16 +98,11 @@ def test_other_settings_are_refused_by_name(record, folder):
             check_same_settings(folder, asked({}, rank=4))
 
 
-# --- one cell, in this process
-
 GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducible": True}
 
 
 def job(path: Path, **changes: Any) -> Job:
     return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
-
-
-# --- real processes
 
 
 def test_compare_end_to_end(fedlsg, tmp_path):
@@ -170,19 +151,6 @@ def test_a_wrong_grid_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
     assert len(err.splitlines()) == 1
     assert out == ""
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_worker_that_is_killed_is_a_failed_cell(tmp_path):
-    worker = Worker()
-    try:
-        assert worker.process.pid is not None
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.submit(job(tmp_path / "cell"))
-        assert worker.outcome() == Outcome(
-            status="failed", reason="its process ended with signal SIGKILL; out of memory?"
-        )
-    finally:
-        worker.close()
 
 
 @pytest.mark.slow

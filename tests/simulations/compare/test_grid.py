@@ -1,17 +1,20 @@
-"""Which cells a grid has, in which order, with which settings; and what it refuses."""
+"""Which cells a grid has, what it varies, which cannot run, and what is refused before the first."""
 
-import tomllib
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import tomli_w
-from hypothesis import given
-from hypothesis import strategies as st
 
-from simulations.compare.command import make_grid
-from simulations.compare.grid_file import as_toml, from_toml
-from tests.simulations.support.compare_cases import grid
-
-SAID = {"methods": None, "epsilons": None, "seeds": None, "ranks": None, "sparsities": None}
+from simulations.compare.command import accepted
+from simulations.compare.grid_file import check_cells, parse_varied, read_varied
+from simulations.compare.lines import lines
+from simulations.compare.table import sentences
+from simulations.exports.runs import listed
+from simulations.rundir.journal import EVENTS
+from simulations.rundir.results import Result
+from tests.simulations.support.compare_cases import grid, result
 
 
 def test_the_cells_of_a_small_grid_by_hand():
@@ -25,43 +28,6 @@ def test_the_cells_of_a_small_grid_by_hand():
         "workload": "digits", "method": "lsg", "seed": 0, "engine": "local", "epsilon": 1.0, "rank": 8,
     }  # fmt: skip
     assert cells[2].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
-
-
-def test_settings_go_where_they_belong():
-    made = make_grid(
-        "digits",
-        SAID | {"methods": "lsg,rs,dpsgd,sgd", "ranks": "2", "sparsities": "0.1"},
-        {"learning_rate": "0.5", "lsg.rank": "8", "sgd.momentum": "0", "clip_norm": "2"},
-        None,
-    )
-    given = {cell.given["method"]: cell.given for cell in made.cells()}
-    assert {name: own["learning_rate"] for name, own in given.items()} == dict.fromkeys(given, 0.5)
-    assert (given["lsg"]["rank"], given["lsg"]["sparsity"]) == (8, 0.1)  # fixed for it alone: no axis
-    assert "rank" not in given["rs"]
-    assert given["rs"]["sparsity"] == 0.1
-    assert not {"rank", "sparsity"} & given["dpsgd"].keys()
-    assert (given["sgd"]["momentum"], "momentum" in given["lsg"]) == (0.0, False)
-
-
-@given(
-    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
-    epsilons=st.lists(st.floats(0.1, 50), max_size=3, unique=True),
-    ranks=st.lists(st.integers(1, 64), max_size=3, unique=True),
-    sparsities=st.lists(st.floats(0, 0.9), max_size=3, unique=True),
-)
-def test_a_grid_file_is_the_grid(seeds, epsilons, ranks, sparsities):
-    made = grid(
-        seeds=seeds, epsilons=epsilons, ranks=ranks, sparsities=sparsities, settings={"rounds": 3},
-        methods={"lsg": {"power_steps": 2}, "bottom": {"method": "lsg", "direction": "bottom"}, "sgd": {}},
-    )  # fmt: skip
-    again = from_toml(tomllib.loads(tomli_w.dumps(as_toml(made))))
-    assert again == made
-    names = [cell.name for cell in made.cells()]
-    assert (
-        len(names)
-        == len(set(names))
-        == len(seeds) * (2 * max(1, len(epsilons)) * max(1, len(ranks)) * max(1, len(sparsities)) + 1)
-    )
 
 
 REFUSED = {
@@ -94,3 +60,156 @@ def test_what_a_grid_refuses(kind):
     keys, message = REFUSED[kind]
     with pytest.raises(ValueError, match=message):
         grid(**keys)
+
+
+SMALL = {"rounds": 2, "noise_multiplier": 2.0}
+
+
+def cells(methods, **settings):
+    vary = settings.pop("vary", {})
+    return grid(methods=methods, settings=SMALL | settings, vary=vary, seeds=2).cells()
+
+
+def test_cells_that_run_are_accepted():
+    check_cells(cells({"lsg": {}, "dpsgd": {}, "sgd": {}}))
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "words"),
+    [
+        ({"lsg": {"rank": 4000}}, {}, r"lsg-seed0, lsg-seed1: rank=4000 carries no layer"),
+        ({"lsg": {}}, {"vary": {"clients": [2, 5000]}}, r"lsg-clients5000-seed0, .*: expected clients in 1..1437"),
+        ({"lsg": {}}, {"vary": {"rank": [4, 4000]}}, r"lsg-rank4000-seed0.*rank=4000 carries no layer"),
+        ({"lsg": {"sample_rate": 0.1, "batch_size": 3}}, {}, "lsg-seed0, lsg-seed1: .* give either sample_rate"),
+    ],
+)
+def test_those_that_cannot_are_named_with_the_reason(methods, settings, words):
+    with pytest.raises(ValueError, match=f"cells cannot run, so none was started: {words}"):
+        check_cells(cells(methods | {"dpsgd": {}}, **settings))
+
+
+def test_a_method_is_left_out_only_if_every_cell_of_it_is_refused():
+    varied = grid(methods={"dpsgd": {}, "sgd": {}}, vary={"trust": ["client", "secure"]})
+    assert accepted(varied) == (varied, {})
+    with pytest.raises(ValueError, match="sgd-trustsecure-seed0: trust=secure"):
+        check_cells(varied.cells())
+
+
+CLIPS, NOISES = (0.1, 1.0, 10.0), (0.5, 2.0)
+METHODS = {"dpsgd": {}, "lsg": {}, "sgd": {}, "lsg-c3": {"method": "lsg", "clip_norm": 3.0}}
+
+
+def test_every_method_is_run_with_all_combinations_of_the_settings_that_it_has():
+    made = grid(methods=METHODS, vary={"clip_norm": [1, 0.1], "rank": [2, 4]})
+    assert [cell.name for cell in made.cells()] == [
+        "dpsgd-clip_norm0.1-seed0",
+        "lsg-clip_norm0.1-rank2-seed0",
+        "sgd-seed0",
+        "lsg-c3-rank2-seed0",
+        "lsg-clip_norm0.1-rank4-seed0",
+        "lsg-c3-rank4-seed0",
+        "dpsgd-clip_norm1-seed0",
+        "lsg-clip_norm1-rank2-seed0",
+        "lsg-clip_norm1-rank4-seed0",
+    ]
+    assert made.cells()[4].given.items() >= {"clip_norm": 0.1, "rank": 4}.items()
+    assert made.cells()[4].varied == (("clip_norm", 0.1), ("rank", 4))
+    assert made.dropped() == [("dpsgd", "rank"), ("sgd", "clip_norm"), ("sgd", "rank")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "more", "words"),
+    [
+        (["clip_norm"], {}, "expected --vary NAME=A,B,C, got 'clip_norm'"),
+        (["clip_norm=1,2", "clip-norm=1,2"], {}, "--vary clip_norm is given twice"),
+        (["clip_norn=1,2"], {}, "unknown setting 'clip_norn'; did you mean 'clip_norm'"),
+        (["clip_norm=1"], {}, "expected two values of clip_norm at least"),
+        (["clip_norm=0,1"], {}, "expected 1e-30 <= clip_norm=0"),
+        (["epsilon=1,3"], {}, "epsilon is an axis of its own: give it as --epsilons"),
+        (["clip_norm=1,2"], {"settings": {"clip_norm": 1.0}}, "clip_norm is varied, and given elsewhere"),
+        (["rank=1,2"], {"ranks": [1, 2]}, "rank is varied, and given elsewhere"),
+        (["noise_multiplier=1,2"], {"epsilons": [3.0]}, "give either --epsilons or"),
+        (["damping=0.1,0.2"], {}, "none of the methods lsg, sgd has a setting damping"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(texts, more, words):
+    with pytest.raises(ValueError, match=words):
+        grid(vary=parse_varied(read_varied(texts)), **more)
+
+
+def accuracy(clip: float, noise: float) -> float:
+    """Different for every pair, and not symmetric: best at clip 1, noise 0.5."""
+    return 0.9 - 0.2 * abs(CLIPS.index(clip) - 1) - 0.07 * NOISES.index(noise) - 0.01 * CLIPS.index(clip)
+
+
+def varied(clip: float, noise: float, seed: int, method: str = "dpsgd") -> Result:
+    pairs = (("clip_norm", clip), ("noise_multiplier", noise))
+    mean = accuracy(clip, noise) + (0.02 if seed else -0.02)
+    found = result(mean, method=method, epsilon=8 / noise, seed=seed, settings={"epsilon": None, **dict(pairs)})
+    return replace(found, group=(method, *pairs), varied=pairs)
+
+
+EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
+
+
+@pytest.fixture
+def folder(small, stopped, tmp_path: Path) -> Path:
+    """A finished run, an interrupted one, one of a comparison, a damaged one, and names that want to be obeyed."""
+    place = tmp_path / "runs"
+    shutil.copytree(small.path, place / "done")
+    shutil.copytree(stopped.path, place / "half")
+    shutil.copytree(small.path, place / "grid" / "cells" / "lsg-seed0")
+    shutil.copytree(small.path, place / "broken")
+    (place / "broken" / "summary.json").write_text("{")
+    shutil.copytree(small.path, place / EVIL)
+    (place / "no run").mkdir()
+    return place
+
+
+def test_the_list(folder, fedlsg):
+    status, out, err = fedlsg("runs", str(folder), "--sort", "run", width=160)
+    assert (status, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "finished" in lines["done"]
+    assert "interrupted" in lines["half"]
+    assert "so far" not in lines["half"]  # a reproducible run claims none
+    assert lines["done"].count("NOT PRIVATE") == 1
+    assert "grid/lsg-seed0" in lines
+    assert "left out: broken: " in out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    assert r"\x1b[31m\x202e" in out
+
+
+def runs(method: str, *accuracies: float, **more: object) -> list[Result]:
+    return [result(accuracy, method=method, seed=seed, **more) for seed, accuracy in enumerate(accuracies)]  # type: ignore[arg-type]
+
+
+def said(*groups: list[Result]) -> list[str]:
+    return sentences(lines([run for group in groups for run in group]))
+
+
+def test_a_clear_lead_and_an_unclear_one():
+    clear = said(runs("dpsgd", 0.90, 0.91, 0.92), runs("lsg", 0.80, 0.81, 0.82))[0]
+    assert clear.startswith("At epsilon 3, dpsgd has the highest mean accuracy, 91.0 ± 1.0 %, with 4.0x fewer uplink")
+    assert "lead" not in clear
+    unclear = said(runs("dpsgd", 0.80, 0.95, 0.90), runs("lsg", 0.90, 0.80, 0.92))[0]
+    assert "(its lead over lsg is within 2 standard errors)" in unclear
+    assert "(one seed in common with lsg, so the lead may be chance)" in said(runs("dpsgd", 0.9), runs("lsg", 0.8))[0]
+
+
+def test_what_is_not_supported_is_not_said():
+    assert said(runs("lsg", 0.10, 0.11)) == ["At epsilon 3 no method is better than guessing."]
+    assert said(runs("sgd", 0.97, epsilon=None)) == ["No run is private: sgd, 97.0 %."]
+    assert said([result(None)]) == ["No run is finished."]
+    seeded = said([result(0.9, private=False), result(0.91, seed=1, private=False)])
+    assert seeded == ["No run is private: lsg, 90.5 ± 0.7 %."]
+
+
+def test_a_copy_began_when_its_run_did(stopped, tmp_path):
+    """By its first event; by the time of its settings where there are no events, or none with a time."""
+    copy = Path(shutil.copytree(stopped.path, tmp_path / "copy"))
+    os.utime(copy / "config.toml", (9.0, 9.0))
+    assert listed(copy, "a").began == pytest.approx((stopped.path / "config.toml").stat().st_mtime, abs=300)
+    (copy / EVENTS).write_bytes(b"short")
+    assert listed(copy, "a").began == 9.0

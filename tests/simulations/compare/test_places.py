@@ -10,18 +10,17 @@ import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from simulations.compare.runner import one_ray, share_out
+from simulations.compare.runner import share_out
 from simulations.engines.cluster import Cluster
-from simulations.engines.workers import Workers
 from simulations.rundir.rundir import RunDir
 from tests.places import REPOSITORY
 from tests.simulations.engines.test_cluster import command_of, left_in, listening, marked, wait_until
 from tests.simulations.support.compare_cases import grid
-from tests.simulations.support.runs import SMALL, Run, plan_at, resume_local, run_local
+from tests.simulations.support.runs import SMALL, Run, resume_local, run_local
 from tests.simulations.support.two_nodes import NODE, environment, of_node, two_nodes
 
 ROUNDS = 600
@@ -62,31 +61,6 @@ def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
         assert number == at_a_time
         assert {cell.given["workers"] for cell in shared} == {workers}
     assert "RAY_ADDRESS" not in os.environ
-
-
-def test_the_local_engine_starts_no_ray_and_one_cell_at_a_time():
-    cells = grid(seeds=3).cells()
-    with one_ray(cells) as ray, share_out(cells, None, ray) as (shared, number):
-        assert (ray, shared, number) == (None, cells, 1)
-
-
-@pytest.mark.parametrize(("workers", "most"), [(None, 2), (1, 1), (9, 2)])
-def test_a_run_has_no_more_workers_than_its_setting_and_its_clients(workers, most, tmp_path):
-    asked: list[int] = []
-
-    class Asked:
-        is_foreign = False
-
-        def has_gpus(self) -> bool:
-            return False
-
-        def workers(self, most: int, *, cpus: float, gpus: float) -> list[Any]:
-            asked.append(most)
-            return []
-
-    plan, directory = plan_at(tmp_path / "run", engine="ray", workers=workers)
-    len(Workers(cast("Cluster", Asked()), plan, directory, "client:app"))
-    assert asked == [most]
 
 
 @pytest.mark.slow

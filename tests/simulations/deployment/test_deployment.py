@@ -5,7 +5,7 @@ Both runs are reproducible, which a deployed client refuses: a ClientApp of this
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.flower.deployment import Deployed, deploy
 from benchmarks.flower.flower_processes import carrying
-from benchmarks.flower.socket_proxy import split_http
 from benchmarks.flower.socket_traffic import Message, Moved, count_moved
 from simulations.rundir.journal import Line, read_lines
 from tests.places import REPOSITORY
@@ -117,40 +116,6 @@ def test_wire_bytes_lie_within_the_documented_framing(both):
 
 
 @pytest.mark.ray
-def test_a_wire_count_without_the_payload_is_caught(both):
-    """Negative control: the weights left out, or a payload counted as often as there are requests."""
-    for line in both.lines:
-        wrong = line.payload_bytes * (-1 if line.direction == "down" else both.on_socket(line).requests)
-        if abs(wrong) > 3000:
-            assert not framed(replace(line, wire_bytes=line.wire_bytes + wrong), both.on_socket(line))
-
-
-@pytest.mark.ray
-def test_every_byte_on_the_socket_is_accounted_for(both):
-    """Messages, the two queries, and what there is besides: registration, heartbeats, idle asking, the app itself."""
-    for proxy, seen in zip(both.flower.proxies, both.seen, strict=True):
-        assert set(seen.messages) == {(group, way) for group in ("", "1") for way in ("up", "down")}
-        up = sum(m.socket if way == "up" else m.back for (_, way), m in seen.messages.items())
-        down = sum(m.socket if way == "down" else m.back for (_, way), m in seen.messages.items())
-        besides = seen.besides.values()
-        assert (up + sum(b[1] for b in besides), down + sum(b[2] for b in besides)) == proxy.total
-        assert {path.rpartition("/")[2] for path in seen.besides} <= {
-            "register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat",
-            "pull-messages", "get-run", "get-fab",
-        }  # fmt: skip
-
-
-@pytest.mark.ray
 def test_nothing_is_left(both):
     assert carrying(both.flower.home) == set()
     assert not both.flower.home.exists()
-
-
-def test_http_by_hand():
-    stream = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcPOST /b HTTP/1.1\r\n\r\n"
-    stream += b"POST /c HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"
-    assert [(first.split()[1], body, size) for first, body, size in split_http(stream)] == [
-        (b"/a", b"abc", 42), (b"/b", b"", 20),
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="fixed length"):
-        list(split_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"))

@@ -79,11 +79,3 @@ def test_a_refusal_is_worded_as_the_document_says(begins):
 
 def test_the_text_about_own_data_is_constant():
     assert f"`{OwnDataError()}`" in chapter(11)
-
-
-@pytest.mark.parametrize("wrong", ["```bash\nls\n```", "```bash\n# somewhere\nls\n```"])
-def test_a_block_that_names_no_machine_is_found(tmp_path, wrong):
-    document = tmp_path / "document.md"
-    document.write_text(f"## 1. A chapter\n\n{wrong}\n")
-    with pytest.raises(ValueError, match=r"machine|first line"):
-        blocks(document, MACHINES)

@@ -102,14 +102,6 @@ def test_a_run_ends_with_its_result_whatever_some_nodes_send(tmp_path, caplog):
     assert max(map(len, caplog.text.splitlines())) < 10_000
 
 
-class Large(FalseNode):
-    """Declares a million million examples."""
-
-    def honest(self, message: Message) -> Message:
-        self.examples = 10**12
-        return super().honest(message)
-
-
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_same_of_raw_nodes_at_a_real_superlink(tmp_path):
@@ -120,15 +112,6 @@ def test_the_same_of_raw_nodes_at_a_real_superlink(tmp_path):
     assert found["false messages"] > 70
     assert found["rejected"] > 60
     assert found["longest line of the log"] < 10_000
-
-
-def test_a_number_of_examples_that_no_run_takes_leaves_its_node_out(tmp_path, caplog):
-    nodes = federation(chance=0.0)
-    nodes[-1] = Large(client=nodes[-1].client, plan=nodes[-1].plan, rng=random.Random(0), chance=0.0)
-    summary, rows = run(tmp_path / "run", nodes, rounds=2, evaluate_every=2)
-    assert summary["rounds"] == 2
-    assert [row.rejected for row in rows] == [str(nodes[-1].client)] * 2
-    assert "declares 1,000,000,000,000 examples" in caplog.text
 
 
 def test_a_run_that_is_continued_goes_on_without_a_ledger_that_lost_entries(tmp_path, caplog):

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from simulations import run
-from simulations.engines import cluster
 from tests.places import REPOSITORY
 from tests.simulations.support.second_user import answered
 
@@ -165,30 +163,3 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
         pass
     wait_until(lambda: not marked(mark), seconds=30 if number == signal.SIGKILL else 10)
     wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 10)
-
-
-@pytest.mark.ray
-def test_a_worker_that_fits_nowhere_is_refused(warm):
-    """Ray would wait for ever."""
-    with pytest.raises(ValueError, match=r"client_cpus=64 processors for a worker; ask for fewer"):
-        warm.workers(2, cpus=64, gpus=0)
-    with pytest.raises(ValueError, match=r"client_gpus=0.25 of a GPU"):
-        warm.workers(2, cpus=1, gpus=0.25)
-
-
-@pytest.mark.parametrize(("engine", "count"), [("ray", 1), ("flower", 1), ("local", 0)])
-def test_a_run_that_is_resumed_starts_its_engine_ahead(engine, count, fedlsg, tmp_path, monkeypatch):
-    """While its plan is made."""
-    seen: list[int] = []
-    monkeypatch.setattr(cluster.Cluster, "_keep", lambda self: self._started.set())
-    monkeypatch.setattr(run, "resume_command", lambda *_, **__: seen.append(len(cluster._AHEAD)))
-    (tmp_path / "config.toml").write_text(f'engine = "{engine}"\n')
-    assert fedlsg("resume", str(tmp_path))[0] == 0
-    assert seen == [count]
-    assert cluster._AHEAD == []
-
-
-def test_engine_flower_is_refused_before_anything_starts(fedlsg, tmp_path):
-    status, _, err = fedlsg("run", "--engine", "flower")
-    assert (status, cluster._AHEAD, list(tmp_path.iterdir())) == (1, [], [])
-    assert "flwr run ." in err

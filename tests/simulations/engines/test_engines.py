@@ -48,18 +48,6 @@ def test_a_bad_client_is_named_and_charged_and_the_round_goes_on(bad_local, kind
     assert [row.answered.split()[-HONEST:] for row in bad_local.rows] == [honest, honest]
 
 
-def test_the_others_train_on_as_if_the_bad_clients_had_been_silent(bad_local, tmp_path):
-    def silent(message: Message, context: Context) -> Message | None:
-        partition, query = int(context.node_config["partition-id"]), message.metadata.message_type == "query"
-        round_1 = not query and message.content["round"]["round"] == 1
-        kinds = list(KINDS.values())
-        heard = query or partition >= len(kinds) or (kinds[partition].honest_first and round_1)
-        return app(message, context) if heard else None
-
-    alone = run_local(tmp_path / "run", client=silent, **BAD_SETTINGS)
-    assert alone.weights.equal(bad_local.weights)
-
-
 class Wire:
     """Serialises every message of a local run, both ways, and keeps the bytes."""
 

@@ -28,39 +28,6 @@ def test_flower_s_simulation_runs_as_the_local_engine(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_flower_s_simulation_adds_securely_as_the_local_engine(tmp_path):
-    """Flower keeps the state of a node between the stages."""
-    settings = {"trust": "secure", "rounds": 2, "clients": 4, "clients_per_round": 3, "record_updates": True}
-    alone = run_local(tmp_path / "local", **settings)
-    plan, directory = plan_at(tmp_path / "run", engine="flower", **settings)
-    status = simulate(write_app(tmp_path / "app", plan), tmp_path / "flower", nodes=4)
-    assert status == "finished:completed", (tmp_path / "flower" / "flower.log").read_text()[-3000:]
-    run = Run(directory.path, plan)
-    assert run.weights.equal(alone.weights)
-    assert run.payloads == alone.payloads
-    assert run.ledgers == alone.ledgers
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_flower_s_simulation_has_the_same_simulated_time(tmp_path):
-    settings = {
-        "rounds": 3, "clients": 6, "clients_per_round": 3, "dropout": 0.3, "speed": "lognormal 0.5", "deadline": 0.15,
-        "over_selection": 0.5, "sample_rate": 0.05,
-    }  # fmt: skip
-    alone = run_local(tmp_path / "local", **settings)
-    plan, directory = plan_at(tmp_path / "run", engine="flower", **settings)
-    status = simulate(write_app(tmp_path / "app", plan), tmp_path / "flower", nodes=6)
-    assert status == "finished:completed", (tmp_path / "flower" / "flower.log").read_text()[-3000:]
-    run = Run(directory.path, plan)
-    assert run.weights.equal(alone.weights)
-    assert run.ledgers == alone.ledgers
-    assert [row.simulated for row in run.rows] == [row.simulated for row in alone.rows]
-    assert any(row.simulated is not None and row.simulated.dropped for row in run.rows)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
 def test_supernodes_keep_replicas_of_their_own(tmp_path, monkeypatch):
     """Under reproducible noise, which a deployed client refuses: a ClientApp of this test lifts that refusal alone."""
     settings = {"downlink": "sparse", "rounds": 3, "momentum": 0.9, "codec": "noise-floor"}

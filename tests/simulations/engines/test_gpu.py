@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from fedlsg.randomness import own_draws, seed_draws
-from simulations import workloads
-from simulations.workloads import fetcher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -65,38 +63,6 @@ def test_flower_messages_ray_and_cuda_together(tmp_path):
     log = (tmp_path / "auto" / "run.log").read_text()
     assert log.count(f"clients of this process compute on {torch.cuda.get_device_name()}") >= 2
     assert "compute on" not in (tmp_path / "cpu" / "run.log").read_text()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["inspect", "--examples", "64"],
-        ["audit", "--canaries", "50"],
-        ["audit", "--mode", "training", "--canaries", "20"],
-        ["attack", "--attacks", "inverting-gradients,dlg", "--seconds", "2"],
-        ["attack", "--membership", "--shadows", "6"],
-    ],
-)
-def test_commands_look_into_a_run_on_cuda(command, tmp_path):
-    sizes = ["--clients", "3", "-c", "batch_size=1", "--noise-multiplier", "2"]
-    run(tmp_path / "run", "--engine", "local", *sizes, "--record-updates")
-    name, *options = command
-    out = str(tmp_path / ("audit.json" if name == "audit" else "out"))
-    done = subprocess.run(
-        [sys.executable, "-m", "simulations", name, str(tmp_path / "run"), *options, "--device", "cuda", "--out", out],
-        check=False,
-    )
-    assert done.returncode == 0
-
-
-def test_a_split_on_the_device_gives_the_same_batches():
-    split = workloads.load("digits").train
-    fetch, rows = fetcher(split, "cuda"), torch.randperm(len(split))[:100]
-    inputs, targets = fetch(rows)
-    assert (inputs.device.type, targets.device.type) == ("cuda", "cuda")
-    expected, labels = split.batch(rows)
-    assert torch.equal(inputs.cpu(), expected)
-    assert torch.equal(targets.cpu(), labels)
 
 
 def test_several_gpus_are_not_touched_by_one_process():

@@ -5,11 +5,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import MessageType
 
 from simulations.engines import cluster, ray
-from simulations.engines.workers import Workers
-from simulations.grids.piles import Task
 from simulations.server.recorder import Recorder
 from tests.simulations.support.deadly_clients import ALWAYS, ONCE
 from tests.simulations.support.hanging_clients import HANGS
@@ -50,26 +47,6 @@ def test_every_attempt_that_may_have_drawn_noise_is_in_the_ledger(deadly):
 
 
 @pytest.mark.slow
-def test_without_the_second_try_a_pile_would_be_lost(tmp_path, on_ray, monkeypatch):
-    """Negative control: the tests above notice a grid that gives up after the first try."""
-    answer = Workers.answer
-    monkeypatch.setattr(
-        Workers,
-        "answer",
-        lambda self, tasks, deadline, pace, sending: answer(
-            self, [] if pace.one_by_one and tasks and _trains(tasks[0]) else tasks, deadline, pace, sending
-        ),
-    )
-    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=2, evaluate_every=2)
-    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.deadly_clients:app")
-    assert len(Run(directory.path, plan).rows[1].answered.split()) < 4
-
-
-def _trains(task: Task) -> bool:
-    return task.message.metadata.message_type == MessageType.TRAIN
-
-
-@pytest.mark.slow
 def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
     """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which nobody died."""
     settings = {"clients": 2, "rounds": 3}
@@ -107,18 +84,6 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
     assert rounds == {client: [1, 3] if client == began else [1, 2, 3] for client in range(5)}
 
 
-@pytest.mark.slow
-def test_a_worker_that_cannot_stop_its_client_is_ended_and_the_others_are_asked_again(tmp_path, on_ray, monkeypatch):
-    monkeypatch.setattr("simulations.engines.workers.START_SECONDS", 10.0)  # of the worker that replaces it
-    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=6, rounds=3, workers=2, client_timeout=2.0)
-    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.hanging_clients:deaf")
-    run = Run(directory.path, plan)
-    assert [row.rejected for row in run.rows] == ["", str(HANGS), ""]
-    assert "longer than client_timeout allows" in run.rows[1].reasons
-    assert run.rows[1].seconds < 120
-    assert {entry.round for entry in run.entries(HANGS)} == {1, 2, 3}, "nobody knows whether it trained: charged"
-
-
 def test_a_worker_with_other_code_than_the_driver_is_refused(tmp_path, on_ray, monkeypatch):
     """Files were edited since the driver started, or a machine has another version."""
     monkeypatch.setattr("simulations.engines.workers.own_identity", lambda: SimpleNamespace(digest="other"))
@@ -153,18 +118,6 @@ def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
     assert "SECRETROW" not in directory.rounds.read_text()
     assert run.log.count("SECRETROW") >= 2, "the run's own log, which is private, has the reason"
     assert directory.log.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.slow
-def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray):
-    settings = {"downlink": "sparse", "rounds": 4, "clients": 3, "clients_per_round": 2, "momentum": 0.9}
-    alone = run_local(tmp_path / "local", **settings)
-    plan, directory = plan_at(tmp_path / "ray", engine="ray", **settings)
-    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
-    assert run.weights.equal(alone.weights)
-    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
-    assert [row.downlink_messages for row in run.rows] == [2] * 4
-    assert not (run.path / "replicas").exists()
 
 
 @pytest.mark.slow

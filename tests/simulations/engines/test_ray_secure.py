@@ -1,10 +1,13 @@
-"""Secure sums on Ray: whatever becomes of a worker, charges are kept and no secret is used for two vectors."""
+"""Secure sums, client-level privacy and shuffled batches on Ray: bit for bit the engine local."""
 
 import pytest
+import torch
 
+from fedlsg.privacy import SERVER
 from simulations.engines import ray
+from tests.simulations.client.test_shuffled import truth_of
 from tests.simulations.support.deadly_secure_clients import ALWAYS, AT_THE_END, ONCE
-from tests.simulations.support.runs import Run, ignore, plan_at
+from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 from tests.simulations.support.secure_clients import FIVE, recorded_sum
 
 pytestmark = pytest.mark.ray
@@ -44,3 +47,46 @@ def test_secrets_of_clients_are_in_no_file_of_the_driver(tmp_path, on_ray, monke
     assert len(roots) == 5, "the first part of a state is the root, of 32 bytes"
     files = [path.read_bytes() for path in directory.path.rglob("*") if path.is_file()]
     assert not any(root in content or root.hex().encode() in content for root in roots for content in files)
+
+
+FEDERATION = {
+    "unit": "client", "trust": "server", "sample_rate": None, "batch_size": 10, "clients": 40, "clients_per_round": 12,
+    "local_steps": 2, "method": "probe", "rounds": 3, "clip_quantile": 0.5, "dropout": 0.2, "downlink": "sparse",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_both_engines_give_the_same_run(tmp_path, on_ray):
+    here = run_local(tmp_path / "local", **FEDERATION)
+    plan, directory = plan_at(tmp_path / "ray", **FEDERATION, engine="ray")
+    there = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
+    assert torch.equal(here.weights, there.weights)
+    assert here.entries(SERVER) == there.entries(SERVER)
+    assert here.rows == there.rows
+    assert here.checkpoint["server"]["clip_norm"] == there.checkpoint["server"]["clip_norm"]
+    assert not list(there.path.rglob("client-*")), "no file tells who took part"
+    assert there.payloads == {}
+    assert not list(there.path.glob("checkpoint/outbox/*"))
+
+
+SHUFFLE = {
+    "sampling": "shuffle", "sample_rate": None, "batch_size": 150, "rounds": 6, "method": "rs", "local_steps": 2,
+}  # fmt: skip
+
+
+def test_both_engines_give_the_same_shuffled_run(tmp_path, on_ray):
+    here = run_local(tmp_path / "local", **SHUFFLE)
+    plan, directory = plan_at(tmp_path / "ray", **SHUFFLE, engine="ray")
+    there = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
+    assert torch.equal(here.weights, there.weights)
+    assert [here.entries(c) for c in range(2)] == [there.entries(c) for c in range(2)]
+
+
+def test_a_secret_order_lasts_over_rounds(tmp_path, on_ray):
+    given = SHUFFLE | {"engine": "ray", "record_updates": True, "reproducible": False, "rounds": 5}
+    plan, directory = plan_at(tmp_path / "ray", **given)
+    ray.run(plan, directory, on_round=ignore)
+    for client, part in enumerate(plan.parts):
+        rows = torch.cat([truth_of(directory.path, round, client) for round in range(1, 6)])
+        for epoch in rows.split(len(part)):
+            assert torch.equal(epoch.sort().values, part.sort().values)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import REPOSITORY
-from tests.simulations.engines.test_cluster import marked, sockets, unix_sockets
+from tests.simulations.engines.test_cluster import marked, sockets
 from tests.simulations.support import second_user
 
 NOBODY = 65534
@@ -92,29 +92,3 @@ def test_another_user_can_do_nothing(tmp_path):
     assert found == dict.fromkeys(TRIES, False) | {"any other call": []}
     assert after == "whole"
     assert not stolen.exists()
-
-
-def test_without_a_token_he_runs_code_as_the_owner(tmp_path):
-    """Negative control: the script works. Files and Unix sockets are in a folder that is closed anyway."""
-    found, _, stolen = tried("open", tmp_path)
-    closed = {"read files", "connect to Unix sockets"}
-    assert found == {name: name not in closed for name in TRIES}
-    assert stolen.read_text() == "only for its owner"
-
-
-def test_the_token_is_in_one_file_and_nowhere_else(tmp_path):
-    with owner("locked") as (_, _, private, mark):
-        token = (private / "token").read_bytes()
-        assert len(token) == 64
-        assert (private / "token").stat().st_mode & 0o777 == 0o600
-        assert private.stat().st_mode & 0o777 == 0o700
-        family = marked(mark)
-        for pid in family:
-            for name in ("cmdline", "environ"):
-                assert token not in Path(f"/proc/{pid}/{name}").read_bytes()
-        files = [path for path in private.rglob("*") if path.is_file() and path.name != "token"]
-        assert len(files) > 10
-        assert [path for path in files if token in path.read_bytes()] == []
-        assert unix_sockets(family)
-        assert all(name.startswith(f"{private}/") for name in unix_sockets(family)), "closed with the folder"
-    assert not private.exists()

@@ -1,7 +1,5 @@
 """Own code and data on their way to workers of Ray that never imported them."""
 
-import threading
-import time
 from functools import partial
 
 import pytest
@@ -10,28 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from fedlsg import user_code
 from simulations.engines.cluster import Cluster
-from simulations.engines.shipping import own_modules, shipment
-from simulations.plan.plan import make_plan
-from simulations.settings.settings import from_mapping
-from tests.simulations.support.own import CLASSES, MINE, QUICK, quick, refused, write
-
-SETTINGS = {name: value for name, value in QUICK.items() if name != "quiet"}
-
-
-def plan_of(**settings):
-    return make_plan(from_mapping({**SETTINGS, **settings}))
-
-
-def test_modules_of_the_users_folder_are_sent_by_value_and_no_others(tmp_path):
-    write(tmp_path / "shipping_helper.py", "X = 1\n")
-    mine = write(tmp_path / "shipping_mine.py", "import shipping_helper, json\n" + MINE)
-    user_code.permit(f"{mine}:workload", f"{mine}:recipe")
-    sent = shipment(plan_of(workload=f"{mine}:workload", method=f"{mine}:recipe"))
-    names = {module.__name__ for module in own_modules(sent)}
-    assert {"shipping_mine", "shipping_helper"} <= names
-    assert not names & {"json", "torch", "fedlsg", "numpy", "strategies", "simulations", "__main__"}
+from tests.simulations.support.own import CLASSES, quick
 
 
 def weights(run):
@@ -90,40 +68,3 @@ def test_ray_gives_the_weights_of_local(way, tmp_path, on_ray: Cluster):
     found = [quick(tmp_path / engine, rounds=2, engine=engine, **changes) for engine in ("local", "ray")]
     assert torch.equal(weights(found[0]), weights(found[1]))
     assert found[1].summary["rounds"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_second_run_on_the_same_workers_has_the_second_code(tmp_path, warm: Cluster):
-    from simulations.engines import cluster
-
-    runs = []
-    for width in (2, 5):
-        model = in_main(f"def f(): return nn.Sequential(nn.Linear(8, {width}), nn.Linear({width}, 3))", "f")
-        for engine in ("local", "ray"):
-            if engine == "ray":
-                cluster._AHEAD.append(warm)
-            runs.append(quick(tmp_path / f"{engine}-{width}", model=model, engine=engine))
-            cluster._AHEAD.clear()
-    assert torch.equal(weights(runs[0]), weights(runs[1]))
-    assert torch.equal(weights(runs[2]), weights(runs[3]))
-    assert len(weights(runs[0])) != len(weights(runs[2]))
-
-
-def locked(lock):
-    """A model that holds a lock of its builder."""
-    return lambda: Net(4) if lock else None
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_what_cannot_be_sent_is_refused_in_one_line_and_leaves_nothing_running(tmp_path, on_ray: Cluster):
-    lock = threading.Lock()
-    before = {thread.name for thread in threading.enumerate()}
-    with refused("cannot be sent to Ray workers", "Build models, open files and take locks inside of the functions"):
-        quick(tmp_path / "run", model=locked(lock), engine="ray")
-    time.sleep(0.1)
-    assert {thread.name for thread in threading.enumerate()} <= before | {"ray_import_thread"}
-    assert quick(tmp_path / "local", model=locked(lock)).summary["rounds"] == 1
-    assert quick(tmp_path / "after", engine="ray").summary["rounds"] == 1
-    assert not [path for path in (tmp_path / "run").rglob("*.jsonl") if path.stat().st_size]

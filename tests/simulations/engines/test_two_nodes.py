@@ -5,13 +5,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.places import REPOSITORY
-from tests.simulations.engines.test_cluster import wait_until
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.runs import SMALL, Run, run_local
 from tests.simulations.support.two_nodes import TwoNodes, environment, of_node, two_nodes
@@ -102,22 +100,3 @@ def test_a_node_that_is_lost_loses_no_round(cluster, alone, tmp_path):
     assert run.weights.equal(alone.weights)
     assert run.ledgers == alone.ledgers, "reproducible noise: the second attempt is the same release"
     assert of_node(cluster.first), "the cluster stays"
-
-
-@pytest.mark.slow
-def test_a_node_that_joins_late_gets_workers(alone, tmp_path):
-    """In the middle of a round: the first client to train waits until another node takes part."""
-    with (
-        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder,
-        two_nodes(Path(folder), late=True) as nodes,
-        ThreadPoolExecutor() as pool,
-    ):
-        driver = pool.submit(drive, nodes, tmp_path / "run", **SETTINGS)
-        wait_until(lambda: trained(nodes.first) != [], seconds=200)
-        nodes.join()
-        run = driver.result()
-        assert isinstance(run, Run), run
-        assert trained(nodes.second)
-    assert run.weights.equal(alone.weights)
-    assert run.ledgers == alone.ledgers
-    assert "the cluster has grown" in run.log

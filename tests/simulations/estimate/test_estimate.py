@@ -78,27 +78,6 @@ def test_what_is_planned_is_what_a_run_records(kind, tmp_path):
     assert first == {facts["bytes"]["down_first"]["payload"]}
 
 
-def test_more_phones_send_more_and_have_less_noise_each():
-    plan = make_plan(from_mapping({**SECRET, "method": "lsg"}))
-    few, many = (facts_of(plan, phones=phones, dropout=0.2) for phones in (100, 400))
-    one = few["bytes"]["up"]["payload"]
-    assert few["phones"]["uplink_bytes_a_round"] == 80 * one
-    assert many["phones"]["downlink_bytes"] == 4 * few["phones"]["downlink_bytes"]
-    assert many["phones"]["rho"] == pytest.approx(few["phones"]["rho"] / 2)
-
-
-def test_a_sum_of_more_phones_has_wider_values_and_more_shares():
-    plan = make_plan(from_mapping({**SECRET, **KINDS["secure sum"]}))
-    facts = facts_of(plan, phones=1000, dropout=0.2)
-    assert facts["phones"]["uplink_bytes_a_round"] > 800 * facts["bytes"]["up"]["payload"]
-
-
-@pytest.mark.parametrize(("phones", "dropout"), [(0, 0.2), (10, 1.0), (10, -0.1), (10, float("nan"))])
-def test_phones_out_of_range_are_refused(phones, dropout):
-    with pytest.raises(ValueError, match="expected --phones="):
-        facts_of(make_plan(from_mapping({**SECRET, "method": "lsg"})), phones=phones, dropout=dropout)
-
-
 def test_the_command_prints_json_and_leaves_nothing(fedlsg, tmp_path):
     options = ["--clients", "2", "--rounds", "2", "--noise-multiplier", "2", "--engine", "local"]
     status, out, err = fedlsg("plan", "digits", *options, "--phones", "50", "--json")
@@ -109,16 +88,3 @@ def test_the_command_prints_json_and_leaves_nothing(fedlsg, tmp_path):
     table = fedlsg("plan", "digits", *options)[1]
     assert "1,000 phones" in table
     assert "rho" in table
-
-
-def test_bad_settings_give_the_errors_of_a_run(fedlsg):
-    for options in (["--rank", "0"], ["--learning-rat", "1"], ["--method", "lgs"], ["--delta", "0.5"], ["digts"]):
-        said = [fedlsg(command, "--engine", "local", *options)[2] for command in ("run", "plan")]
-        assert said[0] == said[1], options
-        assert "fedlsg: error" in said[0]
-
-
-def test_negative_control_a_plan_of_other_settings_is_noticed(tmp_path):
-    plan = make_plan(from_mapping({**SECRET, "method": "lsg", "rank": 2}))
-    summary = run_local(tmp_path / "run", **SECRET, method="lsg", rank=3).summary
-    assert facts_of(plan)["uplink_bytes"] != summary["uplink_bytes"]

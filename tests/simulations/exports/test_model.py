@@ -15,16 +15,6 @@ from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local
 
 LORA = {"method": "lora", "rank": 2, "lora_alpha": 6.0, "learning_rate": 0.5}
-PLAIN_TORCH = """
-import torch
-from collections import OrderedDict
-from safetensors.torch import load_file
-from torch import nn
-model = nn.Sequential(
-    OrderedDict(flatten=nn.Flatten(), hidden=nn.Linear(64, 64), tanh=nn.Tanh(), classifier=nn.Linear(64, 10)))
-model.load_state_dict(load_file(sys.argv[1] + "/model.safetensors"))
-torch.save(model(torch.load(sys.argv[2], weights_only=True)).detach(), sys.argv[3])
-"""
 TRANSFORMERS = """
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -62,16 +52,6 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("runs") / "lora", **LORA)
 
 
-def test_merged_lora_is_the_plain_module(lora, tmp_path):
-    folder = export(lora.path, tmp_path / "out", merge_lora=True)
-    inputs, file = some_inputs(lora, tmp_path)
-    outside(PLAIN_TORCH, folder, file, tmp_path / "logits.pt")
-    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits_of(lora, inputs))
-    said = json.loads((folder / "fedlsg-run.json").read_text())
-    assert (said["lora"], said["lora_merged"]) == (None, True)
-    assert set(said["trained"]) == {"hidden.weight", "hidden.bias", "classifier.weight", "classifier.bias"}
-
-
 def older(*names: str) -> Callable[..., set[str]]:
     """What a version without these files, a model file and a manifest did not leave."""
     return shutil.ignore_patterns("model.safetensors", "manifest.*", *names)
@@ -84,9 +64,6 @@ def test_a_run_of_an_older_version_is_read_from_its_checkpoint(method, lora, sma
     shutil.copytree(run.path, old, ignore=older("config.json", "export"))
     exported = export(old, tmp_path / "out") / "model.safetensors"
     assert exported.read_bytes() == (run.path / "model.safetensors").read_bytes()
-
-
-# --- transformers
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +93,3 @@ def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     torch.testing.assert_close(torch.load(run.path / "export" / "logits.pt"), logits_of(run, inputs))
     said = json.loads((run.path / "export" / "fedlsg-run.json").read_text())
     assert said["method"] == run.plan.method.name
-
-
-# --- wrong uses

@@ -1,5 +1,6 @@
-"""``fedlsg payload``: arrays of one payload for every kind of frame and codec, on the scale that its page states."""
+"""``fedlsg payload`` and the numpy reader of docs/outputs.md: arrays of one payload, on the scale of its page."""
 
+import json
 import re
 import shutil
 from typing import Any
@@ -8,10 +9,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import strategies
+from fedlsg import user_code
 from fedlsg.gradients import trainable
 from simulations.exports.payload import find, payload_command, read_payload
 from simulations.rundir.files import DamagedError
 from simulations.rundir.updates import payload_files, read_frame, round_folder
+from tests.fedlsg.support.own_methods import OWN_RECIPE
+from tests.places import REPOSITORY
+from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local
 
 QUIET = {"noise_multiplier": None}
@@ -76,22 +82,6 @@ def test_the_clients_gradients_make_the_server_s_step(case, runs):
     assert abs(step).max() > 1e-4, "negative control: a step of nothing would agree with anything"
 
 
-def test_chosen_positions_are_the_client_s_own(runs):
-    run = runs("chosen")
-    arrays = arrays_of(run, 1, 0)
-    size = read_frame(round_folder(run.path, 1))[1]["size"]
-    assert len(arrays["indices"]) == len(arrays["values"]) == run.plan.method.compression.most(size) < size
-    flat = np.zeros(size, np.float32)
-    flat[arrays["indices"]] = arrays["values"]
-    assert np.array_equal(flat, np.concatenate([a.ravel() for n, a in arrays.items() if n.startswith("dW/")]))
-
-
-def test_the_divisor_is_the_expected_batch(runs):
-    run = runs("lsg")
-    terms = run.plan.terms[1]
-    assert arrays_of(run, 1, 1)["divisor"] == terms.sample_rate * terms.num_examples
-
-
 def test_the_command_writes_what_numpy_reads(small, tmp_path):
     payload_command(str(small.path), 2, 1, str(tmp_path / "x.npz"), Console(quiet=True))
     expected = arrays_of(small, 2, 1)
@@ -99,16 +89,6 @@ def test_the_command_writes_what_numpy_reads(small, tmp_path):
         assert set(found) == set(expected) >= {"indices", "values", "dW/hidden.weight", "dW/classifier.bias"}
         assert all(np.array_equal(found[name], array) for name, array in expected.items())
         assert (found["indices"].dtype, found["values"].dtype) == (np.int64, np.float32)
-
-
-# --- wrong uses
-
-
-def test_the_pruning_round_has_no_gradients(runs):
-    run = runs("pruned by data")
-    assert (round_folder(run.path, 0) / "frame.json").exists()
-    with pytest.raises(ValueError, match="there are rounds 1-2"):
-        find(run.directory, 0, 0)
 
 
 @pytest.mark.parametrize(("name", "error"), [
@@ -122,3 +102,54 @@ def test_a_damaged_file_is_named(name, error, small, tmp_path):
     path.write_bytes(content)
     with pytest.raises(error, match=re.escape(name)):
         arrays_of(Run(tmp_path / "run"), 1, 0)
+
+
+PAGE = (REPOSITORY / "docs" / "outputs.md").read_text()
+PAGE_RUNS: dict[str, dict[str, Any]] = {
+    "lsg": {"method": "lsg"},
+    "convolutions and weights": {"method": "lsg", "model": "conv", "rank": 2, "norms_clip_weight": 2.0},
+    "masked": {"method": "rs", "sparsity": 0.5, "codec": "bfloat16"},
+    "core": {"method": OWN_RECIPE, "model": "conv", "rank": 3, "norms_clip_weight": 2.0},
+    "factors": {"method": "dp-powersgd", "rank": 2, "codec": "float16"},
+}
+SAVE = """
+for folder in sys.argv[1:]:
+    np.savez(folder + "/read.npz", **read(Path(folder), 1))
+assert "torch" not in sys.modules
+"""
+
+
+def reader() -> str:
+    """The program of the page."""
+    (found,) = re.findall(r"```python\n(import json.*?)```", PAGE, re.DOTALL)
+    return found
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory):
+    """By case: the round's folder, with read.npz as the page's program wrote it."""
+    folder = tmp_path_factory.mktemp("page")
+    user_code.permit(*(str(value) for case in PAGE_RUNS.values() for value in case.values()))
+    runs = {case: run_local(folder / case, record_updates=True, **PAGE_RUNS[case]) for case in PAGE_RUNS}
+    outside(reader() + SAVE, *(round_folder(run.path, 2) for run in runs.values()))
+    yield runs
+    strategies.forget()
+
+
+@pytest.mark.parametrize("case", PAGE_RUNS)
+def test_the_page_s_reader_agrees_with_the_command(case, read, own_code):
+    run = read[case]
+    ours = read_payload(run.directory, 2, 1, find(run.directory, 2, 1))
+    with np.load(round_folder(run.path, 2) / "read.npz") as theirs:
+        assert {f"dW/{name}" for name in theirs} == {name for name in ours if name.startswith("dW/")}
+        for name, dW in theirs.items():
+            assert dW.shape == ours[f"dW/{name}"].shape
+            np.testing.assert_allclose(dW, ours[f"dW/{name}"], atol=1e-5)
+            assert abs(dW).max() > 1e-2, "negative control: zeros would agree"
+
+
+def test_every_field_of_the_files_is_on_the_page(small):
+    about = read_frame(round_folder(small.path, 1))[1]
+    names = {*about, *about["blocks"][0], *about["parameters"][0], *about["clients"]["0"]}
+    names |= json.loads((small.path / "config.json").read_text()).keys()
+    assert [name for name in names if f"`{name}`" not in PAGE] == []

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
@@ -147,56 +147,6 @@ def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
 
 
-def test_arguments_of_fedavg_that_work():
-    strategy = fedlsg.flower.Strategy(two_sides, clients=5, fraction_train=0.5, fraction_evaluate=0.0, **SETTINGS)
-    assert strategy.settings.clients_per_round == 2
-    assert (
-        fedlsg.flower.Strategy(two_sides, min_available_nodes=4, fraction_train=1.0, **SETTINGS).settings.clients == 4
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"initial_arrays": ArrayRecord({"w": Array(np.zeros(1))})}, "workload's model"),
-        ({"train_config": ConfigRecord({"lr": 0.1})}, "lr as learning_rate"),
-        ({"evaluate_config": ConfigRecord({"x": 1})}, "public test rows"),
-    ],
-)
-def test_start_of_another_strategy(given, words):
-    with pytest.raises(ValueError, match=words):
-        fedlsg.flower.Strategy(two_sides, **SETTINGS).start(Nodes(None, 1), **given)
-
-
-def test_an_evaluate_fn_of_another_form_is_named(tmp_path):
-    strategy = fedlsg.flower.Strategy(two_sides, out=tmp_path / "run", **SETTINGS)
-    with (
-        task_identity(),
-        pytest.raises(ValueError, match="evaluate_fn: expected a MetricRecord, a dict or None, got a tuple"),
-    ):
-        strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 2), num_rounds=1, evaluate_fn=lambda *_: (0.5, {}))
-
-
-def test_a_wrapper_that_does_not_start_it_is_told_so():
-    with pytest.raises(RuntimeError, match="subclass it, or give callbacks="):
-        fedlsg.flower.Strategy(two_sides, **SETTINGS).configure_train(1, ArrayRecord(), ConfigRecord(), Nodes(None, 1))
-
-
-def test_callbacks_of_both_kinds(tmp_path):
-    seen, app = [], fedlsg.flower.client_app(two_sides)
-    run = start(app, tmp_path / "app", callbacks=[lambda row: seen.append(row["round"])])
-    assert (seen, run.summary["stopped"]) == ([1, 2], None)
-    early = "early-stopping monitor=epsilon_max mode=min patience=1"  # epsilon never falls
-    strategy = fedlsg.flower.Strategy(two_sides, out=tmp_path / "early", callbacks=early, **SETTINGS)
-    with task_identity():
-        strategy.start(Nodes(app, 3), num_rounds=4)
-    assert len(strategy.run.rounds) == 2
-    assert "early stopping: epsilon_max was best in round 1" in strategy.run.summary["stopped"]
-
-
-# --- refusals
-
-
 def reply(app: Any, said: dict[str, Any] | None, **node: Any) -> Message:
     """The reply to a query with these announced settings."""
     content = RecordDict({CODE: code_record()})
@@ -238,14 +188,6 @@ def test_a_client_refuses_what_it_is_told(changes, reason):
 def test_a_client_that_is_told_the_truth_answers():
     answered = reply(fedlsg.flower.client_app(two_sides), said())
     assert read_identity(answered.content) == (0, 60)
-
-
-def test_what_is_no_workload_is_refused_when_the_app_is_made():
-    with pytest.raises(ValueError, match=r"expected a fedlsg.Workload, or a function without arguments"):
-        fedlsg.flower.client_app(lambda: 3)  # type: ignore[arg-type, return-value]
-
-
-# --- deployed
 
 
 def deployed(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 import fedlsg
@@ -20,7 +20,7 @@ from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import Ledger, LedgerError
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.flower.whole_update import KEY, Round, Terms
+from simulations.flower.whole_update import KEY
 from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.stages import KEYS, SHARES
 from strategies.federation.wire import over_the_wire, stage_of
@@ -322,30 +322,6 @@ def test_a_type_of_error_of_the_app_says_nothing(tmp_path):
     assert not any("label" in reply.error.reason for reply in grid.replies)
 
 
-def test_a_secure_sum_survives_a_lost_client(tmp_path):
-    grid = Nodes(app_of(mod(tmp_path, trust="secure")), lost=(2,))
-    result = start(wrapped(trust="secure", min_survivors=4), grid, rounds=2)
-    assert result.train_metrics_clientapp[2]["clients"] == CLIENTS - 1
-    assert len(ledgers(tmp_path)) == CLIENTS - 1
-    gone = Nodes(app_of(mod(tmp_path / "few", trust="secure")), lost=(1, 2, 3))
-    assert not start(wrapped(trust="secure", min_survivors=4), gone, rounds=1).train_metrics_clientapp
-
-
-def test_any_strategy_of_flower_may_be_inside(tmp_path):
-    seen = []
-
-    class Mine(FedAdam):
-        def aggregate_train(self, server_round, replies):
-            replies = list(replies)
-            seen.append([set(reply.content.array_records["arrays"]) for reply in replies])
-            return super().aggregate_train(server_round, replies)
-
-    result = start(wrapped(Mine(fraction_evaluate=0.0)), Nodes(app_of(mod(tmp_path))), rounds=2)
-    assert [len(names) for names in seen] == [CLIENTS, CLIENTS]
-    assert seen[0][0] == set(build().state_dict())
-    assert set(result.train_metrics_clientapp) == {1, 2}
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -363,92 +339,3 @@ def test_any_strategy_of_flower_may_be_inside(tmp_path):
 def test_settings_that_do_not_fit_are_refused_at_once(given, words):
     with pytest.raises(ValueError, match=words):
         wrapped(**given)
-
-
-def private_app(folder: Path, **form: Any) -> ClientApp:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Any) -> Message:
-        model = build()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        client = context.node_config["partition-id"]
-        step = fedlsg.PrivateStep(
-            model, nn.CrossEntropyLoss(), num_examples=ROWS, sample_rate=0.5, steps=3, noise_multiplier=1.0, delta=1e-3,
-            learning_rate=0.2, method="dpsgd", ledger=folder / f"{client}.jsonl",
-        )  # fmt: skip
-        batches = step.batches(rows(client))
-        for _ in range(3):
-            step.step(batches)
-        return fedlsg.flower.reply(step, message, **form)
-
-    return app
-
-
-def test_private_steps_answer_a_strategy_of_flower(tmp_path):
-    grid = Nodes(private_app(tmp_path), count=2)
-    result = start(FedAvg(fraction_evaluate=0.0), grid, rounds=2)
-    spent = Ledger(tmp_path / "0.jsonl", client=0).epsilon(1e-3)
-    assert len(Ledger(tmp_path / "0.jsonl", client=0).entries) == 6
-    assert result.train_metrics_clientapp[2]["epsilon"] == pytest.approx(spent.upper)
-    assert not torch.equal(
-        result.arrays.to_torch_state_dict()["0.weight"],
-        grid.replies[0].content["arrays"].to_torch_state_dict()["0.weight"],
-    )
-
-
-def test_private_steps_are_packed_where_the_server_rebuilds(tmp_path):
-    plain, packed = (
-        Nodes(private_app(tmp_path / "a"), count=2),
-        Nodes(private_app(tmp_path / "b", model=build), count=2),
-    )
-    start(FedAvg(fraction_evaluate=0.0), plain, rounds=1)
-    result = start(wrapped(unit="example", epsilon=None, method="rgp-random", rank=2), packed, rounds=1)
-    assert not any(reply.content.array_records for reply in packed.replies)
-    dense = sum(t.numel() * 4 for t in build().state_dict().values())
-    assert result.train_metrics_clientapp[1]["uplink_bytes"] < 2 * dense
-
-
-def test_what_private_steps_did_not_train_is_returned_as_it_came(tmp_path):
-    """A buffer that training wrote to is covered by no clip."""
-    model = build()
-    model.register_buffer("last_input", torch.zeros(3))
-    step = fedlsg.PrivateStep(
-        model, nn.CrossEntropyLoss(), num_examples=ROWS, epsilon=8.0, delta=1e-3, ledger=tmp_path / "ledger.jsonl"
-    )
-    with task_identity():
-        message = Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), FIRST_NODE, "train")
-        message.metadata._message_id = "1"
-        model.last_input.fill_(7.0)
-        with torch.no_grad():
-            model[0].weight.fill_(5.0)
-        sent = fedlsg.flower.reply(step, message).content["arrays"].to_torch_state_dict()
-    assert sent["last_input"].tolist() == [0.0] * 3
-    assert sent["0.weight"].eq(5.0).all()
-
-
-def test_rebuilding_a_payload_is_eq_3_of_the_projected_update():
-    torch.manual_seed(0)
-    before, after = build().state_dict(), build().state_dict()
-    settings = json.dumps({"rank": 2, "sparsity": 0.0, "mechanism": "none"})
-    terms = Terms(method="lsg", settings=settings, unit="example", round=1, rounds=1, seed=0, codec="float32")
-    here = Round.of(build, ArrayRecord(before), terms)
-    rebuilt = here.rebuilt(here.unpack(here.pack(here.values(after), 7), 7))
-    c = next(c for c in here.frame.coordinates if c.carried)
-    U, L, R = after[c.name] - before[c.name], c.L, c.R
-    expected = U @ R.mT @ R + L @ (L.mT @ U) - L @ (L.mT @ U @ R.mT) @ R
-    torch.testing.assert_close(rebuilt[c.name], before[c.name] + expected)
-    torch.testing.assert_close(rebuilt["4.bias"], after["4.bias"])
-
-
-@pytest.mark.parametrize(("trust", "clients", "warned"), [
-    ("client", 100, True), ("secure", 10, True), ("secure", 100, False), ("client", 400, False),
-])  # fmt: skip
-def test_noise_that_hides_the_updates_is_announced(trust, clients, warned):
-    """As measured: docs/flower-app.md has the accuracy of the first three."""
-    strategy = wrapped(epsilon=None, noise_multiplier=2.28, trust=trust)
-    said = strategy._swamped(clients, 15)
-    assert bool(said) == warned
-    if warned:
-        assert f"of {clients} clients" in said
-        assert ("trust='secure'" in said) == (trust == "client")

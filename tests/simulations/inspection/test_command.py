@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +17,13 @@ from torch.testing import assert_close
 import strategies
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import trainable
 from fedlsg.lowrank import project
 from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine
 from simulations.inspection import Subject, batch_gradient, subject_of_run, subject_of_settings
 from simulations.inspection.command import inspect_command
-from simulations.inspection.measure import Inspection, inspect, own_clip, residual_rows, unmasked
-from simulations.inspection.output import folder
+from simulations.inspection.measure import Inspection, inspect, unmasked
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
 
@@ -57,24 +54,6 @@ def found(after: Subject) -> Inspection:
     return inspect(after, examples=40, sparsities=[0.0, 0.3, 0.5], ranks=[1, 4])
 
 
-# What is looked at
-
-
-def test_the_subject_is_the_checkpoint(small, after):
-    assert after.moved
-    assert (after.state.round, after.round) == (2, 2)  # the last frame there is
-    for name, value in small.model.items():
-        assert torch.equal(after.weights[name], value)
-    assert torch.equal(after.start[HIDDEN], small.checkpoint["server"]["initial"][HIDDEN])
-    with after.at_start():
-        assert not after.moved
-    assert after.moved
-    assert after.layers == (HIDDEN, "classifier.weight")
-
-
-# Numbers
-
-
 def dense_frame(subject: Subject) -> Frame:
     where = tuple(replace(c, L=None, R=None) for c in subject.frame.coordinates)
     return Frame(coordinates=where, blocks=make_blocks(where))
@@ -101,53 +80,6 @@ def test_the_batch_gradient_is_the_mean_of_the_examples_own(after):
     assert not torch.allclose(clipped[: len(every[0][0])], gradients[frame.blocks[0].parameter].flatten(), rtol=0.05)
 
 
-def test_norms_against_a_loop_over_examples():
-    """Oracle: autograd, one example at a time, dense."""
-    subject = subject_of_settings({"workload": "digits", "method": "dpsgd", "clip_norm": 2.5})
-    rows = subject.rows(12)
-    row = own_clip(subject, subject.frame, rows)
-    parameters = list(trainable(subject.model).values())
-    norms = []
-    for one in rows:
-        inputs, targets = subject.base.workload.train.batch(one[None])
-        grads = torch.autograd.grad(losses(subject.model(inputs), targets).sum(), parameters)
-        norms.append(math.sqrt(sum(float(g.square().sum()) for g in grads)))
-    assert row.clipping.lengths == pytest.approx(sorted(norms), rel=1e-5)
-    assert row.clipping.factors == pytest.approx([min(1, 2.5 / norm) for norm in norms], rel=1e-5)
-    assert row.clipping.clipped == np.mean(np.array(norms) > 2.5)
-    assert sum(row.shares.values()) == pytest.approx(1)
-
-
-def test_selecting_from_one_pass_is_the_pass_of_the_run_itself(found):
-    """The run has p = 0.3 of top units. Negative control: another sparsity has other norms."""
-    same = next(row for row in found.clips if (row.sparsity, row.choice) == (0.3, "top"))
-    other = next(row for row in found.clips if (row.sparsity, row.choice) == (0.5, "top"))
-    assert (found.own.sparsity, found.own.choice, found.own.kept) == (0.3, "top", same.kept)
-    assert same.clipping.lengths == pytest.approx(found.own.clipping.lengths, rel=1e-6)
-    assert same.clipping.factors == pytest.approx(found.own.clipping.factors, rel=1e-6)
-    assert other.clipping.lengths != pytest.approx(found.own.clipping.lengths, rel=1e-3)
-
-
-def test_residuals_of_a_planted_change(after):
-    """W moved by u v^T, the gradient is along it: history loses nothing at rank 1, W and random carriers most of it."""
-    u, v = torch.linspace(-1, 1, 64), torch.linspace(1, 2, 64)
-    planted = torch.outer(u, v)
-    trainable(after.model)[HIDDEN].data, kept = after.start[HIDDEN] + planted, after.weights[HIDDEN].clone()
-    try:
-        across = {HIDDEN: torch.outer(v, u)}
-        rows = list(residual_rows(after, HIDDEN, {HIDDEN: 3 * planted}, across, [1]))
-        unmoved = list(residual_rows(after, HIDDEN, {HIDDEN: 3 * planted}, None, [1]))
-    finally:
-        trainable(after.model)[HIDDEN].data = kept
-    lost = {row.source: row.residual for row in rows}
-    assert list(lost) == ["self", "start gradient", "history", "weight", "random"]
-    assert max(lost["self"], lost["history"]) < 1e-3
-    assert lost["random"] > 0.9
-    alike = float(u @ v / (u.norm() * v.norm()))
-    assert lost["start gradient"] == pytest.approx(1 - alike**2, abs=1e-3)
-    assert {row.source for row in unmoved} == {"self", "weight", "random"}
-
-
 @pytest.mark.parametrize("method", strategies.names())
 def test_every_recipe_before_training(method):
     subject = subject_of_settings({"workload": "digits", "method": method})
@@ -157,34 +89,6 @@ def test_every_recipe_before_training(method):
     assert {row.sparsity for row in found.clips} == ({0.0} if subject.base.method.carrier.form.embeds else {0.0, 0.5})
     assert all(row.kept <= subject.frame.size for row in found.clips)
     assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
-
-
-# Text
-
-
-@pytest.mark.slow
-def test_texts_go_the_same_way(tmp_path, monkeypatch):
-    pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.support.made_texts import make_bert, write_pairs
-
-    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
-    write_pairs(tmp_path / "data", "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)
-    bert = make_bert(tmp_path / "bert", layers=1)
-    given = {
-        "workload": "glue-qqp",
-        "data_dir": str(tmp_path / "data"),
-        "model": str(bert),
-        "rank": 2,
-        "max_length": 16,
-    }
-    inspect_command(None, given, Console(quiet=True), out=str(tmp_path / "out"), examples=10, sparsities="0,0.5")
-    written = json.loads((tmp_path / "out" / "inspection.json").read_text())
-    assert written["examples"] == 10
-    assert any("attention" in row["layer"] and row["treated"] == "carried" for row in written["layers"])
-    assert all(row["clipped"] is not None for row in written["clipping"])
-
-
-# The command
 
 
 def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
@@ -223,17 +127,6 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     assert resume_local(stopped.path).rows[-1].round == 2
 
 
-def test_it_does_not_write_into_a_run(small, after, tmp_path):
-    for out in (small.path, small.path / "checkpoint", small.path / "ledger", small.path / "inspection" / "deeper"):
-        with pytest.raises(ValueError, match="belongs to a run"):
-            folder(after, str(out))
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(ValueError, match="holds other files"):
-        folder(after, str(tmp_path))
-    assert folder(after, None) == small.path / "inspection"
-    assert not (small.path / "inspection").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -250,6 +143,3 @@ def test_what_is_refused(small, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         inspect_command(str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()
-
-
-# Pictures

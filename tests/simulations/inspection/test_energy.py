@@ -1,16 +1,14 @@
-"""Gradient energy kept: closed forms, brute force, a moving average by hand, and what is refused and written."""
-
-import csv
+"""Gradient energy kept, random sparsification, what noise and clip cost: closed forms, brute force."""
 
 import pytest
 from rich.console import Console
 
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
-from simulations.cli import app as cli
-from simulations.inspection import Subject, batch_gradient, subject_of_run
-from simulations.inspection.command import inspect_command
+from simulations.inspection import Subject, batch_gradient, subject_of_run, subject_of_settings
+from simulations.inspection.command import measure_costs
 from simulations.inspection.energy import PRIVATE, KeptRow, kept_rows, weights_at
+from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
 
 HIDDEN = "hidden.weight"
@@ -36,9 +34,6 @@ def row(**changes: object) -> KeptRow:
     return KeptRow(**(values | changes))
 
 
-# Energy
-
-
 def test_energies_of_a_run_against_projections(recorded, found):
     """Oracle: Eq. 3, and spans by QR, of carriers that are made here; the run's own change has more than W."""
     rows = recorded.rows(30)
@@ -57,24 +52,30 @@ def test_energies_of_a_run_against_projections(recorded, found):
     assert found[1, PRIVATE, "tangent"].energy != found[3, PRIVATE, "tangent"].energy
 
 
-# Weights on record
+RS = {"method": "rs", "sparsity": 0.9, "sample_rate": 0.25, "rounds": 24, "clip_norm": 0.05}
 
 
-# The command
+@pytest.fixture(scope="module")
+def subject():
+    return subject_of_settings(RS | {"noise_multiplier": 1.0, "device": "cpu"})
 
 
-@pytest.mark.slow
-def test_the_command_shows_and_writes_them(recorded, tmp_path, monkeypatch, capsys):
-    given = ["--energy", "2,last", "--examples", "12", "--sparsities", "0", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(recorded.run), *given])
-    with pytest.raises(SystemExit):
-        cli.main()
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "carriers from form r round 2 round 5" in shown
-    with (tmp_path / "out" / "carriers.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * len(KINDS) * 2
-    assert (tmp_path / "out" / "carriers.png").stat().st_size > 10_000
-    assert "no method may use them" in (tmp_path / "out" / "inspection.html").read_text()
-    inspect_command(str(recorded.run), {}, Console(quiet=True), out=str(tmp_path / "out"), examples=5, sparsities="0")
-    assert not (tmp_path / "out" / "carriers.csv").exists()
+QUIET = {"noise_multiplier": None}
+
+
+def test_the_same_run_without_noise_and_without_both(small, tmp_path):
+    """Oracle: the settings of the run under another mechanism. Nothing of the run changes."""
+    settings = {
+        key: small.config[key] for key in ("method", "seed", "sample-rate", "learning-rate", "rank", "sparsity")
+    }
+    again = [
+        run_local(tmp_path / kind, **QUIET, mechanism=kind, **{k.replace("-", "_"): v for k, v in settings.items()})
+        for kind in ("clip-only", "none")
+    ]
+    before = files_of(small.path)
+    found = measure_costs(subject_of_run(str(small.path)), Console(quiet=True))
+    assert files_of(small.path) == before
+    assert found.with_noise == small.summary["accuracy"]
+    assert (found.clip_only, found.neither) == tuple(run.summary["accuracy"] for run in again)
+    assert found.standard_error is not None
+    assert len({found.with_noise, found.clip_only, found.neither}) > 1  # negative control: they are not one run

@@ -1,9 +1,7 @@
 """``--open`` around a run: what it leaves, what other users could see, and that it ends however the run ends."""
 
-import io
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-import simulations.live as browser
-from simulations.live import LivePage, LiveServer, follow
-from simulations.live.follow import following
 from tests.places import REPOSITORY
 
 
@@ -59,21 +53,6 @@ def test_a_run_without_a_browser(fedlsg, tmp_path, monkeypatch):
     assert not server_of(tmp_path / "out")
 
 
-def test_a_server_that_cannot_start_does_not_stop_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "START_SECONDS", 0.0)
-    said, done = io.StringIO(), False
-    with following(tmp_path, Console(file=said, width=200)):
-        done = True
-    assert done
-    assert "no page follows the run" in said.getvalue()
-
-
-def test_no_browser_of_the_terminal_is_started(monkeypatch):
-    assert not browser.has_browser() or not sys.platform.startswith("linux")
-    monkeypatch.setenv("BROWSER", "true")
-    assert browser.has_browser()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_it_ends_with_a_run_that_is_killed(tmp_path):
@@ -97,36 +76,3 @@ def test_it_ends_with_a_run_that_is_killed(tmp_path):
         time.sleep(0.1)
     assert not server_of(tmp_path)
     assert not (tmp_path / "live.html").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_a_browser_follows_the_run(stopped, small, tmp_path):
-    """The placeholder, a round, and the end: in one tab, with no message and no request to another place."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = os.environ.get("FEDLSG_BROWSER") or shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no Chromium in the path")
-    from threading import Thread
-
-    page = LivePage(stopped.path)
-    with LiveServer(page) as server, playwright.sync_playwright() as running:
-        Thread(target=server.serve_forever, daemon=True).start()
-        tab = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]).new_page()
-        said, asked = [], []
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.goto(server.url)
-        assert "being made" in tab.inner_text("main")
-        page.refresh()
-        tab.get_by_text("Running: 1 of").wait_for()
-        tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-        for name in ("rounds.csv", "summary.json"):
-            shutil.copy(small.path / name, stopped.path / name)
-        page.finish()
-        tab.get_by_text("The run has ended").wait_for()
-        assert tab.evaluate("[...document.querySelectorAll('details')].every(one => one.open)")
-        assert said == []
-        assert all(url.startswith((server.url, "data:")) for url in asked)
-        server.shutdown()

@@ -1,16 +1,13 @@
 """The page that follows a run is answered to its owner's browser alone, and nothing that a reader does holds it up."""
 
 import http.client
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
-from time import monotonic, sleep
 
 import pytest
 
-from simulations import live as live_server
 from simulations.live import LivePage, LiveServer
 from simulations.live.__main__ import write_entry
 
@@ -71,45 +68,6 @@ def test_it_listens_on_loopback_and_writes_no_log(server, capfd):
         gone.sendall(f"GET /{server.token}/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     ask(server, "/wrong/")
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_state_waits_for_news(server):
-    version = server.page.made[0]
-    Thread(target=lambda: (sleep(0.2), server.page.finish())).start()
-    assert json.loads(ask(server, f"/TOKEN/state?{version}")[1]) == {"over": True, "version": "over"}
-    assert not server.page.delivered
-    content = ask(server, "/TOKEN/")[1].decode()
-    assert "The run was interrupted" in content
-    assert "fedlsg resume" in content
-    assert server.page.delivered
-
-
-def test_who_says_nothing_holds_nobody_up(stopped, monkeypatch):
-    """Others take all places and are silent: they lose them, and the page is made meanwhile."""
-    monkeypatch.setattr(live_server, "SECONDS", 0.5)
-    monkeypatch.setattr(live_server, "MOST", 2)
-    page = LivePage(stopped.path)
-    with LiveServer(page) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        silent = [socket.create_connection(server.server_address[:2]) for _ in range(5)]
-        page.refresh()
-        until, status = monotonic() + 10, 0
-        while status != 200 and monotonic() < until:
-            try:
-                status = ask(server, "/TOKEN/")[0]
-            except (OSError, http.client.HTTPException):
-                sleep(0.1)
-        assert status == 200
-        for one in silent:
-            one.close()
-        server.shutdown()
-
-
-def test_the_entry_is_the_owners(tmp_path, server):
-    write_entry(tmp_path / "live.html", server.url)
-    assert (tmp_path / "live.html").stat().st_mode & 0o777 == 0o600
-    assert server.token in (tmp_path / "live.html").read_text()
-    assert len(server.token) >= 43  # 256 random bits
 
 
 def test_an_entry_that_others_could_read_is_removed(tmp_path, server, monkeypatch):

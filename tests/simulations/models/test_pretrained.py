@@ -3,12 +3,8 @@
 from collections import OrderedDict
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from simulations.models import load_pretrained
@@ -47,21 +43,6 @@ def test_all_weights_are_loaded(name, tmp_path):
     assert lines == []
 
 
-@given(classes=st.integers(1, 6))
-@settings(max_examples=6, deadline=None)
-def test_a_classifier_for_other_classes_stays_fresh_and_this_is_said(classes, tmp_path_factory):
-    source = saved(seeded(1, classes=classes).state_dict(), tmp_path_factory.mktemp("weights"))
-    model, lines = seeded(2), []
-    fresh = load_pretrained(model, source, say=lines.append)
-    assert equal(model, seeded(1), ("hidden",))
-    if classes == 3:
-        assert (fresh, lines) == ((), [])
-    else:
-        assert fresh == ("classifier.weight", "classifier.bias")
-        assert equal(model, seeded(2), ("classifier",))
-        assert "another set of classes; classifier.weight, classifier.bias start fresh" in lines[0]
-
-
 def changed(**weights: Tensor) -> dict[str, Tensor]:
     return seeded(1).state_dict() | {name.replace("__", "."): t for name, t in weights.items()}
 
@@ -86,29 +67,3 @@ def test_weights_of_another_network_are_refused_whole(case, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_pretrained(model, saved(weights, tmp_path))
     assert equal(model, seeded(2))  # nothing was written
-
-
-class Hub:
-    """A hub of one repository with some files, reachable or not; files that were downloaded once are here."""
-
-    def __init__(self, folder: Path, files: tuple[str, ...], *, reachable: bool = True) -> None:
-        self.folder, self.files, self.reachable = folder, files, reachable
-        self.asked: list[tuple[str, bool]] = []
-
-    def download(self, repository: str, name: str, *, local_files_only: bool) -> str:
-        self.asked.append((name, local_files_only))
-        if (self.folder / name).exists():
-            return str(self.folder / name)
-        if local_files_only:
-            raise LocalEntryNotFoundError("not in the cache")
-        if not self.reachable:
-            raise LocalEntryNotFoundError("cannot reach the hub and not in the cache\nmore")
-        if name not in self.files:
-            raise huggingface_hub.errors.EntryNotFoundError("404")
-        return saved(seeded(1).state_dict(), self.folder, name)
-
-
-def test_an_unreachable_hub_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", Hub(tmp_path, (), reachable=False).download)
-    with pytest.raises(ConnectionError, match=r"cannot download owner/name .*cannot reach the hub.*give --pretrained"):
-        load_pretrained(seeded(2), "owner/name")

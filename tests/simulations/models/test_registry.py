@@ -1,17 +1,18 @@
-"""The models: shapes and counts by hand, public and repeatable weights, only layers that can be made private."""
+"""The models: published parameter counts, shapes by hand, public and repeatable weights, gradients of small ones."""
 
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.supported import check_supported
 from simulations import models
+from simulations.models import vision
 from simulations.models.resnet import wide_resnet
 from simulations.models.small import small_cnn
-from simulations.workloads import LoadedWorkload, Split, build_model
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 MODELS = {
     "mlp": (models.digits_mlp, (1, 8, 8)),
@@ -20,43 +21,6 @@ MODELS = {
     "cnn-wide": (partial(small_cnn, 3, 32, 10, width=32), (3, 32, 32)),
 }
 ALLOWED = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Tanh, nn.AvgPool2d, nn.MaxPool2d, nn.Flatten)
-
-
-def workload_of() -> LoadedWorkload:
-    split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
-    builders = {name: builder for name, (builder, _) in MODELS.items()}
-    return LoadedWorkload(name="made", train=split, test=split, num_classes=10, models=builders, defaults={})
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("mlp", (64 * 64 + 64) + (64 * 10 + 10)),
-        ("conv", (16 * 9 + 16 + 2 * 16) + (32 * 16 * 9 + 32 + 2 * 32) + (128 * 10 + 10)),
-        (
-            "cnn",
-            (16 * 27 + 3 * 16)
-            + (32 * 144 + 3 * 32)
-            + (64 * 288 + 3 * 64)
-            + (64 * 576 + 3 * 64)
-            + (1024 * 64 + 64)
-            + (64 * 10 + 10),
-        ),
-        (
-            "cnn-wide",
-            (32 * 27 + 3 * 32)
-            + (64 * 288 + 3 * 64)
-            + (128 * 576 + 3 * 128)
-            + (128 * 1152 + 3 * 128)
-            + (2048 * 128 + 128)
-            + (128 * 10 + 10),
-        ),
-    ],
-)
-def test_parameter_counts_by_hand(name, count):
-    builder, _ = MODELS[name]
-    assert sum(parameter.numel() for parameter in builder().parameters()) == count
-    assert f"{count:,} parameters" in getattr(builder, "func", builder).__doc__
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -87,30 +51,73 @@ def test_no_layer_mixes_examples(builder, shape):
     assert not mixes_examples(builder(), shape)
 
 
-def test_the_mixing_check_sees_a_batchnorm():
-    """Negative control."""
-    assert mixes_examples(nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8))
+CIFAR, FASHION = (3, 32, 10), (1, 28, 10)
+FORMS = ("rgp", "standard", "standardized", "gain")
 
 
-@given(seed=st.integers(0, 2**63 - 1), name=st.sampled_from(list(MODELS)))
-def test_the_seed_alone_decides_the_weights(seed, name):
-    torch.manual_seed(seed % 17)
-    before = torch.get_rng_state()
-    first = build_model(workload_of(), name, seed)
-    assert torch.equal(torch.get_rng_state(), before)  # the global state is neither read nor moved
-    torch.manual_seed(99)
-    again = build_model(workload_of(), name, seed)
-    other = build_model(workload_of(), name, (seed + 1) % 2**63)
-    assert all(map(torch.equal, first.parameters(), again.parameters()))
-    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+def empty(shape: tuple[int, int, int], name: str) -> nn.Module:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        return vision(*shape)[name]()
 
 
-def test_wrong_names_and_seeds_are_refused():
-    with pytest.raises(
-        ValueError, match="unknown model of made 'cmn', expected one of mlp, conv, cnn, cnn-wide; did you mean 'cnn'"
-    ):
-        build_model(workload_of(), "cmn")
-    with pytest.raises(ValueError, match="unknown model of made ''"):
-        build_model(workload_of(), "")
-    with pytest.raises(ValueError, match="seed=-1"):
-        build_model(workload_of(), "mlp", -1)
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def convolutions(model: nn.Module) -> int:
+    return sum(isinstance(m, nn.Conv2d) for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "parameters", "layers"),
+    [
+        (CIFAR, "cnn", 127_114, 4),
+        (CIFAR, "cnn-wide", 505_098, 4),
+        (CIFAR, "cnn-wide-ws", 505_098, 4),
+        (CIFAR, "dp-cnn", 550_570, 6),  # Zhu and Blaschko 2023, Table 2: 550K
+        (CIFAR, "h-cnn", 187_210, 2),  # Zhu and Blaschko 2023, Table 2: 187K
+        (FASHION, "dp-cnn", 26_010, 2),  # Zhu and Blaschko 2023, Table 2: 26K
+        (FASHION, "h-cnn", 33_066, 2),  # Zhu and Blaschko 2023, Table 2: 33K
+        (CIFAR, "wrn-28-4", 5_828_800, 25),  # the official code of Yu et al. 2021: 5.83 M
+        (CIFAR, "wrn-28-4-standard", 5_849_050, 28),  # Zagoruyko and Komodakis, Table 4: 5.8 M
+        (CIFAR, "wrn-16-4", 2_748_890, 16),  # the same: 2.7 M
+        (CIFAR, "wrn-28-10", 36_479_194, 28),  # the same: 36.5 M
+        (CIFAR, "resnet-34", 21_282_122, 36),
+        (CIFAR, "resnet-20", 272_474, 21),  # He et al. Table 6: 0.27 M
+    ],
+)
+def test_published_sizes(shape, name, parameters, layers):
+    model = empty(shape, name)
+    assert (count(model), convolutions(model)) == (parameters, layers)
+
+
+SHAPES = [(1, 8, 10), (1, 28, 10), (3, 32, 10), (3, 32, 100), (3, 30, 7), (4, 64, 5), (3, 96, 2), (3, 224, 20)]
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param(s, marks=() if s in ((1, 8, 10), CIFAR, SHAPES[-1]) else pytest.mark.slow) for s in SHAPES]
+)
+def test_every_model_fits_its_shape_and_can_be_made_private(shape):
+    channels, side, num_classes = shape
+    for name in vision(*shape):
+        model = empty(shape, name)
+        check_supported(model)
+        assert model(torch.zeros(2, channels, side, side, device="meta")).shape == (2, num_classes), name
+        assert isinstance(model.get_submodule("classifier"), nn.Linear)
+        assert list(model.parameters())[-1] is list(model.get_submodule("classifier").parameters())[-1]
+        assert not any(getattr(m, "inplace", False) for m in model.modules())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("carry", [True, False])
+def test_per_example_gradients_of_a_small_wide_resnet_equal_autograd(form, carry):
+    torch.manual_seed(0)
+    model = wide_resnet(10, 2, channels=2, num_classes=3, form=form).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("gain"):  # which start as ones
+            nn.init.uniform_(parameter, -1, 2)
+    x, targets = torch.randn(2, 2, 8, 8).double(), torch.tensor([0, 2])
+    frame = make_frame(model, rank=2, sparsity=0.3 if carry else 0.0, carry=carry)
+    got = per_example_gradients(model, cross_entropy, x, targets, frame)
+    assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE

@@ -1,9 +1,13 @@
-"""Advice from public numbers alone: few updates, empty batches, inputs of another size, an accuracy of guessing."""
+"""Advice from public numbers alone, and the share of torch.func: said where it can be known, and nowhere else."""
+
+from collections import OrderedDict
 
 import pytest
+from torch import nn
 
 from simulations import workloads
-from simulations.plan.advice import advice, guessing_line
+from simulations.plan.advice import advice, torch_func_line
+from simulations.plan.base import Base
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.own import TEST, TRAIN, workload
@@ -39,9 +43,30 @@ def test_inputs_of_another_size_are_named_from_test_rows_alone():
     assert said({"learning_rate": 0.1, "rounds": 20}, train=far[0], test=far[1]) == ""
 
 
-def test_an_accuracy_of_guessing_names_what_to_change():
-    chance = {"num_classes": 4, "majority_share": 0.25, "test_examples": 1000.0}
-    assert "learning_rate=auto" in guessing_line({"accuracy": 0.26, "chance": chance}, None)
-    assert "larger epsilon" in guessing_line({"accuracy": 0.26, "chance": chance}, "rounds learning_rate")
-    assert guessing_line({"accuracy": 0.9, "chance": chance}, None) is None
-    assert guessing_line({"accuracy": None, "chance": None}, None) is None
+def net(body: nn.Module, width: int) -> nn.Module:
+    return nn.Sequential(OrderedDict(body=body, tanh=nn.Tanh(), flat=nn.Flatten(), classifier=nn.Linear(width, 10)))
+
+
+def without_formula() -> nn.Module:
+    return net(nn.PReLU(), 64)
+
+
+def with_formulas() -> nn.Module:
+    return net(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ConvTranspose2d(2, 2, 1), nn.Flatten(1, 2), nn.Conv1d(12, 2, 3)), 8)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "sgd"])
+@pytest.mark.parametrize("build", [without_formula, with_formulas])
+def test_the_line_of_a_run(monkeypatch, build, method):
+    monkeypatch.setattr(Base, "build_model", lambda self: build())
+    settings = {"workload": "digits", "method": method, "clients": 2, "rounds": 2, "engine": "local"}
+    private = {"noise_multiplier": 1.0, "epsilon": None} if method == "dpsgd" else {}
+    plan = make_plan(from_mapping({**settings, **private}))
+    line = torch_func_line(plan)
+    if build is without_formula and method == "dpsgd":
+        assert line is not None
+        start, _, rest = line.partition(": ")
+        assert start == "torch.func computes the gradients of body"
+        assert 0 < int(rest.split("%")[0]) < 100
+    else:
+        assert line is None

@@ -1,28 +1,18 @@
-"""Settings of local steps and of the weights of clients: what they make of a plan, and what is refused."""
-
-import math
+"""Settings of local steps, weights and own data of clients: what they make of a plan, and what is refused."""
 
 import pytest
 import torch
 
-from simulations.plan.advice import rho_of
-from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.rundir import RunDir
-from simulations.server.app import federation_settings
+from simulations import workloads
+from simulations.plan.base import Own
+from simulations.plan.plan import Plan, make_plan, prepare
 from simulations.settings.settings import from_mapping
-from strategies.federation.expectations import Expectations
+from simulations.workloads import LoadedWorkload, Split
 from tests.simulations.support.runs import SMALL, run_local
 
 
 def plan_of(**settings: object) -> Plan:
     return make_plan(from_mapping(SMALL | settings))
-
-
-def test_the_proximal_term_changes_a_run_and_no_epsilon(tmp_path):
-    runs = [run_local(tmp_path / str(mu), local_steps=3, proximal=mu, codec="noise-floor") for mu in (0.0, 0.5)]
-    assert not runs[0].weights.equal(runs[1].weights)
-    assert [row.rejected for run in runs for row in run.rows] == [""] * 4
-    assert runs[0].summary["epsilon_max"] == runs[1].summary["epsilon_max"]
 
 
 @pytest.mark.parametrize(
@@ -63,26 +53,6 @@ def test_a_client_counts_equally_or_by_its_examples_whatever_its_rate(rates):
     assert len(set(by_size.sizes)) > 1
 
 
-def test_the_default_is_that_of_one_rate_and_a_secure_sum_may_say_so():
-    default, by_size = plan_of(**UNEQUAL), plan_of(**UNEQUAL, weighting="examples")
-    assert [t.weight for t in default.terms] == [t.weight for t in by_size.terms] == [1.0] * 4
-    assert plan_of(**UNEQUAL, weighting="examples", trust="secure").terms[0].weight == 1
-
-
-def test_the_noise_of_the_sum_follows_the_weights(tmp_path):
-    """Deviation and rho by hand; and the update of a run is the weighted sum of its recorded payloads."""
-    plan = plan_of(**UNEQUAL, weighting="clients", noise_multiplier=2.0)
-    settings = federation_settings(plan, RunDir(tmp_path))
-    state = plan.server_state()
-    common = state.plan(plan.local)
-    one = common.for_client(plan.terms[0]).noise_std
-    wanted = one * math.hypot(*(t.weight for t in plan.terms))
-    assert Expectations(state=state, settings=settings).noise_of_sum(range(4), common) == pytest.approx(wanted)
-    assert wanted > 1.2 * one * 2  # the weights matter
-    equal = rho_of(plan_of(**UNEQUAL, noise_multiplier=2.0), state.public)
-    assert rho_of(plan, state.public) == pytest.approx(equal * wanted / (2 * one))
-
-
 def test_the_update_of_a_run_is_the_weighted_sum(tmp_path):
     settings = UNEQUAL | {"method": "dpsgd", "rounds": 1, "momentum": 0.0, "learning_rate": 0.5, "record_updates": True}
     runs = [run_local(tmp_path / str(how), weighting=how, **settings) for how in (None, "clients")]
@@ -97,3 +67,34 @@ def test_the_update_of_a_run_is_the_weighted_sum(tmp_path):
     moved = torch.cat([g.flatten() for g in frame.gradients(total / plan.divisor).values()])
     torch.testing.assert_close(runs[1].weights, start - 0.5 * moved, rtol=1e-5, atol=1e-7)
     assert not runs[0].weights.allclose(runs[1].weights)
+
+
+SETTINGS = {"clients": 3, "rounds": 4, "sample_rate": 0.1, "noise_multiplier": 2.0}
+
+
+def own_rows(count: int):
+    def read(workload: LoadedWorkload) -> Split:
+        assert len(workload.train) == 0  # of the workload, what is public alone
+        return workloads.load("digits").train.pick(torch.arange(count))
+
+    return read
+
+
+def test_all_rows_are_the_clients_own():
+    base = prepare(from_mapping(SETTINGS), own=Own(client=2, read=own_rows(70)))
+    assert base.parts[2].tolist() == list(range(70))
+    assert len(base.workload.train) == 70
+    assert base.local.expected_batch == pytest.approx(7.0)
+
+
+def test_the_announced_expected_batch_makes_the_divisor():
+    """Of a federation of other sizes: the client's own says nothing about it."""
+    base = prepare(from_mapping(SETTINGS), own=Own(client=0, read=own_rows(70), expected_batch=40.0))
+    assert (base.local.expected_batch, base.divisor) == (40.0, 120.0)
+
+
+@pytest.mark.parametrize("question", [lambda b: b.sizes, lambda b: b.steps, lambda b: b.parts[0]])
+def test_what_others_hold_is_refused_not_guessed(question):
+    base = prepare(from_mapping(SETTINGS), own=Own(client=2, read=own_rows(70)))
+    with pytest.raises(LookupError, match=r"own data only|data of the others"):
+        question(base)

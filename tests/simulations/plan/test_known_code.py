@@ -52,21 +52,3 @@ def test_parallel_runs_lose_nothing():
         list(pool.map(one, range(40)))
     assert all(is_known(DIGEST, f"/{number}.py") for number in range(40))
     assert os.listdir(place().parent) == [place().name]
-
-
-@pytest.mark.parametrize("broken", ["a file", "read only", "no home"])
-def test_a_home_that_cannot_be_written_knows_nothing_and_does_not_fail(broken, home, monkeypatch, capsys):
-    if broken == "a file":
-        (home / "config").write_text("")
-    elif broken == "read only":
-        monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/self/nowhere")
-    else:
-        monkeypatch.delenv("XDG_CONFIG_HOME")
-        monkeypatch.setattr(Path, "home", _none)
-    remember([(DIGEST, "/a/mine.py")])
-    assert not is_known(DIGEST, "/a/mine.py")
-    assert "resume will ask for it" in capsys.readouterr().err
-
-
-def _none() -> Path:
-    raise RuntimeError("Could not determine home directory.")

@@ -3,23 +3,12 @@
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from PIL import Image
 
-from simulations.inspection.partition import BARS, charts
 from simulations.plan.plan import prepare
-from simulations.plan.prepare import Balance, measure
-from simulations.report.figure import plot, png
+from simulations.plan.prepare import measure
 from simulations.settings.settings import from_mapping
 
 counts = st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3).filter(any), min_size=1, max_size=40)
-
-
-def balance_of(rows: list[list[int]], *, rate: float = 0.5, delta: float | None = 1e-5) -> Balance:
-    table_of = np.array(rows, dtype=np.int64)
-    rates = np.full(len(rows), rate)
-    return Balance(
-        title="made", counts=table_of, rates=rates, expected_batch=rate * table_of.sum() / len(rows), delta=delta
-    )
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])
@@ -36,54 +25,6 @@ def test_measured_against_the_labels_themselves(scheme):
     assert balance.sizes.tolist() == base.sizes
     other = measure(prepare(from_mapping({"workload": "digits", "clients": 7, "partition": scheme, "seed": 1})))
     assert not np.array_equal(other.counts, slow)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (5, 10), (100, 100)])
-def test_the_plot_is_an_image_of_a_size_that_can_be_read(tmp_path, clients, classes):
-    rng = np.random.default_rng(0)
-    balance = balance_of((rng.integers(0, 9, (clients, classes)) + 1).tolist())
-    (tmp_path / "p.png").write_bytes(png(plot(charts(balance), columns=1)))
-    with Image.open(tmp_path / "p.png") as image:
-        assert image.format == "PNG"
-        assert 700 <= image.width <= 1800
-        assert 500 <= image.height <= 1300
-        assert len(image.convert("RGB").getcolors(2**24) or []) > 50  # something is drawn
-
-
-@pytest.mark.parametrize("clients", [10, 10_000])
-def test_bars_are_few_and_show_all_of_what_clients_hold(clients):
-    """Every bar of shares is 100 % high; bars of counts sum to all examples."""
-    rng = np.random.default_rng(0)
-    balance = balance_of((rng.integers(0, 9, (clients, 12)) + 1).tolist())
-    bars = [one for one in charts(balance)[0].series if one.kind == "bar"]
-    assert len(bars) == 10
-    assert bars[-1].name == "other classes"
-    heights = np.sum([one.y for one in bars], axis=0)
-    assert len(heights) == min(clients, BARS)
-    assert heights == pytest.approx(balance.sizes if clients == 10 else np.full(BARS, 100.0))
-
-
-# --- the command ---
-
-
-def test_the_command_prints_and_writes(fedlsg, tmp_path):
-    status, out, err = fedlsg("partition", "digits", "--clients", "100", "-c", "partition=dirichlet", "--out", "here")
-    assert (status, err) == (0, "")
-    assert "digits: 1,437 examples over 100 clients, dirichlet (alpha 0.5), seed 0" in out
-    assert "median" in out
-    names = ["partition.csv", "partition.html", "partition.png"]
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == names
-    page = (tmp_path / "here" / "partition.html").read_text()
-    for words in (
-        "100 clients hold",
-        "For simulations only",
-        "smallest clients",
-        "partition.csv</a>",
-        '<svg role="img"',
-    ):
-        assert words in page
-    assert max(len(line) for line in out.splitlines()) <= 110
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 import json
 import shutil
-from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import load_file
 
 from simulations import workloads
 from simulations.models.pretrained import digest_of
@@ -17,7 +15,7 @@ from simulations.models.small import digits_mlp
 from simulations.plan.plan import prepare
 from simulations.rundir.updates import write_model
 from simulations.settings.settings import from_mapping
-from tests.simulations.support.own import load, workload
+from tests.simulations.support.own import workload
 from tests.simulations.support.runs import resume_local, run_local, stopped_after
 
 RUN = {"workload": "digits", "model": "mlp", "method": "dpsgd"}
@@ -47,35 +45,12 @@ def test_the_initial_model_has_the_weights_and_a_fresh_classifier(weights):
     assert plain.settings.pretrained_sha256 is None
 
 
-def test_config_and_summary_have_the_digest_and_no_other_run_has_it(weights, tmp_path):
-    run = run_local(tmp_path / "run", **RUN, pretrained=str(weights))
-    assert run.config["pretrained-sha256"] == run.summary["pretrained_sha256"] == digest_of(str(weights))
-    plain = run_local(tmp_path / "plain", **RUN)
-    assert "pretrained-sha256" not in plain.config
-    assert "pretrained_sha256" not in plain.summary
-    assert not torch.equal(run.weights, plain.weights)
-
-
 @pytest.mark.parametrize("method", ["dpsgd", "lsg"])
 def test_a_resumed_run_ends_as_one_without_a_pause(method, weights, tmp_path):
     given = {**RUN, "method": method, "rounds": 3, "pretrained": str(weights)}
     whole = run_local(tmp_path / "whole", **given)
     stopped_after(1, tmp_path / "paused", **given)
     assert torch.equal(resume_local(tmp_path / "paused").weights, whole.weights)
-
-
-@pytest.mark.parametrize("change", ["another", "gone"])
-def test_a_run_does_not_continue_from_another_file(change, weights, tmp_path):
-    stopped_after(1, tmp_path / "paused", **RUN, rounds=3, pretrained=str(weights))
-    file = weights / "model.safetensors"
-    stored = load_file(file)
-    file.unlink()
-    if change == "another":
-        save_file({name: value + 1 for name, value in stored.items()}, file)
-    with pytest.raises(
-        (ValueError, OSError), match="has changed, or is another file" if change == "another" else "is a folder"
-    ):
-        resume_local(tmp_path / "paused")
 
 
 def test_weights_that_the_rows_of_the_workload_trained_are_refused(weights, tmp_path):
@@ -143,19 +118,3 @@ def test_so_are_weights_whose_first_ancestor_is_gone(tmp_path):
     shutil.rmtree(first.path)
     with pytest.raises(ValueError, match="was trained on the rows of digits"):
         base(pretrained=str(later.path))
-
-
-def test_a_workload_of_a_users_own_starts_from_weights(tmp_path):
-    def build() -> nn.Module:
-        return nn.Sequential(OrderedDict(body=nn.Linear(8, 4), tanh=nn.Tanh(), top=nn.Linear(4, 3)))
-
-    save_file({"body.weight": torch.ones(4, 8), "body.bias": torch.zeros(4)}, tmp_path / "w.safetensors")
-    workloads.give("start", workload(model=build))
-    try:
-        loaded = workloads.load("start", options=workloads.Options(pretrained=str(tmp_path / "w.safetensors")))
-        fresh = workloads.build_model(load(workload(model=build)))
-        made = workloads.build_model(loaded)
-    finally:
-        workloads._GIVEN.pop("start")
-    assert torch.equal(made.body.weight, torch.ones(4, 8))
-    assert torch.equal(made.top.weight, fresh.top.weight)

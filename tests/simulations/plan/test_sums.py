@@ -1,4 +1,4 @@
-"""Epsilon of a sum against its own clients, from the shares of its noise and the number of its clients alone.
+"""Epsilon of a sum against its own clients, and rho of a plan: what is counted, and the noise that a run really sends.
 
 Nothing here reads m, t or the noise multiplier from a plan. K clients are asked; by the documented defaults one in ten
 may be missing, and one in ten, one at least, may read together. A client of the sum knows its own share.
@@ -6,14 +6,17 @@ may be missing, and one in ten, one at least, may read together. A client of the
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from fedlsg.accounting import compose, epsilon
 from fedlsg.discrete import plan_release
+from simulations.plan.advice import rho_of, sum_line
 from simulations.plan.plan import Plan, count_blocks, events_of, make_plan
 from simulations.settings.settings import from_mapping
-from tests.simulations.support.runs import SMALL
+from tests.simulations.support.runs import SMALL, plan_at, run_local
 
 FEW, MANY = [*range(2, 13)], [19, 20, 29, 30, 50]
 TARGET, RATE, ROUNDS, DELTA = 3.0, 0.05, 2, 1e-5
@@ -112,3 +115,58 @@ def test_an_assumed_sum_without_a_reader_is_caught():
 def test_ten_clients_need_no_more_noise_than_before():
     """One colluder was counted there always: m = 9, t = 1."""
     assert share_of(planned(10, noise_multiplier=2.0, epsilon=None)) == pytest.approx(2 / math.sqrt(8), rel=5e-3)
+
+
+FAINT = {"method": "dpsgd", "rounds": 1, "learning_rate": 1.0, "momentum": 0.0, "local_learning_rate": 1e-12}
+"""One update of the server by the sum over the divisor; weights do not move within a round."""
+
+
+def sent(out: Path, **settings: object) -> tuple[torch.Tensor, object]:
+    """The step of the weights in round 1, and its plan."""
+    run = run_local(out, **FAINT, **settings)
+    assert run.plan is not None
+    before = torch.cat([p.detach().flatten() for p in run.plan.build_model().parameters()])
+    return run.weights - before, run
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clients": 1},
+        {"clients": 4, "clients_per_round": 3},
+        {"clients": 2, "trust": "aggregate"},
+        {"clients": 2, "trust": "aggregate", "min_survivors": 1},
+        {"clients": 2, "local_steps": 4},
+        {"clients": 2, "clip": "per-block", "clip_norm": 0.3},
+    ],
+    ids=str,
+)
+def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
+    """The same seeds with clip only have the same batches: the difference is the noise. Its relative deviation is
+    1 / sqrt(2 d) = 1 %."""
+    noisy, run = sent(tmp_path / "noisy", **settings)
+    clean, _ = sent(tmp_path / "clean", mechanism="clip-only", noise_multiplier=None, **settings)
+    plan = run.plan
+    frame = plan.public_state().frame(1, updates=0)
+    largest = plan.method.mechanism.sensitivity(len(frame.blocks))
+    steps = math.sqrt(settings.get("local_steps", 1))  # the noise of a round's steps, which are independent
+    measured = float((noisy - clean).norm()) / largest / steps
+    assert run.summary["rho"] == rho_of(plan, plan.public_state())
+    assert measured == pytest.approx(run.summary["rho"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "honest", "cost"),
+    [
+        ({"clients": 2, "trust": "secure"}, "1 honest client", 1.41),
+        ({"clients": 5, "trust": "aggregate"}, "4 honest clients", 1.12),
+        ({"clients": 10, "trust": "secure", "colluders": 3}, "6 honest clients", 1.22),
+    ],
+)
+def test_the_line_says_what_protection_against_the_clients_of_a_sum_costs(settings, honest, cost, tmp_path):
+    """sqrt(m / (m - t)), which is also the ratio of the sums' noise with and without a reader among the clients."""
+    plan, _ = plan_at(tmp_path / "run", **settings)
+    found = sum_line(plan, plan.public_state())
+    assert found is not None
+    assert f"noise planned for {honest}\n" in found
+    assert found.endswith(f"of a sum {cost} times as large")

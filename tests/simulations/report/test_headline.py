@@ -1,4 +1,4 @@
-"""The headline of a run says what its numbers support, and what weakens it."""
+"""What a page says of a run: only what its numbers support, whom epsilon protects against, the settings."""
 
 import math
 from dataclasses import replace
@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from simulations.report.facts import TRUST, epsilon_section, settings_section, trust_words, values_line
+from simulations.report.page import Facts, Section, Text
 from simulations.report.words import WITHOUT, epsilon_words, run_headline
-from simulations.rundir.results import Result
+from simulations.rundir.results import Result, read_run
 from tests.simulations.support.compare_cases import result
+from tests.simulations.support.runs import run_local
 
 SUMS = {"clients": 5, "min_survivors": 4, "colluders": 1, "contributors": 3}
 
@@ -60,3 +63,42 @@ def test_epsilon_is_never_rounded_down():
     assert [epsilon_words(value) for value in (8.0, 1.1, 7.9996, 0.0, 1e-30, math.inf)] == [
         "8.000", "1.100", "8.000", "0.000", "0.001", "inf",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("used", "said"),
+    [
+        (["client"], []),
+        (["secure"], ["secure"]),
+        (["aggregate", "aggregate"], ["aggregate"]),
+        (["secure", "client", "aggregate"], ["client", "secure", "aggregate"]),
+    ],
+)
+def test_whom_epsilon_protects_against(used, said):
+    assert trust_words(used) == [TRUST[trust] for trust in said]
+
+
+def test_a_report_of_a_secure_sum_says_it(tmp_path):
+    run = run_local(tmp_path / "run", trust="secure", clients=4)
+    texts = [part.words for part in epsilon_section([read_run(run.path)]).parts if isinstance(part, Text)]
+    assert TRUST["secure"] in texts
+
+
+def groups(section: Section) -> dict[str, dict[str, str]]:
+    """Rows by theme."""
+    return {part.title: dict(part.rows) for part in section.parts if isinstance(part, Facts)}
+
+
+def test_a_secure_sum_shows_the_integers_that_are_sent():
+    run = result(0.8, settings={"trust": "secure", "codec": "float32"})
+    for codec, words in (
+        ({"name": "secure-sum", "bits": 11}, "of 11 bits each"),
+        ({}, "of as many bits as the sum needs"),
+    ):
+        secure = replace(run, summary={**run.summary, "trust": "secure", "codec": codec})
+        shown = groups(settings_section(secure, {"trust": "secure", "codec": "float32"}))
+        assert shown["Messages and records"]["codec"].startswith("secure-sum: packed integers")
+        assert words in shown["Messages and records"]["codec"]
+        assert words in values_line(secure.summary)
+    plain = groups(settings_section(result(0.8), {"codec": "int8"}))
+    assert plain["Messages and records"]["codec"] == "int8"

@@ -1,21 +1,21 @@
-"""Pages are lists of sections: HTML is in one file, every part of a page arrives, text stays text."""
+"""Pages and figures: HTML and drawing are in one file each, text stays text, figures are as wide as a column."""
 
 import ast
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from simulations.exports import save_paper
+from simulations.report.chart import Axis, Chart, Series
+from simulations.report.colours import LOOKS
+from simulations.report.figure import interactive
 from simulations.report.page import (
     Code,
-    Download,
-    Downloads,
-    Drawing,
     Facts,
-    Key,
     Page,
-    Panel,
-    Picture,
     Row,
     Section,
     Table,
@@ -47,63 +47,9 @@ def test_html_is_in_one_file_only():
     assert {name for name, tags in found.items() if tags} == {OWNER}
 
 
-@pytest.mark.parametrize("planted", ['x = "<td>"', 'x = f"<p class=note>{y}</p>"', 'def f():\n    """<table>"""'])
-def test_planted_html_is_found(planted):
-    """Negative control."""
-    assert html_in(planted)
-
-
 def page_of(*parts: object) -> str:
     section = Section(title="S", parts=parts)  # type: ignore[arg-type]
     return render(Page(title="T", lead="L", headline="Own headline.", warnings=("W",), sections=(section,)))
-
-
-def key(name: str) -> Key:
-    return Key(name=name, colour="#e03840")
-
-
-def test_every_part_arrives():
-    table = Table(
-        title="A table",
-        columns=("name", "number"),
-        rows=(
-            Row(cells=("one", "1"), group="first group", colour="#123456"),
-            Row(cells=("two", "2"), group="first group", style="no-epsilon"),
-            Row(cells=("three", "3"), group="second group", style="reference"),
-        ),
-        note="Its note.",
-        optional=(1,),
-    )
-    tokens = TokenLines(lines=(TokenLine(name="original", tokens=(("word", "wrong"),), first=True),), caption="Tokens.")
-    source = page_of(
-        Text(words="A verdict.", style="verdict"),
-        Facts(rows=(("fact", "is true"),)),
-        table,
-        Picture(uri="data:image/png;base64,AA", width=300, caption="A picture."),
-        Drawing(
-            panels=(Panel(svg="<g/>", size=(30, 20), title="One panel", words="It rises.", legend=(key("own"),)),),
-            legend=(key("shared"),),
-            caption="A drawing.",
-        ),
-        Downloads(
-            files=(Download(name="a.csv", content=b"1", says="kept"), Download(name="b", content=None, says="x"))
-        ),
-        tokens,
-        Code(text="fedlsg run", note="A command:"),
-    )
-    for words in (
-        "<h1>T</h1>", "L", '<p class="warning" role="note">W</p>', ">S</h2>", "Own headline.",
-        'aria-label="One panel. It rises."', "own</li>", "shared</li>", "A drawing.",
-        'href="data:text/csv;base64,MQ==" download="a.csv"', 'href="b" download="b"',
-        '<th scope="col" class="left">name', '<th scope="row" class="left">', '<p class="verdict">A verdict.</p>',
-        "is true",
-        "A table", "Its note.", 'background: #123456', '<tr class="no-epsilon">', '<tr class="reference">',
-        'width="300"', "A picture.", '<span class="wrong">word</span>', "Tokens.", "A command:",
-        "<pre>fedlsg run</pre>",
-    ):  # fmt: skip
-        assert words in source, words
-    assert source.count("first group") == source.count("second group") == 1
-    assert source.count("<td") == 3 + 1, "a page has optional columns as well"
 
 
 def test_text_stays_text():
@@ -118,3 +64,55 @@ def test_text_stays_text():
     source = whole.replace(f"<script>{own}</script>", "")
     assert "<script" not in source
     assert source.count("&lt;script&gt;&#34;&amp;") == 14
+
+
+FIGURES = "simulations/report/figure.py"
+DRAWING = {"Figure", "savefig", "rc_context"}
+
+
+def drawing_calls(source: str) -> set[str]:
+    """Calls that make a figure, save it or set a style."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    names = {call.id if isinstance(call, ast.Name) else getattr(call, "attr", "") for call in calls}
+    return names & DRAWING
+
+
+def test_every_figure_goes_through_one_file():
+    found = {path: drawing_calls(path.read_text()) for path in (REPOSITORY / "simulations").rglob("*.py")}
+    assert {str(Path(path).relative_to(REPOSITORY)) for path, calls in found.items() if calls} == {FIGURES}
+
+
+def planted(text: str) -> Chart:
+    """A chart with marks, a hollow one, and a text of a user."""
+    marks = Series(name=text, x=(0, 1), y=(1, 2), marker="o", colour=LOOKS["lsg"][0], words=(text, text))
+    hollow = replace(marks, name="hollow", marker="s", filled=False)
+    return Chart(title=text, x=Axis(label=text), series=(marks, hollow))
+
+
+def test_text_of_a_figure_stays_text():
+    hostile = "</script><script>x</script> & $\\frac y"
+    found = interactive([planted(hostile)], "A caption.")
+    svg = found.panels[0].svg
+    assert "#e03840" in svg
+    assert "font-family" not in svg, "the page's"
+    assert set(re.findall(r"font-size: [^;]*", svg)) <= {
+        f"font-size: calc({n}px * var(--words, 1))" for n in (9, "10.8")
+    }
+    for text in (svg, found.data):
+        assert "<script" not in text
+        assert "</script" not in text
+    assert "&lt;script&gt;" in svg
+    assert json.loads(found.data)[0]["series"][0]["name"] == hostile
+    first, second = found.panels[0].legend
+    assert (first.filled, second.filled) == (True, False)
+    assert first.marker
+    assert (first.name, first.dashes, first.colour) == (hostile, "", "#e03840")
+
+
+@pytest.mark.parametrize(("kind", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_a_figure_for_a_paper_is_as_wide_as_a_column_and_the_same_again(kind, start):
+    found = save_paper(planted("a name"), kind)
+    assert found.startswith(start)
+    assert found == save_paper(planted("a name"), kind)
+    if kind == "svg":
+        assert float(re.search(rb'width="([\d.]+)pt"', found)[1]) == pytest.approx(3.3 * 72)

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulations.report.page import Row as Cells
-from simulations.report.page import Table
-from simulations.report.terminal import print_table, summary_table
+from simulations.report.terminal import summary_table
 from simulations.report.words import outcome, privacy_line
 
 SUMMARY: dict[str, Any] = {
@@ -24,21 +22,6 @@ def shown(table: Any, width: int) -> str:
     console = Console(record=True, width=width, file=io.StringIO())
     console.print(table)
     return console.export_text()
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_summary_fits_and_says_everything(width):
-    text = shown(summary_table(SUMMARY), width)
-    assert max(map(len, text.splitlines())) <= width
-    words = " ".join(text.split())
-    for part in (
-        "digits, model mlp", "5 clients, 100 rounds, engine flower", "93.06 %, loss 0.251",
-        "epsilon 7.999 at delta 1e-05 (largest of 5 clients, median 7.900; sigma 6.123)",
-        "2.19 MB of payload, 4.4x smaller than dense updates (9.62 MB); 2.30 MB on the wire",
-        "9.62 MB of payload; 9.70 MB on the wire", "42.5 s on cpu",
-    ):  # fmt: skip
-        assert part in words, part
-    assert "NOT PRIVATE" not in words
 
 
 @pytest.mark.parametrize(
@@ -109,41 +92,3 @@ def by_reader(outside: float, one: float, together: float) -> dict[str, float]:
 def test_the_readers_of_a_sum_in_words(changes, words):
     """Each number is rounded up. One that holds for all, or is not on record, has no line."""
     assert outcome(SUMMARY | changes).get("readers") == words
-
-
-@pytest.mark.parametrize(
-    ("rho", "words"), [(0.12345, "rho 0.123 (norm of a step's noise over the clip norm)"), (0.0, ""), (None, "")]
-)
-def test_rho_in_words(rho, words):
-    """Runs without noise, and those of older versions, have no such line."""
-    found = outcome(SUMMARY | {"rho": rho})
-    assert found.get("noise", "") == words
-    assert "noise" not in outcome(SUMMARY)
-
-
-TABLE = Table(
-    title="What [bold]was[/bold] measured",
-    columns=("attack", "accuracy, %", "seconds"),
-    rows=(
-        Cells(cells=("inverting-gradients", "11.0 [10.0, 12.0]", "4.0"), group="a"),
-        Cells(cells=("map [1]", "12.0 [11.0, 13.0]", "0.4"), group="b"),
-    ),
-    note="A [red]note[/red].",
-    optional=(2,),
-)
-
-
-def printed(table: Table, width: int) -> str:
-    console = Console(record=True, width=width, file=io.StringIO())
-    print_table(table, console)
-    return console.export_text()
-
-
-@pytest.mark.parametrize("width", [24, 40, 45, 60, 120])
-def test_it_fits_and_nothing_is_cut(width):
-    text = printed(TABLE, width)
-    assert max(map(len, text.splitlines())) <= width
-    assert "…" not in text
-    assert "[bold]was[/bold]" in text
-    assert "[red]note[/red]" in text
-    assert "12.0" in text

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from docs._sphinx.files import HEAD, PAGE, anew
-from fedlsg import owner_only
 from simulations.cli import app as cli
 from simulations.rundir.declared import AT_SERVER, COMMANDS, NODE, RUN, class_of, find
 from simulations.rundir.manifest import all_files
@@ -199,29 +198,6 @@ def test_the_public_manifest_names_public_files_alone(kind, made):
         assert AT_SERVER.files is not None
         unknown = [name for name in public if not any(fnmatchcase(name, one) for one in (*AT_SERVER.files, ".lock"))]
         assert unknown == []
-
-
-def test_a_file_that_is_not_declared_is_found(made):
-    """Negative control."""
-    folder, closed = made["plain"]
-    extra = folder / "clients" / "client-000000" / "notes.txt"
-    extra.parent.mkdir(exist_ok=True)
-    extra.touch()
-    try:
-        assert wrong(folder, closed) == {"clients/client-000000/notes.txt": "not declared"}
-    finally:
-        extra.unlink()
-
-
-def test_without_the_rule_for_closed_folders_private_files_are_open(tmp_path, monkeypatch):
-    """Negative control."""
-    monkeypatch.setattr(owner_only, "is_closed", lambda folder: False)
-    before = os.umask(0)
-    try:
-        run = run_local(tmp_path / "run", rounds=1, **KINDS["sgd"])
-    finally:
-        os.umask(before)
-    assert "updates/round-000001/client-000000.bin" in wrong(run.path, (".",))
 
 
 def test_the_page_has_every_file():

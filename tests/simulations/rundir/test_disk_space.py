@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 
 from simulations.engines import local
-from simulations.rundir.files import (
-    DiskFullError,
-    resumable,
-)
+from simulations.rundir.files import DiskFullError
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
@@ -77,17 +74,6 @@ def test_a_client_that_cannot_store_its_payload_stops_the_run(method, tmp_path):
     assert not directory.rounds.exists()
     full.unlink(missing_ok=True)
     assert continued(resume_local(directory.path), unbroken)
-
-
-@no_device
-def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
-    """Negative control: the operating system's own error says only that there is no space."""
-    plan, directory = plan_at(tmp_path / "run", **SETTINGS)
-    (directory.path / "bytes.csv").symlink_to(FULL)
-    monkeypatch.setattr("simulations.rundir.journal.naming", lambda path: resumable(path.parent))
-    with pytest.raises(DiskFullError) as error:
-        local.run(plan, directory, on_round=ignore)
-    assert "bytes.csv" not in str(error.value)
 
 
 ON_A_SMALL_DISK = """

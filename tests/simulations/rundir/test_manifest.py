@@ -1,15 +1,12 @@
 """What changed since a run is found, by name, in every file of it; what a crash leaves is no damage."""
 
 import re
-import shutil
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-import fedlsg
-from simulations.rundir import manifest
 from simulations.rundir.declared import find
 from simulations.rundir.examined import RESULTS, examine, open_run
 from simulations.rundir.files import DamagedError
@@ -92,21 +89,6 @@ def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
     assert [line for line in said if "round-000001/client-000000.bin (missing)" in line and "not used here" in line]
 
 
-def test_a_run_of_an_older_version_is_read_with_one_line(runs, copies):
-    run = copies(runs["finished"])
-    for path in run.path.rglob("manifest.json*"):
-        path.unlink()
-    with pytest.warns(UserWarning, match="older version.*not checked") as caught:
-        fedlsg.load_run(run.path)
-    assert len(caught) == 1
-    run = copies(runs["interrupted"])
-    for path in run.path.rglob("manifest.json*"):
-        path.unlink()
-    assert "not checked" in resumed(run)
-    assert examine(run.directory).changed == {}, "it has a manifest from here on"
-    assert (run.path / "manifest.json").exists()
-
-
 def test_a_change_that_resume_accepts_is_accepted_from_then_on(runs, copies):
     run = copies(runs["interrupted"])
     edit(run, threads=2)
@@ -129,27 +111,3 @@ def test_what_a_crash_leaves_is_no_damage(runs, copies):
     assert len([note for note in found.notes if "rounds.csv" in note or "no charge" in note]) == 2
     resumed(run)
     assert examine(run.directory).changed == {}
-
-
-def test_a_manifest_behind_its_checkpoint_is_no_damage(runs, copies, monkeypatch):
-    """The process ended between the two."""
-    run = copies(runs["interrupted"])
-    before = {path: path.read_bytes() for path in run.path.rglob("manifest.json*")}
-    monkeypatch.setattr(manifest.Manifest, "close", lambda self, marks: None)
-    resumed(run)
-    for path, content in before.items():
-        path.write_bytes(content)
-    shutil.copy(run.directory.checkpoint, run.directory.previous)
-    assert examine(run.directory).changed == {}
-    monkeypatch.undo()
-    resumed(run)
-    assert examine(run.directory).changed == {}
-
-
-def test_without_the_digests_damage_is_silent(runs, copies, monkeypatch):
-    """Negative control."""
-    monkeypatch.setattr("simulations.rundir.examined.digest", lambda path: {})
-    monkeypatch.setattr("simulations.rundir.examined._digest_differs", lambda path, mark: None)
-    run = copies(runs["finished"])
-    DAMAGES["flipped"](run.path / "updates/round-000001/client-000000.bin")
-    assert not is_said(run.path, "updates/round-000001/client-000000.bin")

@@ -111,21 +111,6 @@ def test_what_an_older_version_left_readable_is_closed_by_a_resumed_run(tmp_path
     assert (found["updates-truth"], found["clients/client-000001"], found["run.log"]) == ("700", "700", "600")
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_modes_by_hand(umask, tmp_path):
-    before = os.umask(umask)
-    try:
-        tmp_path.chmod(0o755)  # pytest's own folder is closed, and closes what is made in it
-        owner_only.make_folder(tmp_path / "a" / "b")
-        owner_only.make_file(tmp_path / "a" / "c")
-        files.write_atomically(tmp_path / "d" / "e", b"secret", private=True)
-        files.write_atomically(tmp_path / "public", b"")
-    finally:
-        os.umask(before)
-    public = oct(0o666 & ~umask)[2:]
-    assert modes(tmp_path) == {"a": "700", "a/b": "700", "a/c": "600", "d": "700", "d/e": "600", "public": public}
-
-
 def test_the_log_of_a_cell_is_its_owners_alone(tmp_path):
     """A comparison's worker writes the tracebacks of its own failures there."""
     job = Job(

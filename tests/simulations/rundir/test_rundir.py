@@ -1,37 +1,23 @@
-"""The run directory: nothing is overwritten, nothing half-written is taken for whole."""
+"""The run directory: nothing is overwritten, nothing half-written is taken for whole, and scratch folders are gone."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from simulations.rundir.lock import create
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.updates import read_frame, round_folder
 from simulations.settings.settings import Settings
+from tests.places import REPOSITORY
 
 SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, parameters={"rank": 4})
-
-
-def test_a_run_leaves_what_the_design_lists(small):
-    names = {path.name for path in small.path.iterdir()}
-    listed = {"config.toml", "rounds.csv", "ledger", "ledger.jsonl", "checkpoint", "summary.json", "run.log"}
-    listed |= {
-        "bytes.csv",
-        "events.out.tfevents.fedlsg",
-        "report.html",
-        "model.safetensors",
-        "config.json",
-        "manifest.json",
-    }
-    listed.add("manifest.jsonl")
-    assert names == listed | {"updates", "updates-truth", "clients", ".lock"}
-    assert {p.name for p in small.directory.ledgers.iterdir()} == {"run.jsonl"}
-    assert (small.path / "ledger" / "run.jsonl") == small.directory.charges.path
-    assert {p.name for p in (small.path / "updates" / "round-000001").iterdir()} == {
-        "weights.npy", "weights.npy.sha256", "client-000000.bin", "client-000001.bin", "frame.json", "frame.npz",
-        "frame.npz.sha256",
-    }  # fmt: skip
-    assert {p.name for p in (small.path / "updates-truth").iterdir()} == {"round-000001", "round-000002"}
 
 
 @pytest.mark.parametrize(
@@ -60,16 +46,6 @@ def test_the_checkpoint_before_is_kept_and_named_when_it_is_used(tmp_path):
     assert not run.has_checkpoint
     with pytest.raises(ValueError, match=r"no whole previous\.pt either: restore one of them"):
         run.resume_point()
-
-
-def test_a_checkpoint_of_an_older_version_is_named(tmp_path):
-    """It has no digest: nobody can say whether it is whole."""
-    run = RunDir(tmp_path)
-    run.checkpoint.parent.mkdir()
-    torch.save({"server": {"round": 1}}, run.checkpoint)
-    for read in (run.load_checkpoint, run.resume_point):
-        with pytest.raises(ValueError, match="is of an older version of fedlsg and has no digest: continue this run"):
-            read()
 
 
 def test_torch_sees_no_byte_of_a_damaged_checkpoint(tmp_path, monkeypatch):
@@ -104,3 +80,38 @@ def test_an_existing_directory_is_never_overwritten(tmp_path):
     with pytest.raises(ValueError, match="is not empty; choose another --out, or continue it with fedlsg resume"):
         create(str(tmp_path / "run"), SETTINGS)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+HOLD = """
+import sys, time
+from simulations.rundir.files.scratch import scratch
+with scratch() as folder:
+    (folder / "secret").write_text("x")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_folder(number):
+    command = [sys.executable, "-c", HOLD]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert (folder / "secret").exists()
+        process.send_signal(number)
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_frame_comes_back_bit_for_bit(small):
+    frame, about = read_frame(round_folder(small.path, 1))
+    assert about["digest"] == frame.digest.hex()
+    assert (round_folder(small.path, 1) / "client-000000.bin").read_bytes()[32:64] == frame.digest
+    offsets = [block["offset"] for block in about["blocks"]]
+    assert [b["part"] for b in about["blocks"]][:3] == ["L", "R", "dense"]
+    assert offsets == [0, *np.cumsum([block["size"] for block in about["blocks"]])[:-1]]

@@ -1,11 +1,15 @@
-"""bytes.csv: every message at three levels, adding up to rounds.csv and summary.json, also after a crash."""
+"""bytes.csv adds up to rounds.csv and summary.json, and TensorBoard reads its events, also after a crash."""
 
+import struct
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fedlsg.payload.layout import HEADER
+from simulations.rundir.journal import EVENTS as FILE
 from simulations.rundir.journal import Line, read_lines
 from tests.simulations.support.runs import Run, resume_local
 
@@ -48,14 +52,6 @@ def test_the_small_run_by_hand(small):
     assert add_up(found, small)
 
 
-def test_a_message_that_is_left_out_is_caught(small):
-    """Negative control."""
-    assert not add_up(lines(small)[:-1], small)
-    assert not add_up(lines(small)[1:], small)
-
-
-# --- resume
-
 TORN = [b"2,0,down,1", b"2,0,down,19240,19240,19600\n2,1,down,19", b"1", b"2,0,up,1,1,1\n3,1,up,1,1,1\n"]
 
 
@@ -80,3 +76,40 @@ def test_resume_insists_on_lines_that_are_what_was_written(stopped):
             resume_local(stopped.path)
     stopped.directory.messages.write_text(text)
     assert add_up(lines(resumed := resume_local(stopped.path)), resumed)
+
+
+def seen(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard itself shows: the oracle."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def read(path: Path) -> Iterator[tuple[int, float]]:
+    """(step, wall time) of every complete record of the file: TensorBoard would hide a step that occurs twice."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    data, at = path.read_bytes(), 0
+    while at + 12 <= len(data):  # length (8 bytes), its checksum (4), the event, its checksum (4)
+        (length,) = struct.unpack_from("<Q", data, at)
+        end = at + 12 + length
+        if end + 4 > len(data):
+            return
+        event = Event.FromString(data[at + 12 : end])
+        if event.HasField("summary"):
+            yield event.step, event.wall_time
+        at = end + 4
+
+
+def raw_steps(folder: Path) -> list[int]:
+    return [step for step, _ in read(folder / FILE)]
+
+
+def test_tensorboard_reads_every_run(small):
+    shown = seen(small.path)
+    assert raw_steps(small.path) == [1, 2]
+    assert shown["test/accuracy"] == [(r.round, pytest.approx(r.accuracy, rel=1e-6)) for r in small.rows]
+    assert shown["bytes/uplink"] == [(r.round, r.uplink_bytes) for r in small.rows]
+    assert (small.path / FILE).stat().st_size < 1_000

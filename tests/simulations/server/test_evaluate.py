@@ -1,18 +1,16 @@
-"""Evaluation: by hand, over several splits with equal weight, and of inputs that differ in length."""
+"""Evaluation by hand, over several splits with equal weight; weights that diverge end a run with one line."""
 
 import math
-from dataclasses import replace
-from functools import lru_cache
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from simulations import workloads
-from simulations.server.evaluate import evaluate, score, scores_of
-from simulations.workloads import LoadedWorkload, Options, Split
+from simulations.server.evaluate import evaluate
+from simulations.workloads import Split
+from tests.simulations.support.runs import run_local
 
 
 class Signs(nn.Module):
@@ -49,21 +47,6 @@ def split_of(texts: list[list[float]], labels: list[int]) -> Split:
 LONG_FIRST = split_of([[1.0, 1, 1, 1], [2.0], [-1.0, 3, 1], [-1.0]], [1, 1, 0, 0])
 
 
-def signs(**splits: Split) -> LoadedWorkload:
-    """A workload of two classes with these test splits."""
-    (name, test), *others = splits.items()
-    return LoadedWorkload(
-        name="signs",
-        train=test,
-        test=test,
-        test_name=name,
-        other_tests=dict(others),
-        num_classes=2,
-        models={},
-        defaults={},
-    )
-
-
 def test_evaluation_by_hand_shortest_texts_first():
     model = Signs()
     measured = evaluate(model, LONG_FIRST, device="cpu", batch_size=2)
@@ -88,80 +71,41 @@ def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, sh
     assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
 
 
-def mean_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(1) != targets).float().mean()
-
-
-def test_own_metrics_see_the_whole_split_and_are_averaged_over_splits():
-    small = split_of([[1.0]], [0])
-    seen = []
-
-    def shape(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        seen.append((tuple(outputs.shape), tuple(targets.shape)))
-        return 1.0
-
-    workload = replace(signs(matched=LONG_FIRST, mismatched=small), metrics={"error": mean_error, "shape": shape})
-    measured = score(Signs(), workload, device="cpu", batch_size=3)
-    assert measured.metrics == {"error": (0.25 + 1) / 2, "shape": 1.0}
-    assert seen == [((4, 2), (4,)), ((1, 2), (1,))]
-
-
-# --- which rows
-
-
-@lru_cache
-def digits(**options: float) -> workloads.LoadedWorkload:
-    return workloads.load("digits", options=Options(**options))
-
-
-def rows_of(split: Split) -> list[bytes]:
-    images, _ = split.batch(torch.arange(len(split)))
-    return [image.numpy().tobytes() for image in images]
-
-
-def test_held_out_rows_are_disjoint_from_those_that_are_trained_on():
-    everything, held = digits(), digits(holdout=0.2)
-    assert (len(held.train), len(held.test), list(held.tests)) == (1437 - 287, 287, ["holdout"])
-    assert sorted(rows_of(held.train) + rows_of(held.test)) == sorted(rows_of(everything.train))
-    both = set(held.train.inputs.rows.tolist()) & set(held.test.inputs.rows.tolist())
-    assert not both
-    both_settings = digits(train_rows=100, holdout=0.25)
-    assert (len(both_settings.train), len(both_settings.test)) == (75, 25)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"train_rows": 0}, r"expected 1 <= train_rows=0 <= 1437, the training rows of digits"),
-        ({"train_rows": 1438}, r"train_rows=1438 <= 1437"),
-        ({"holdout": 0.0}, r"expected 0 < holdout=0.0 < 1"),
-        ({"holdout": 1.0}, r"expected 0 < holdout=1.0 < 1"),
-        ({"holdout": -0.1}, r"expected 0 < holdout=-0.1 < 1"),
-        ({"holdout": float("nan")}, r"expected 0 < holdout=nan < 1"),
-        ({"holdout": 1e-9}, r"one row at least on either side"),
-        ({"train_rows": 1, "holdout": 0.5}, r"one row at least on either side of the 1 training rows"),
-        ({"dataset": "a/b"}, r"workload digits has no use for dataset='a/b'"),
-        ({"max_length": 8}, r"workload digits has no use for max_length=8"),
-        ({"max_length": 3}, r"workload digits has no use for max_length=3"),
-    ],
-)
-def test_options_out_of_range_or_out_of_place_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        digits(**options)
-
-
 SCORES, NUMBER = torch.ones(3, 2), torch.tensor(0.5)
 
 
-@pytest.mark.parametrize("outputs", [
-    SCORES, (SCORES, NUMBER), [NUMBER, SCORES], {"loss": NUMBER, "logits": SCORES}, {"aux": NUMBER, "scores": SCORES},
-    SimpleNamespace(logits=SCORES, loss=NUMBER),
-])  # fmt: skip
-def test_scores_are_the_first_tensor_with_a_batch(outputs):
-    assert scores_of(outputs) is SCORES
+LARGE: dict[str, dict[str, Any]] = {
+    "sgd": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38},
+    "dp": {"method": "lsg", "learning_rate": 1e38},
+    "dense dp": {"method": "dpsgd", "learning_rate": 1e38},
+    "momentum": {"method": "dpsgd", "learning_rate": 1e38, "momentum": 0.9},
+    "adam": {"method": "lsg", "optimizer": "adam", "learning_rate": 1e38},
+    "average": {"method": "lsg", "learning_rate": 1e38, "ema": 0.9},
+    "late evaluation": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38, "evaluate_every": 6},
+    "sparse": {"method": "lsg", "learning_rate": 1e38, "downlink": "sparse"},
+    "sparse int8": {"method": "lsg", "learning_rate": 1e38, "downlink": "sparse", "downlink_codec": "int8"},
+    "sparse noise floor": {
+        "method": "lsg", "learning_rate": 1e38, "downlink": "sparse", "downlink_codec": "noise-floor",
+    },
+    "sparse sgd": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38, "downlink": "sparse"},
+    "local steps": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38, "local_steps": 2},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("outputs", [NUMBER, (NUMBER,), {"logits": NUMBER}, [], None])
-def test_outputs_without_a_batch_are_refused(outputs):
-    with pytest.raises(ValueError, match="without a tensor that has a batch dimension"):
-        scores_of(outputs)
+@pytest.mark.parametrize("kind", LARGE)
+def test_too_large_a_learning_rate_ends_the_run(kind, tmp_path, with_pages):
+    """At the last finite round, with the round, the setting and its value in one line."""
+    run = run_local(tmp_path / "run", rounds=6, **LARGE[kind])
+    rate = f"{LARGE[kind]['learning_rate']:g}"
+    assert run.summary["diverged"] is True
+    assert f"learning_rate={rate} is likely too large" in run.summary["stopped"]
+    ended = run.summary["rounds"] + 1
+    assert run.summary["stopped"].startswith(f"round {ended} left ")
+    assert 1 <= ended <= 6
+    assert run.directory.last_round() == ended - 1
+    assert math.isfinite(run.summary["loss"]) or kind == "late evaluation", "a round that nobody had looked at"
+    assert all(bool(w.isfinite().all()) for w in run.model.values())
+    assert f"failed: round {ended} left" in (run.path / "report.html").read_text()
+    assert "no report.html" not in run.log
+    if run.directory.rounds.exists():
+        assert [row.round for row in run.rows] == list(range(1, ended))

@@ -7,7 +7,7 @@ from torch import Tensor
 from simulations.rundir.updates import read_model
 from simulations.server.evaluate import evaluate
 from tests.simulations.support.outside import outside
-from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, run_local
 
 CASES = {
     "mlp": {"method": "lsg"},
@@ -87,16 +87,3 @@ def test_the_accuracy_of_the_summary_comes_back(case, runs):
     model.load_state_dict(tensors)
     found = evaluate(model, run.plan.workload.test, device="cpu")
     assert (found.accuracy, found.loss) == (run.summary["accuracy"], run.summary["loss"])
-
-
-def test_negative_control_the_average_is_not_the_last_weights(runs):
-    run = runs["average"]
-    assert not torch.equal(read_model(run.path)[0]["hidden.weight"], run.model["hidden.weight"])
-
-
-def test_a_resumed_run_leaves_the_same_bytes(small, tmp_path):
-    stopped_after(1, tmp_path / "run")
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-    resumed = resume_local(tmp_path / "run")
-    for name in ("model.safetensors", "config.json"):
-        assert (resumed.path / name).read_bytes() == (small.path / name).read_bytes()

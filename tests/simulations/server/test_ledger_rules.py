@@ -121,9 +121,6 @@ def test_a_client_over_its_budget_does_not_train_and_is_named(tmp_path):
     assert run.summary["epsilon_max"] <= budget
 
 
-# --- a payload that was stored is sent again for free, a second attempt is not
-
-
 def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(tmp_path):
     first, second = Tape((2, 1)), Tape()
     with pytest.raises(KeyboardInterrupt):

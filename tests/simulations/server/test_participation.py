@@ -7,13 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 
 from fedlsg.participation import Participation
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
-from strategies.federation.exchange import Exchange
-from strategies.federation.report import SimulatedClock
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 CLIENTS = 20
@@ -58,19 +55,6 @@ def test_who_trained_is_charged_once_and_who_left_is_not(hard):
     assert counts["rejected"] == 0
 
 
-def test_a_client_that_leaves_and_trains_all_the_same_would_be_seen(tmp_path, monkeypatch):
-    """Negative control: its announcement is delivered."""
-    announce = Exchange._announce_to
-
-    def deliver(self, *args):
-        announce(self, *args)
-        return [message for _, message in self._sent]
-
-    monkeypatch.setattr(Exchange, "_announce_to", deliver)
-    run = run_local(tmp_path / "run", **HARD)
-    assert charged(run) != due(run)
-
-
 def test_a_late_client_that_is_not_charged_would_be_seen(tmp_path, monkeypatch):
     """Negative control: it is left out as if it had dropped out, so it trains nothing and pays nothing."""
     leaving = Participation.leaving
@@ -97,29 +81,6 @@ def test_late_values_are_in_no_update_and_the_divisor_stays(hard):
         assert row.uplink_messages == len(answered[round - 1]) + len(late[round - 1])
         assert row.downlink_messages == len(row.asked.split()), "who leaves has received the announcement"
         assert not late[round - 1] & (answered[round - 1] | dropped[round - 1])
-
-
-def test_a_discarded_reply_that_is_used_would_change_the_weights(hard, tmp_path, monkeypatch):
-    """Negative control of the deadline: without its cut another model comes out."""
-    monkeypatch.setattr(SimulatedClock, "late", lambda self, report, replied: [])
-    used = run_local(tmp_path / "run", **HARD)
-    assert not torch.equal(used.weights, hard.weights)
-
-
-def test_an_interrupted_run_ends_as_the_other_one(hard, tmp_path):
-    run = resume_local(stopped_after(2, tmp_path / "run", **HARD, record_updates=True).path)
-    without = [{name: value for name, value in row.columns.items() if "seconds" not in name} for row in run.rows]
-    again = [{name: value for name, value in row.columns.items() if "seconds" not in name} for row in hard.rows]
-    assert without == [{**a, **_wire(w)} for a, w in zip(again, without, strict=True)]
-    assert torch.equal(run.weights, hard.weights)
-    assert charged(run) == charged(hard)
-    assert run.summary is not None
-    assert run.summary["simulated"] == hard.summary["simulated"]
-
-
-def _wire(row: dict[str, Any]) -> dict[str, Any]:
-    """The sizes of whole messages, which hold the path of the run."""
-    return {name: value for name, value in row.items() if name.endswith("_wire")}
 
 
 def test_the_clock_uses_expected_examples_and_never_a_drawn_batch(hard):

@@ -2,21 +2,27 @@
 
 import json
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from fedlsg import load_run
-from fedlsg.accounting import epsilon
-from fedlsg.privacy import Ledger
+from fedlsg.accounting import compose, epsilon
+from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.audit import audited_run
 from simulations.report.run_page import run_page
 from simulations.report.words import outcome
 from simulations.run import continued
 from simulations.rundir.results import PROMISED, read_run
+from simulations.rundir.rundir import RunDir
+from simulations.server.spent import Spent
 from tests.simulations.support.runs import Run, reconfigure, run_local, stopped_after
 
 SIGMA, RATE, ROUNDS, DELTA = 2.0, 0.05, 2, 1e-5
@@ -97,9 +103,6 @@ def test_a_reader_who_is_given_the_outside_s_epsilon_is_caught(tmp_path):
     assert told < from_lines(run.path, 1) * 0.9
 
 
-# --- runs of before a sum counted a reader among its clients
-
-
 def made_old(run: Run, *, trust: str) -> Run:
     """As an older version left it: no reader in summary and ledgers, and ``colluders = 0`` in its settings.
 
@@ -147,3 +150,46 @@ def test_an_old_run_is_not_continued(trust, tmp_path):
     with pytest.raises(ValueError, match=refusal):
         audited_run(str(old.path))
     assert read_run(old.path).epsilon_max == math.inf, "its rows say too little"
+
+
+CLIENTS, SPENT_DELTA = 7, 1e-5
+ASKED = st.lists(st.dictionaries(st.integers(0, CLIENTS - 1), st.sampled_from([1.5, 3.0])), max_size=5)
+
+
+def entry(client: int, round: int, sigma: float, mechanism: str = "dp") -> Entry:
+    return Entry(
+        client=client, round=round, attempt=0, steps=1, sample_rate=0.2, noise_multiplier=sigma, clip_norm=1.0,
+        num_examples=40, mechanism=mechanism,
+    )  # fmt: skip
+
+
+def spent_of(folder: str, rounds: list[dict[int, float]]) -> Spent:
+    ledger, spent = RunLedger(Path(folder) / "ledger"), Spent(RunDir(Path(folder)), CLIENTS, delta=SPENT_DELTA)
+    for round, sigmas in enumerate(rounds, 1):
+        ledger.charge([entry(client, round, sigma) for client, sigma in sigmas.items()])
+        spent.update(sigmas, [])
+    return spent
+
+
+@settings(max_examples=5)
+@given(ASKED)
+def test_rounds_one_by_one_are_what_all_ledgers_say(rounds):
+    """Oracle: each client composed alone, in a new reader."""
+    with TemporaryDirectory() as folder:
+        spent = spent_of(folder, rounds)
+        shown, ledger = spent.displayed(), RunLedger(Path(folder) / "ledger")
+        each = [compose(ledger.of(client).events(), delta=SPENT_DELTA).upper for client in range(CLIENTS)]
+        found = spent.certified()
+        assert (found.largest, found.median) == (max(each), statistics.median(each))
+        assert found.worst == each.index(max(each))
+        assert shown.largest >= 0.999 * found.largest * (bool(rounds))
+        assert (spent.displayed().largest, spent.displayed().median) == (shown.largest, shown.median)
+        assert spent.by_reader()["outside"] <= found.largest * (1 + 1e-9)
+
+
+def test_an_entry_without_privacy_has_no_bound(tmp_path):
+    spent = spent_of(str(tmp_path), [{0: 3.0, 1: 3.0}])
+    RunLedger(tmp_path / "ledger").charge([entry(3, 2, 0.0, "clip-only")])
+    spent.update([3], [])
+    found = spent.certified()
+    assert (spent.displayed().largest, found.largest, found.worst) == (float("inf"), float("inf"), 3)

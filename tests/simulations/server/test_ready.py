@@ -1,29 +1,18 @@
 """Before a client is charged: rows, the initial model and a whole round are tried; what fails is free and is named."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedlsg
 import simulations.server.ready
-from fedlsg import user_code
 from fedlsg.privacy import RunLedger
-from fedlsg.user_code.objects import restored
-from simulations import workloads
-from simulations.client.rehearsal import rehearse
-from simulations.plan.plan import make_plan
-from simulations.run import run_command
-from simulations.settings.published import resolve
-from simulations.settings.settings import from_mapping
-from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, fresh, quick, refused, write
+from tests.simulations.support.own import CLASSES, TEST, TRAIN, quick, refused
 
 X, Y = (torch.as_tensor(part) for part in TRAIN)
 X, Y = X.float(), Y.long()
@@ -101,23 +90,6 @@ def test_a_fault_of_rows_is_named_before_anything_is_written(name, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_command_ends_before_round_1_as_well(tmp_path, monkeypatch):
-    text = MINE.replace("test=rows(24, 2)", "test=bad(rows(24, 2))") + (
-        "\ndef bad(pair):\n    pair[1][20] = 7\n    return pair\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path / "mine.py", text)
-    given = {"workload": f"{path}:workload", "method": "dpsgd", "engine": "local"}
-    with fresh():
-        user_code.permit(given["workload"])
-        with refused("target of test row 20, 7"):
-            run_command(given, str(tmp_path / "run"), Console(quiet=True))
-    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".py" and p.name != "__pycache__"] == []
-
-
-# --- a round on public rows
-
-
 class Crowded(nn.Module):
     """Fails on more rows than the check of independence tries."""
 
@@ -144,13 +116,6 @@ def test_a_failure_of_a_full_batch_is_free_and_says_where(tmp_path):
     with refused("RuntimeError: no place for more than twenty rows, in test_ready.py, line ", "nothing was charged"):
         crowded(tmp_path / "run")
     assert not charged(tmp_path)
-
-
-def test_without_the_rehearsal_it_is_charged(tmp_path, monkeypatch):
-    """A negative control of the test before."""
-    monkeypatch.setattr(simulations.server.ready, "rehearse", lambda plan, terms: None)
-    assert not crowded(tmp_path / "run").rounds[0]["answered"]
-    assert charged(tmp_path)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -190,44 +155,3 @@ def is_untouched(folder: Path, changes: dict[str, Any], monkeypatch: pytest.Monk
 )
 def test_runs_are_those_without_a_rehearsal(kind, tmp_path, monkeypatch):
     assert is_untouched(tmp_path, KINDS[kind], monkeypatch)
-
-
-class Drawing(nn.Module):
-    """A loss that draws from the generators of the process, and counts its calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, outputs, targets):
-        self.calls += 1
-        np.random.rand()
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def test_a_rehearsal_that_restores_nothing_is_noticed(monkeypatch):
-    """A negative control: the generators of the process are seen by the comparison."""
-
-    def left_alone(keep: Callable[..., Any]) -> bool:
-        loss = Drawing()
-        state = np.random.get_state()[2]
-        with keep(loss):
-            loss(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
-        return loss.calls == 0 and np.random.get_state()[2] == state
-
-    assert left_alone(restored)
-    assert not left_alone(nullcontext)
-
-
-def test_the_users_loss_and_generators_are_as_they_were(tmp_path):
-    loss = Drawing()
-    made = fedlsg.Workload(model=build, train=TRAIN, test=TEST, loss=loss, name="drawing")
-    with fresh():
-        workloads.give("drawing", made)
-        chosen = {name: value for name, value in QUICK.items() if name != "quiet"}
-        plan = make_plan(from_mapping(resolve({**chosen, "workload": "drawing"})))
-        calls, state, own = loss.calls, np.random.get_state()[2], torch.get_rng_state()
-        rehearse(plan, plan.terms[0])
-    assert loss.calls == calls
-    assert np.random.get_state()[2] == state
-    assert torch.equal(torch.get_rng_state(), own)

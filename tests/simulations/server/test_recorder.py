@@ -12,16 +12,12 @@ import pytest
 from flwr.app import Context, Message, MessageType
 from hypothesis import strategies as st
 
-from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
-from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.selection import UNIFORM
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import Row
-from simulations.server.spent import Spent
-from strategies.federation.wire import FAILED, failure
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 finite = st.floats(allow_nan=False)
@@ -34,69 +30,6 @@ rows = st.builds(
     uplink_bytes=count, downlink_bytes=count, uplink_bytes_wire=count, downlink_bytes_wire=count,
     uplink_messages=count, downlink_messages=count, asked=line, answered=line, rejected=line, reasons=line,
 )  # fmt: skip
-
-
-def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small, with_pages):
-    answers = iter(["refuse", "refuse", "die", "die"])
-
-    def client(message: Message, context: Context) -> Message | None:
-        if message.metadata.message_type != MessageType.TRAIN:
-            return app(message, context)
-        how = next(answers, "answer")
-        return {"refuse": lambda: failure("no", FAILED, message), "die": lambda: None}.get(
-            how, lambda: app(message, context)
-        )()
-
-    run = run_local(tmp_path / "run", client=client, rounds=3)
-    assert (run.summary["rounds"], run.summary["empty_rounds"], small.summary["empty_rounds"]) == (3, 1, 0)
-    assert [row.answered for row in run.rows] == ["", "0 1", "0 1"]
-    assert [row.downlink_messages for row in run.rows] == [2, 2, 2]
-    assert run.summary["downlink"]["interrupted"] == {"attempts": 1, "messages": 2, "bytes": 2 * 4 * 4810}
-    assert "1 of 3 brought no update" in (run.path / "report.html").read_text()
-
-
-@pytest.mark.parametrize("charged", [False, True])
-def test_a_round_that_all_died_in_ends_as_if_nobody_had(charged, tmp_path, small):
-    """Three attempts in vain end the run before the round; resumed, it is the unbroken one. Clients that had been
-    charged when they died send what they stored."""
-
-    def client(message: Message, context: Context) -> Message | None:
-        dying = message.content.config_records.get("round", {}).get("round") == 2
-        reply = None if dying and not charged else app(message, context)
-        return None if dying else reply
-
-    with pytest.raises(RuntimeError, match="no valid update in 3 rounds in a row: client 0 1: no reply"):
-        run_local(tmp_path / "run", client=client)
-    assert Run(tmp_path / "run").directory.last_round() == 1
-    run = resume_local(tmp_path / "run")
-    assert run.weights.equal(small.weights)
-    assert run.ledgers == small.ledgers
-    assert [row.accuracy for row in run.rows] == [row.accuracy for row in small.rows]
-    assert run.summary["downlink"]["interrupted"]["attempts"] == 3
-
-
-# --- the summary
-
-LISTED = {
-    "workload", "method", "seed", "rounds", "clients", "accuracy", "loss", "epsilon_max", "epsilon_median", "delta",
-    "accountant", "private", "noise_multiplier", "uplink_bytes", "downlink_bytes", "uplink_bytes_wire",
-    "downlink_bytes_wire", "uplink_bytes_dense", "downlink_bytes_dense", "wall_seconds", "seconds", "engine", "device",
-    "versions",
-}  # fmt: skip
-
-
-def test_the_summary_holds_what_the_design_lists(small):
-    summary = small.directory.read_summary()
-    assert set(summary) >= LISTED
-    assert summary == json.loads(json.dumps(small.summary))
-    spent = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=2, delta=1e-5)
-    assert summary["epsilon_max"] == summary["epsilon_median"] == spent.upper
-    assert set(summary["accountant"]["intervals"]) == {"prv", "pld"}
-    assert summary["accountant"]["reported"] == spent.accountant
-    assert summary["accountant"]["witness"] == spent.witness
-    assert summary["accountant"]["intervals"][spent.accountant]["upper"] == summary["epsilon_max"]
-    assert summary["private"] is False, "reproducible"
-    assert {"python", "torch", "flwr", "ray", "fedlsg"} <= set(summary["versions"])
 
 
 @pytest.mark.parametrize(
@@ -116,23 +49,6 @@ def test_only_clipped_runs_with_secret_noise_are_private(settings, private, cert
     assert run.summary["private"] is private
     assert math.isfinite(run.summary["epsilon_max"]) is certified
     assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not certified
-
-
-# --- resume
-
-
-def test_resume_continues_to_the_same_weights_and_totals(stopped, small):
-    run = resume_local(stopped.path)
-    assert run.weights.equal(small.weights)
-    assert run.ledgers == small.ledgers
-    timeless = [[{**vars(row), "seconds": 0, "times": None} for row in r.rows] for r in (run, small)]
-    assert [{k: v for k, v in row.items() if not k.endswith("_wire")} for row in timeless[0]] == [
-        {k: v for k, v in row.items() if not k.endswith("_wire")} for row in timeless[1]
-    ]
-    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_dense", "downlink_bytes_dense", "accuracy"):
-        assert run.summary[name] == small.summary[name]
-    for name in ("uplink_bytes_wire", "downlink_bytes_wire"):
-        assert run.summary[name] == sum(getattr(row, name) for row in run.rows)
 
 
 WHOLE = "2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,0 1,,"
@@ -197,24 +113,6 @@ def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
         resume_local(stopped.path)
     assert not stopped.directory.summary.exists()
     assert [row.round for row in stopped.rows] == [1]
-
-
-def test_a_round_reads_the_ledgers_of_the_clients_that_it_asked_alone(tmp_path, monkeypatch):
-    """The work of a round must not grow with the number of clients."""
-    read: list[int] = []
-    own = ClientCharges.own
-    monkeypatch.setattr(ClientCharges, "own", property(lambda one: (read.append(one.client), own.fget(one))[1]))
-    update, asked = Spent.update, []
-
-    def watched(self: Spent, selected: tuple[int, ...], rejected: tuple[int, ...]) -> None:
-        read.clear()
-        update(self, selected, rejected)
-        asked.append(set(read) == set(selected))
-
-    monkeypatch.setattr(Spent, "update", watched)
-    run = run_local(tmp_path / "run", clients=6, clients_per_round=2, rounds=3)
-    assert asked == [True] * 3
-    assert run.directory.load_checkpoint()["ledgers"] == {"run": run.directory.charges.snapshot()}
 
 
 def test_what_a_client_charges_after_its_round_is_in_the_next_checkpoint(tmp_path):

@@ -1,21 +1,29 @@
 """restore.READ is the list of what ``fedlsg resume`` reads of an old run directory, no more and no less.
 
 Next to it, the manifest has, and compares, the digest of every file: it is left out here.
+
+Real processes, and a SuperLink that is killed: tests/simulations/deployment/test_killed_superlink.py.
 """
 
 import os
+import shlex
+import shutil
 import sys
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from simulations.rundir.examined import Examined
 from simulations.rundir.manifest import Manifest
+from simulations.rundir.rundir import RunDir
 from simulations.server import ready, recorder
 from simulations.server.ready import READ
+from simulations.settings.published import from_run_config
 from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, leave_old_ledgers, resumed
-from tests.simulations.support.runs import pages
+from tests.simulations.support.runs import pages, stopped_after
 
 
 class NoManifest(Manifest):
@@ -84,11 +92,29 @@ def test_the_list_names_nothing_that_is_not_opened(opened):
     assert {pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)} == WITHOUT_A_DEPLOYMENT
 
 
-@pytest.mark.parametrize(
-    "unread", ["run.log", "events.out.tfevents.fedlsg", "report.html", "ledger.jsonl", "updates/*", "updates-truth/*"]
-)
-def test_these_were_there_and_were_not_opened(unread, opened):
-    there = set().union(*(there for there, _ in opened.values()))
-    seen = set().union(*(seen for _, seen in opened.values()))
-    assert any(fnmatch(path, unread) for path in there)
-    assert not any(fnmatch(path, unread) for path in seen)
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return stopped_after(1, tmp_path_factory.mktemp("runs") / "run").directory
+
+
+def deployed(simulated: RunDir, path: Path) -> RunDir:
+    """The run under the name that ledgers of deployed clients have for it, in a folder of another name."""
+    shutil.copytree(simulated.path, path)
+    run = RunDir(path)
+    run.save_checkpoint(run.load_checkpoint() | {"name": "00ff"})
+    return run
+
+
+def files(run: RunDir) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+def test_resume_prints_the_command_and_changes_nothing(simulated, tmp_path, fedlsg):
+    run = deployed(simulated, tmp_path / "a run")
+    run.write_config(replace(run.read_config(), run_dir=str(run.path)))
+    before = files(run)
+    status, _, error = fedlsg("resume", str(run.path))
+    assert (status, files(run)) == (1, before)
+    assert f"flwr run APP FEDERATION --run-config {shlex.quote(str(run.config))} --stream" in " ".join(error.split())
+    settings = from_run_config(parse_config_args([str(run.config)]))
+    assert settings == run.read_config(), "Flower reads the file as the run does"

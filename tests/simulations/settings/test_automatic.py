@@ -1,12 +1,21 @@
-"""What the rule fills where nobody chose: partial overrides, a method for a budget of bytes, what is recorded."""
+"""What is filled where nobody chose: the rule's parts, the rate of a head, the device."""
+
+from dataclasses import replace
 
 import pytest
-from torch import nn
+import torch
 
 from simulations import workloads
+from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
+from simulations.plan.plan import make_plan
 from simulations.plan.prepare import prepare
+from simulations.rundir.rundir import RunDir
+from simulations.settings.automatic import device_of
+from simulations.settings.resolve import fill
 from simulations.settings.settings import from_mapping, values_of
+from simulations.workloads.text_sets import DEFAULTS
 from tests.simulations.support.own import quick, workload
+from tests.simulations.support.runs import SMALL
 
 NAME = "rule-test"
 RULE = {"optimizer": "adam", "optimizer_options": "betas=0.5 0.99", "layer_rates": "fan-in"}
@@ -70,19 +79,54 @@ def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
     assert run.summary["method"] == "dpsgd"
 
 
-def test_loaded_layers_take_a_tenth_and_a_new_classifier_the_whole():
-    """What is equal under two public seeds was loaded."""
-    body = nn.Linear(8, 4)
+@pytest.fixture(scope="module")
+def with_head():
+    """Digits with the preset of texts, which has a rate for the classifier."""
+    return replace(workloads.load("digits"), defaults=DEFAULTS, method_defaults={})
 
-    def transfer():
-        net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
-        net[0].load_state_dict(body.state_dict())
-        return net
 
-    found = filled(model=transfer)
-    assert (found["learning_rate"], found["classifier_learning_rate"]) == (0.003162, 0.03162)
-    whole = transfer()
-    found = filled(model=lambda: whole)
-    assert (found["learning_rate"], "classifier_learning_rate" in found) == (0.003162, False)
-    assert "classifier_learning_rate" not in filled()
-    assert filled({"method": "lora", "rank": 1}, model=transfer)["learning_rate"] == 0.03162
+@pytest.mark.parametrize(
+    ("settings", "rate", "head"),
+    [
+        ({"method": "dpsgd", "features": "scattering", "learning_rate": 30.0}, 30.0, None),
+        ({"method": "linear-probe", "learning_rate": 30.0}, 30.0, None),
+        ({"method": "dp-tl", "sparsity": 0.5, "learning_rate": 30.0}, 30.0, None),
+        ({"method": "linear-probe"}, 1e-3, 0.05),
+        ({"method": "linear-probe", "learning_rate": 30.0, "classifier_learning_rate": 2.0}, 30.0, 2.0),
+        ({"method": "dpsgd", "learning_rate": 30.0}, 30.0, 0.05),
+        ({"method": "lora", "learning_rate": 30.0}, 30.0, 0.05),
+    ],
+)
+def test_a_given_learning_rate_is_that_of_what_is_trained(with_head, settings, rate, head):
+    filled = fill(from_mapping(settings), with_head)
+    assert filled.parameters["learning_rate"] == rate
+    assert filled.parameters.get("classifier_learning_rate") == head
+
+
+def with_cuda(patch: pytest.MonkeyPatch, there: bool) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: there)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "found"),
+    [
+        ("auto", True, "cuda"),
+        ("auto", False, "cpu"),
+        ("cpu", True, "cpu"),
+        ("cpu", False, "cpu"),
+        ("cuda", True, "cuda"),
+    ],
+)
+def test_auto_is_cuda_where_torch_finds_it(monkeypatch, wanted, there, found):
+    with_cuda(monkeypatch, there)
+    assert device_of(wanted) == found
+
+
+def test_a_run_that_is_resumed_on_another_device_says_so(tmp_path, monkeypatch):
+    with_cuda(monkeypatch, False)
+    plan, run = make_plan(from_mapping(SMALL)), RunDir(tmp_path)
+    keep_data_digest(plan, run)
+    saved = fingerprint(plan)
+    assert check_unchanged(saved, plan, run) == []
+    saved["settings"]["device"] = "cuda"
+    assert check_unchanged(saved, plan, run) == ["device = cpu (was cuda)"]

@@ -1,15 +1,18 @@
-"""A method with a parameter of its own is one new file: every way of giving settings takes the parameter."""
+"""A method or a codec with a parameter of its own is one new file: every way of giving settings takes it."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import strategies
-from simulations.plan.prepare import prepare
-from simulations.settings.resolve import build_method
-from simulations.settings.settings import as_config, from_mapping
+from fedlsg.payload.layout import COMPACT
+from simulations.cli.app import app as cli
+from simulations.settings.resolve import build_method, uplink_codec
+from tests.fedlsg.support.coarse_codec import planted
 from tests.simulations.support.runs import Run
 
 WIDE = """
@@ -64,40 +67,25 @@ def test_a_wrong_value_is_refused(said, message, fedlsg):
     assert (status, err) == (1, f"fedlsg: error: {message}\n")
 
 
-@pytest.mark.usefixtures("wide")
-def test_a_method_without_it_refuses_it(fedlsg):
-    status, _, err = fedlsg("run", "--engine", "local", "-c", "width=3")
-    assert status == 1
-    assert "method 'lsg' has no setting 'width'" in err
+OPTIONS = ["--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
 
 
-def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):
-    (tmp_path / "greedy.py").write_text("def recipe(*, rounds=3, mechanism, server): ...\n")
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    with pytest.raises(ValueError, match="method greedy declares 'rounds', which is a setting of every run"):
-        from_mapping({"rank": 3})
-    sys.modules.pop("strategies.recipes.greedy", None)
-
-
-TWICE = """
-from fedlsg.carriers import RandomCarriers, Rank
-from fedlsg.method import Method
-
-def recipe(*, rank: Rank = 1, train: str = "a", mechanism, server):
-    return Method(name="twice", carrier=RandomCarriers(rank=2 * rank), mechanism=mechanism, server=server)
-"""
-
-
-def test_files_say_what_builds_the_same_method_again(tmp_path, monkeypatch):
-    """A recipe may make something else of a keyword than the field that has its declaration."""
-    (tmp_path / "twice.py").write_text(TWICE)
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    base = prepare(from_mapping({"method": "twice", "noise_multiplier": 2.0}))
-    assert base.method.carrier.rank == 8, "digits has rank 4"
-    assert (base.settings.parameters["rank"], base.settings.parameters["train"]) == (4, "a")
-    assert prepare(from_mapping(as_config(base.settings))).method == base.method
-    dense = prepare(from_mapping({"method": "rs", "noise_multiplier": 2.0}))
-    assert prepare(from_mapping(as_config(dense.settings))).method == dense.method
-    before = {**as_config(dense.settings), "rank": 0}  # as files of before say it
-    assert prepare(from_mapping(before)).method == dense.method
-    sys.modules.pop("strategies.recipes.twice", None)
+def test_a_new_codec_runs_end_to_end(tmp_path):
+    """Both ways, from the command line; what arrives is a multiple of the step that was given."""
+    (tmp_path / "codecs").mkdir()
+    run = Run(tmp_path / "run")
+    options = ["--codec", "coarse", "-c", "coarse_step=0.5", "--downlink", "sparse", "-c", "downlink-codec=coarse"]
+    with planted(tmp_path / "codecs"):
+        cli(["run", "--engine", "local", "--out", str(run.path), *OPTIONS, *options], standalone_mode=False)
+        assert uplink_codec(run.directory.read_config()).summary() == {"coarse_step": 0.5}
+    summary = json.loads(run.directory.summary.read_text())
+    assert summary["codec"] == {"name": "coarse", "indices": "derived", "coarse_step": 0.5}
+    assert summary["downlink"]["codec"] == "coarse"
+    assert summary["downlink"]["coarse_step"] == 0.5
+    assert [row.rejected for row in run.rows] == ["", ""]
+    assert len(run.payloads) == 4
+    for payload in run.payloads.values():
+        assert payload[5] == 100
+        steps = torch.frombuffer(bytearray(payload[COMPACT.size : -16]), dtype=torch.int16)
+        assert steps.abs().max() < 100  # the noise has a deviation of 4 steps
+        assert steps.any()

@@ -1,44 +1,24 @@
 """Named presets: complete, of the known noise, buildable by their recipes, and under whatever a user gives."""
 
-import tomllib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-import strategies
 from fedlsg.accounting.bounds import epsilon as epsilon_of
-from simulations import workloads
-from simulations.settings.published import (
-    RECIPES,
-    WORKLOADS,
-    Published,
-    find,
-    first_look,
-    from_run_config,
-    presets,
-    resolve,
-    unfolded,
-)
+from simulations.settings.published import Published, find, presets, resolve
 from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown
-from simulations.settings.resolve import build_method, fill
+from simulations.settings.resolve import build_method
 from simulations.settings.settings import Settings, from_mapping, values_of
-from simulations.workloads import text_sets
-from simulations.workloads.images import CIFAR10
 from tests.places import REPOSITORY
 
 ALL = presets()
 ROOT = REPOSITORY
-RUN_CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 
 def settings_of(name: str, **given: object) -> Settings:
     """Settings of a preset with a user's own over it."""
     return from_mapping(resolve({"preset": name, **given}))
-
-
-# --- every preset
 
 
 def test_presets_parse_and_build_their_methods():
@@ -55,85 +35,9 @@ def test_presets_parse_and_build_their_methods():
         assert all(w is None or part == w for part, w in zip(parts, wanted, strict=True)), preset.name
 
 
-def rounds_off(preset: Published, epochs: float) -> float:
-    """Rounds beyond those of ``epochs`` passes of this batch."""
-    return int(preset.settings["rounds"]) - epochs * preset.examples / preset.batch
-
-
-def test_rounds_and_rate_are_the_papers_epochs_and_batch():
-    for preset in ALL:
-        s = preset.settings
-        epochs = next((n for n in (10, 20, 40, 48, 50, 60, 100, 200) if abs(rounds_off(preset, n)) <= 0.5), None)
-        assert epochs is not None or s["rounds"] in (875, 1125, 1593, 1687, 1843, 2468, 2346, 250), (
-            preset.name
-        )  # De et al. count updates; ImageNet has 30 epochs
-        assert preset.batch in (32, 350, 500, 1000, 2000, 2048, 4096, 8192, 16384), preset.name
-        shuffled = s.get("sampling") == "shuffle"
-        assert (s["batch_size"] == 1000) if shuffled else (s["sample_rate"] == preset.batch / preset.examples), (
-            preset.name
-        )
-        assert (s["clients"], s["local_steps"]) == (1, 1), preset.name
-
-
-@pytest.mark.parametrize(
-    ("method", "epsilon"),
-    [c if n == 0 else pytest.param(*c, marks=pytest.mark.slow) for n, c in enumerate(PAPERS_NOISE)],
-)
-def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
-    preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle")
-    assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
-    sigma, proved = PAPERS_NOISE[method, epsilon]
-    steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
-    poisson = epsilon_of(sample_rate=0.02, steps=steps, **one).upper
-    assert epsilon * 0.994 <= poisson <= epsilon * 1.001, "these multipliers were calibrated to prv's upper end"
-    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper == pytest.approx(
-        proved, rel=6e-3, abs=0.1
-    )
-    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper <= proved
-
-
-def test_what_a_preset_says_is_complete():
-    """Nothing that moves the weights is left to a workload's own defaults."""
-    after = {"estimator", "optimizer", "learning_rate", "schedule", "weight_decay", "ema", "model", "augment"}
-    for preset in ALL:
-        s, name = preset.settings, preset.name
-        assert after | {"multiplicity", "evaluate_every"} <= set(s), name
-        assert ("momentum" in s) == (s["optimizer"] == "sgd"), name
-        assert ("clip_norm" in s) == ("epsilon" in s), name
-        guess = 0.1 if s["workload"] == "imagenet" else 10
-        assert preset.accuracy is None or guess < preset.accuracy <= 100, name
-        assert preset.notes, name
-        assert len(set(preset.notes)) == len(preset.notes), name
-        assert all(note.endswith(".") for note in preset.notes), name
-
-
 HARMLESS_GAPS = {"model", "clients_per_round", "min_survivors", "microbatch_size", "local_momentum", "alpha"}
 HARMLESS_GAPS |= {"shards_per_client"}
-NON_PRIVATE_GAPS = {"clip", "clip_norm", "epsilon", "delta"}
 
-
-def leaked(settings: Settings, defaults: dict[str, object]) -> set[str]:
-    """Settings that ``fill`` takes from a workload with these defaults, the harmless ones left out."""
-    workload = SimpleNamespace(defaults=defaults, method_defaults={}, default_model="mlp")
-    full = fill(settings, workload)  # type: ignore[arg-type]
-    unread = {"rank"} if settings.parameters.get("carrier") == "dense" else set()
-    changed = {name for name, _ in values_of(full).items() ^ values_of(settings).items()}
-    return changed - HARMLESS_GAPS - unread - (set() if settings.epsilon is not None else NON_PRIVATE_GAPS)
-
-
-@pytest.mark.slow
-def test_no_workload_changes_a_preset():
-    """Under the defaults that GLUE and CIFAR-10 have, and under a value for whatever the server does."""
-    after = {"estimator": "averaged", "norms_learning_rate": 9.0, "weight_decay": 9.0, "ema": 0.9, "momentum": 0.9}
-    defaults = {**text_sets.DEFAULTS, **CIFAR10.defaults, **after, "multiplicity": 9, "augment": "flip-crop"}
-    for preset in ALL:
-        assert leaked(settings_of(preset.name), defaults) == set(), preset.name
-    bare = settings_of("lsg-sst2-eps3.3")
-    del bare.parameters["classifier_learning_rate"]
-    assert leaked(bare, defaults) == {"classifier_learning_rate"}
-
-
-# --- noise
 
 KNOWN = {
     "lsg-cifar10-eps3.3": 2.6699,
@@ -163,36 +67,6 @@ def test_noise_agrees_with_the_known_multipliers(name, sigma):
     assert brackets(find(name), sigma)
 
 
-# --- names
-
-
-def test_the_papers_numbers_by_hand():
-    cells = {
-        "lsg-cifar10-eps3.3": 58.1, "rgp-cifar10-eps6.8": 61.9, "sparse-dpsgd-cifar10-eps0.8": 23.4,
-        "dpsgd-cifar10-eps1.7": 35.1, "lsg-sst2-eps3.3-r4-p0.5": 90.4, "lsg-sst2-eps3.3-r8-p0.5": None,
-        "lsg-qqp-eps3.4-r2-p0.3": 83.9, "sparse-dpsgd-qqp-eps3.4-p0.3": 71.7, "dpsgd-sst2-eps3.3": 81.0,
-        "rgp-cifar10-eps8": 63.4, "rgp-random-cifar10-eps8": 51.0, "dp-powersgd-cifar10-eps8": 57.1,
-        "dpsgd-cifar10-eps2": 37.4, "rgp-svhn-eps8": 94.2, "rgp-mnli-bert-eps8": 78.55, "sgd-cifar10-nonprivate": 93.3,
-        "sgd-sst2-nonprivate": 94.8, "sgd-qnli-nonprivate": 92.8, "sgd-qqp-nonprivate": 91.9,
-        "sgd-mnli-nonprivate": 87.6, "rgp-random-mnli-bert-eps6": None, "dpsgd-sst2-bert-eps1": None,
-        "lsg-sst2-eps2-r4-p0.7": 88.7, "lora-sst2-eps2-r32": 91.2, "lsg-lora-sst2-eps2-r8-p0.7": 50.9,
-        "rs-cifar10-eps3": 65.8, "rs-cifar10-eps1": 57.7, "dpsgd-cifar10-h-cnn-eps1": 63.2,
-        "dp-ssgd-cifar10-eps1": 57.45, "dpsgd-cifar10-wrn-16-4-eps4": 68.58, "dp-ssgd-cifar10-wrn-28-10-eps1": 94.84,
-        "de2022-wrn-40-4-eps8": 81.4,
-    }  # fmt: skip
-    assert {name: find(name).accuracy for name in cells} == cells
-
-
-def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(ValueError, match=r"unknown preset 'lsg-cifar-eps3\.3'; did you mean 'lsg-cifar10-eps3\.3'"):
-        find("lsg-cifar-eps3.3")
-    with pytest.raises(ValueError, match=r"unknown preset 'zzz' \(fedlsg list presets lists them all\)"):
-        resolve({"preset": "zzz"})
-
-
-# --- a user's options lie over a preset
-
-
 @pytest.mark.parametrize(
     ("given", "kept", "gone"),
     [
@@ -215,32 +89,24 @@ def test_given_settings_win_and_drop_what_they_make_void(given, kept, gone):
     build_method(settings)
 
 
-def test_flower_run_config_resolves_a_preset():
-    """Flower hands over every setting; those at their default are nobody's wish."""
-    config = {**RUN_CONFIG, "preset": "dpsgd-sst2-eps3.3", "seed": 3}
-    assert from_run_config(config) == settings_of("dpsgd-sst2-eps3.3", seed=3)
-    assert from_run_config(RUN_CONFIG) == Settings()
-    assert from_run_config({**RUN_CONFIG, "rank": 2, "preset": "lsg-cifar10-eps3.3"}).parameters["rank"] == 2
-    naive = from_mapping(resolve(unfolded(config)))  # every default taken for a wish
-    assert naive.workload == "digits"
-
-
-# --- the command
-
-
 def test_the_page_is_current():
     page = (ROOT / "docs" / "presets.md").read_text()
     assert page == as_markdown(ALL), "write it again: fedlsg list presets --markdown > docs/presets.md"
     assert page != as_markdown((replace(ALL[0], accuracy=1.0), *ALL[1:]))
 
 
-def test_known_names_are_those_that_there_are():
-    assert workloads.names()[: len(WORKLOADS)] == WORKLOADS
-    assert set(strategies.names()) <= {name.replace("_", "-") for name in RECIPES}
-
-
-@pytest.mark.parametrize("wrong", [{"workload": "digts"}, {"method": "lgs"}])
-def test_a_wrong_name_is_refused_before_an_engine_starts(wrong):
-    with pytest.raises(ValueError, match=r"unknown (workload|method)"):
-        first_look({"engine": "ray", **wrong})
-    assert first_look({"engine": "ray", "workload": "digits", "method": "dp-ssgd"}) == "ray"
+@pytest.mark.parametrize(
+    ("method", "epsilon"),
+    [c if n == 0 else pytest.param(*c, marks=pytest.mark.slow) for n, c in enumerate(PAPERS_NOISE)],
+)
+def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
+    preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle")
+    assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
+    sigma, proved = PAPERS_NOISE[method, epsilon]
+    steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
+    poisson = epsilon_of(sample_rate=0.02, steps=steps, **one).upper
+    assert epsilon * 0.994 <= poisson <= epsilon * 1.001, "these multipliers were calibrated to prv's upper end"
+    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper == pytest.approx(
+        proved, rel=6e-3, abs=0.1
+    )
+    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper <= proved

@@ -1,6 +1,7 @@
 """Settings: every one parses from the command line, TOML and Flower's run config, and every wrong one is named."""
 
 import math
+import re
 import tomllib
 from typing import Any
 
@@ -22,6 +23,7 @@ from simulations.settings.settings import (
     from_values,
     parse,
 )
+from simulations.settings.show import as_markdown
 from tests.places import REPOSITORY
 
 ALL = all_settings()
@@ -136,3 +138,13 @@ def test_a_number_of_400_digits_is_a_wrong_value(value):
     assert RUN["seed"].parse(value) == 10**400  # any whole number from 0 on
     with pytest.raises(ValueError, match="alpha"):
         RUN["alpha"].parse(value)
+
+
+PAGE = (REPOSITORY / "docs" / "settings.md").read_text()
+
+
+def test_the_page_is_up_to_date():
+    assert as_markdown() == PAGE, "write it anew: fedlsg settings --markdown > docs/settings.md"
+    listed = re.findall(r"^\| `(\w+)`", PAGE.partition("## What goes together")[0], re.MULTILINE)
+    assert listed != sorted(all_settings())
+    assert sorted(listed) == sorted(all_settings())

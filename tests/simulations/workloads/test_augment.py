@@ -1,13 +1,17 @@
-"""Flips and crops: by hand, against pad-and-slice, row by row; copies, and what ties examples together."""
+"""Flips and crops row by row, and batches on a device: the numbers are those of ``Split.batch``."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.testing import assert_close
 
+from simulations.workloads import Split, fetcher
 from simulations.workloads.images.augment import PAD, Shift, copies, crop, draw_round, drawn_copies, flip_crop
+from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 shifts = st.sampled_from([crop, flip_crop])
 seeds = st.integers(0, 2**31)
@@ -51,28 +55,6 @@ def test_a_row_depends_on_its_own_row_only(shift, side, seed, row):
     assert torch.equal(shift(images, generator(seed))[row], shift(other, generator(seed))[row])
 
 
-@pytest.mark.parametrize("size", [(4, 8), (8, 4), (1, 1)])
-def test_images_that_reflect_too_far_are_refused(size):
-    with pytest.raises(ValueError, match=r"more than 4 pixels on a side to crop, got \d+x\d+"):
-        flip_crop(images_of(2, *size, 0), generator(0))
-
-
-# --- copies ---
-
-
-@given(batch=st.integers(0, 4), multiplicity=st.integers(1, 5), seed=seeds)
-def test_copies_of_an_example_stand_together(batch, multiplicity, seed):
-    images, targets = images_of(batch, 6, 6, seed), torch.arange(batch)
-    many, repeated = copies(images, targets, multiplicity=multiplicity, augment=flip_crop, generator=generator(seed))
-    drawn = draw_round(flip_crop, batch, multiplicity, generator(seed))
-    assert many.shape == (batch * multiplicity, 3, 6, 6)
-    for i in range(batch):
-        for m in range(multiplicity):
-            row = i * multiplicity + m
-            assert repeated[row] == targets[i]
-            assert torch.equal(many[row], padded_and_sliced(images[i], int(drawn[i, m])))
-
-
 def test_with_public_draws_a_neighbouring_batch_changes_one_example_only():
     """Sensitivity, given the draws: one example less in the batch leaves every other example's copies as they were.
 
@@ -99,3 +81,29 @@ def test_with_public_draws_a_neighbouring_batch_changes_one_example_only():
 
     assert changed(by_place_among_all) == []
     assert changed(by_place_in_the_batch) == [7, 8, 11, 19]
+
+
+ROWS = torch.tensor([4, 0, 4])
+IMAGES = Split(
+    inputs=np.arange(5 * 6, dtype=np.uint8).reshape(5, 1, 2, 3),
+    labels=torch.arange(5) % 2,
+    prepare=lambda stored: torch.from_numpy(stored).float() / 7,
+)
+TEXTS = Split(
+    inputs=np.arange(10).reshape(5, 2),
+    labels=torch.arange(5) % 2,
+    prepare=lambda stored: {"input_ids": torch.from_numpy(stored), "attention_mask": torch.ones(stored.shape)},
+    lengths=torch.tensor([2, 2, 1, 2, 1]),
+)
+
+
+@pytest.mark.parametrize("rows", [ROWS, torch.arange(0)])
+@pytest.mark.parametrize("split", [IMAGES, TEXTS])
+def test_batches_are_those_of_the_split(split, rows, monkeypatch):
+    expected = split.batch(rows)
+    with pretended_cuda(monkeypatch):
+        inputs, targets = fetcher(split, "cuda")(rows)
+        for t in (targets, *(inputs.values() if isinstance(inputs, dict) else (inputs,))):
+            assert t.device.type == "cuda"
+        inputs = {name: t.cpu() for name, t in inputs.items()} if isinstance(inputs, dict) else inputs.cpu()
+        assert_close((inputs, targets.cpu()), expected, rtol=0, atol=0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import simulations.workloads.base.model as base
 from simulations.workloads.base.model import build_model, fresh
 from tests.simulations.support.own import build, load, quick, workload
 
@@ -59,23 +58,6 @@ def test_equal_runs_are_equal_and_leave_the_builders_module_alone(name, tmp_path
     assert getattr(kept, "calls", 0) == 0
 
 
-def test_a_run_in_place_is_noticed(tmp_path, monkeypatch):
-    """A negative control: without the copy the second run starts from the weights of the first."""
-    monkeypatch.setattr(base, "fresh", lambda make: make())
-    net = build()
-    losses = [quick(tmp_path / str(k), model=lambda: net, learning_rate=2.0).summary["loss"] for k in range(2)]
-    assert losses[0] != losses[1]
-
-
-def test_a_private_run_after_one_without_noise_starts_anew(tmp_path):
-    """As in ``compare --methods sgd,dpsgd``."""
-    net = build()
-    private = {"method": "dpsgd", "learning_rate": 2.0, "model": lambda: net}
-    alone = quick(tmp_path / "alone", **private)
-    quick(tmp_path / "sgd", model=lambda: net, method="sgd", noise_multiplier=None, learning_rate=2.0)
-    assert quick(tmp_path / "after", **private).summary["loss"] == alone.summary["loss"]
-
-
 class Closed(nn.Module):
     """Its forward pass is a function that holds the module itself: a copy would call the original."""
 
@@ -101,7 +83,3 @@ def test_what_cannot_be_copied_is_built_anew_or_refused(make):
     kept = make()
     with pytest.raises(ValueError, match="two calls of its function give the same module, or share weights"):
         fresh(lambda: kept)
-
-
-def test_what_is_no_module_is_left_to_the_check_of_modules():
-    assert fresh(lambda: 3) == 3

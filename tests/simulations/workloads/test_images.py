@@ -1,13 +1,12 @@
 """Published image sets and any set of the hub: read from made shards and fakes, normalised by constants."""
 
-import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from simulations import workloads
 from simulations.client.drawing import batches
@@ -18,6 +17,7 @@ from simulations.workloads.images import IMAGE_SETS
 from simulations.workloads.images.augment import flip_crop
 from simulations.workloads.rows.hub import find_folder
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
+from tests.simulations.support.runs import run_local
 
 CLASSES = {"_type": "ClassLabel", "names": ["cat", "dog", "emu"]}
 DECLARED = {"picture": {"_type": "Image"}, "kind": CLASSES}
@@ -27,9 +27,6 @@ DECLARED = {"picture": {"_type": "Image"}, "kind": CLASSES}
 def no_settings_from_outside(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDLSG_DATA", raising=False)
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
-
-
-# --- the published sets ---
 
 
 def make_set(root: Path, name: str) -> dict[str, np.ndarray]:
@@ -82,9 +79,6 @@ def test_an_example_less_changes_nobody_elses_augmentation(copies, tmp_path):
     assert torch.equal(fewer[1], whole[1][copies:])
     assert [rows.tolist() for rows in drawn] == [[0, 1, 2, 3, 4], [1, 2, 3, 4]]
     assert not torch.equal(batches(base, 0, 2, [])(everyone)[0], whole[0])  # another round, other draws
-
-
-# --- any set of the hub, from a local mirror ---
 
 
 def make_hf(
@@ -156,80 +150,44 @@ def test_a_wrong_option_lists_what_there_is(tmp_path, options, message):
         load_hf(tmp_path, **options)
 
 
-# --- the hub ---
+CLASSES_OF_IMAGENET = ("n01440764", "n01443537", "n02102040")
 
 
-class FakeDatasets(types.ModuleType):
-    """``datasets`` with a ``load_dataset`` of our own; everything else is the real library's."""
-
-    def __init__(self, answer):
-        import datasets
-
-        super().__init__("datasets")
-        self.Image, self.answer, self.asked = datasets.Image, answer, []
-
-    def load_dataset(self, *arguments):
-        self.asked.append(arguments)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-def in_memory(tmp_path: Path):
-    """A real ``DatasetDict``: encoded images in train, images stored by their path in test."""
-    datasets = pytest.importorskip("datasets", reason="the hub extra is not installed")
-    features = datasets.Features(
-        {
-            "picture": datasets.Image(),
-            "kind": datasets.ClassLabel(names=CLASSES["names"]),
-            "note": datasets.Value("int8"),
-        }
-    )
-    files = []
-    for number, image in enumerate(pixels_of(2, 2, side=20)):
-        files.append(tmp_path / f"{number}.png")
-        files[-1].write_bytes(encode(image))
-    train = [{"bytes": encode(image), "path": None} for image in pixels_of(4, 4, side=20)]
-    parts = {
-        "train": {"picture": train, "kind": [0, 2, 1, 2], "note": [1] * 4},
-        "test": {"picture": [{"bytes": None, "path": str(file)} for file in files], "kind": [0, 2], "note": [1] * 2},
-    }
-    return datasets.DatasetDict({s: datasets.Dataset.from_dict(p, features=features) for s, p in parts.items()})
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Made images: the colour tells the class; sizes and modes differ, as in ImageNet."""
+    root = tmp_path_factory.mktemp("data") / "imagenet"
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for number, name in enumerate(CLASSES_OF_IMAGENET):
+            (root / split / name).mkdir(parents=True)
+            for image in range(count):
+                width, height = (int(side) for side in generator.integers(40, 90, 2))
+                pixels = generator.integers(0, 60, (height, width, 3)).astype(np.uint8)
+                pixels[..., number] += 150
+                made = Image.fromarray(pixels).convert("CMYK" if (split, number, image) == ("train", 0, 0) else "RGB")
+                made.save(root / split / name / f"{name}_{image}.JPEG")
+    (root / "train" / CLASSES_OF_IMAGENET[0] / "readme.txt").write_text("no image")
+    return root
 
 
-def test_the_hub_gives_what_the_mirror_gives(tmp_path, monkeypatch):
-    make_hf(tmp_path / "data")
-    mirrored = load_hf(tmp_path / "data")
-    fake = FakeDatasets(in_memory(tmp_path))
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    workload = load_hf(None, subset="default")
-    assert fake.asked == [("someone/animals", "default")]
-    for ours, theirs in ((workload.train, mirrored.train), (workload.test, mirrored.test)):
-        assert np.array_equal(ours.inputs, theirs.inputs)
-        assert torch.equal(ours.labels, theirs.labels)
-    assert workload.num_classes == 3
+def test_images_of_any_size_are_squares_and_labels_follow_the_folders(folder):
+    for place in (folder, folder.parent):  # the folder of train and val, or the one that holds it
+        loaded = workloads.load("imagenet", data_dir=place)
+        assert (len(loaded.train), len(loaded.test), loaded.num_classes) == (12, 6, 3)
+        inputs, labels = loaded.train.batch(torch.tensor([11, 0, 5]))
+        assert inputs.shape == (3, 3, 224, 224)
+        assert labels.tolist() == [2, 0, 1]
+        assert inputs.mean((2, 3)).argmax(1).tolist() == [2, 0, 1]  # the colour of the class
+    assert loaded.default_model == "resnet-50"
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "message"),
-    [
-        (
-            OSError("Name or service\nnot known"),
-            ConnectionError,
-            r"cannot load someone/animals .*service not known.*--d",
-        ),
-        (FileNotFoundError("doesn't exist on the Hub"), ConnectionError, r"doesn't exist on the Hub.*check the name"),
-        (ValueError("pick one among: ['a', 'b']"), ValueError, r"subset=None: pick one among: \['a', 'b'\]"),
-        (TimeoutError(), ConnectionError, r"\(TimeoutError\)"),
-        ({"train": None}, ValueError, r"no split 'test' in someone/animals; there are: train"),
-    ],
-)
-def test_what_the_hub_cannot_do_is_said_in_one_line(monkeypatch, answer, error, message):
-    pytest.importorskip("datasets", reason="the hub extra is not installed")
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(answer))
-    with pytest.raises(error, match=message) as caught:
-        load_hf(None)
-    assert "\n" not in str(caught.value)
-
-
-# --- the real CIFAR-10 through the general door ---
+@pytest.mark.slow
+def test_a_private_run_of_resnet_50(folder, tmp_path):
+    run = run_local(
+        tmp_path / "run", workload="imagenet", data_dir=str(folder), method="dp-ssgd", prune="random", rank=None,
+        sparsity=None, model="resnet-50", clients=2, rounds=1, sample_rate=0.3, noise_multiplier=1.0, microbatch_size=2,
+    )  # fmt: skip
+    assert run.summary is not None
+    assert run.summary["uplink_bytes"] > 0
+    assert 0 < run.summary["epsilon_max"] < 100

@@ -1,15 +1,18 @@
-"""Natural partitions: a column or lists of rows make the clients, and each example belongs to exactly one of them."""
+"""Partitions, drawn or natural: disjoint, covering, repeatable, and each example belongs to exactly one client."""
+
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
-from simulations.workloads import give, load
-from simulations.workloads.base import GIVEN, Options
-from simulations.workloads.partition import natural_parts
+from simulations.workloads import give
+from simulations.workloads.partition import check_disjoint, partition
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 
 N = len(TRAIN[0])
@@ -78,16 +81,121 @@ def test_lists_that_are_no_partition_are_refused(case):
         base(lists(*parts))
 
 
-@pytest.mark.parametrize("option", [{"train_rows": 30}, {"holdout": 0.5}, {"train_rows": 40, "holdout": 0.25}])
-@pytest.mark.parametrize("kind", ["column", GIVEN])
-def test_fewer_rows_keep_their_clients(option, kind):
-    rows = table(writer=WRITERS).assign(x0=np.arange(N))
-    lists_ = [np.flatnonzero(value == WRITERS) for value in "abc"]
-    made = workload(train=rows, test=table(), inputs=[f"x{i}" for i in range(8)],
-                    partition="writer" if kind == "column" else lists_)  # fmt: skip
-    give("made", made)
-    found = load("made", options=Options(**option))
-    parts = natural_parts(found, "writer" if kind == "column" else GIVEN)
-    owners = {int(found.train.batch(part)[0][i, 0]): "abc"[k] for k, part in enumerate(parts) for i in range(len(part))}
-    assert len(owners) == len(found.train) == 30
-    assert all(WRITERS[row] == owner for row, owner in owners.items())
+SCHEMES = ("iid", "dirichlet", "shards")
+
+
+def labels_of(num_examples: int, num_classes: int = 10, seed: int = 0) -> torch.Tensor:
+    return torch.randint(num_classes, (num_examples,), generator=torch.Generator().manual_seed(seed))
+
+
+@given(
+    num_examples=st.integers(1, 300),
+    num_classes=st.integers(1, 12),
+    num_clients=st.integers(1, 12),
+    scheme=st.sampled_from(SCHEMES),
+    seed=st.integers(0, 2**40),
+    alpha=st.floats(0.05, 1e6),
+    shards_per_client=st.integers(1, 4),
+)
+def test_every_example_belongs_to_exactly_one_client(
+    num_examples, num_classes, num_clients, scheme, seed, alpha, shards_per_client
+):
+    labels = labels_of(num_examples, num_classes, seed % 1000)
+    settings = {"num_clients": num_clients, "scheme": scheme, "seed": seed, "alpha": alpha}
+    settings["shards_per_client"] = shards_per_client
+    if num_clients * (shards_per_client if scheme == "shards" else 1) > num_examples:
+        with pytest.raises(ValueError, match="expected"):
+            partition(labels, **settings)
+        return
+    try:
+        parts = partition(labels, **settings)
+    except ValueError as error:
+        if scheme != "dirichlet" or "raise alpha" not in str(error):
+            raise
+        return
+    assert len(parts) == num_clients
+    assert min(map(len, parts)) >= 1
+    assert all(part.dtype == torch.int64 and torch.equal(part, part.sort().values) for part in parts)
+    assert torch.equal(torch.cat(list(parts)).sort().values, torch.arange(num_examples))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, r"clients=0"),
+        ({"num_clients": 101}, r"expected clients in 1..100.*got clients=101"),
+        ({"num_clients": 2, "seed": -1}, r"seed=-1"),
+        ({"num_clients": 2, "scheme": "dirichlt"}, r"unknown partition scheme 'dirichlt'.*did you mean 'dirichlet'"),
+        ({"num_clients": 2, "scheme": "dirichlet", "alpha": 0.0}, r"alpha=0.0"),
+        ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("nan")}, r"alpha=nan"),
+        ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("inf")}, r"alpha=inf"),
+        ({"num_clients": 90, "scheme": "dirichlet", "alpha": 0.01}, r"each of clients=90.*alpha=0.01.*raise alpha"),
+        ({"num_clients": 2, "scheme": "shards", "shards_per_client": 0}, r"shards_per_client=0"),
+        ({"num_clients": 30, "scheme": "shards", "shards_per_client": 4}, r"<= 100.*got 120"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        partition(torch.arange(100) % 10, **{"seed": 0, **settings})
+
+
+@pytest.mark.parametrize(
+    "labels", [torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.bool)]
+)
+@pytest.mark.parametrize("scheme", ["dirichlet", "shards"])
+def test_targets_that_are_no_classes_are_refused_by_schemes_that_read_them(scheme, labels):
+    with pytest.raises(ValueError, match=f"{scheme} reads classes, int64"):
+        partition(labels, num_clients=1, scheme=scheme, seed=0)
+    assert [len(part) for part in partition(labels, num_clients=2, seed=0)] == [len(labels) // 2] * 2
+
+
+def tensors(*parts: list[int]) -> list[torch.Tensor]:
+    return [torch.tensor(part, dtype=torch.int64) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (tensors([0, 1], [2, 3], [3, 4]), "clients 1 and 2 both hold example 3"),
+        (tensors([0, 1], [], [1, 0]), "clients 0 and 2 both hold example 0"),
+        (tensors([0, 1, 1]), "client 0 holds example 1 more than once"),
+        (tensors([0], [5]), "client 1 holds indices 5..5, expected 0..4"),
+        (tensors([0], [-1]), "client 1 holds indices -1..-1"),
+        ([torch.tensor([True, False])], "int64 indices"),
+    ],
+)
+def test_an_example_in_two_places_is_refused(parts, message):
+    """Negative control of the guard: planted overlaps, duplicates and strays."""
+    with pytest.raises(ValueError, match=message):
+        check_disjoint(parts, 5)
+
+
+@pytest.fixture(scope="module")
+def flwr_partitioners():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("flwr_datasets", reason="flwr-datasets, the oracle of the partitioners, is not installed")
+        from datasets import Dataset
+        from flwr_datasets import partitioner
+    return Dataset, partitioner
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_schemes_equal_those_of_flwr_datasets(flwr_partitioners, scheme, seed):
+    Dataset, partitioner = flwr_partitioners
+    labels = labels_of(1200, seed=seed)
+    order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
+    theirs = {
+        "iid": lambda: partitioner.IidPartitioner(6),
+        "dirichlet": lambda: partitioner.DirichletPartitioner(
+            6, "label", alpha=0.4, min_partition_size=1, self_balancing=False, seed=seed
+        ),
+        "shards": lambda: partitioner.ShardPartitioner(6, "label", num_shards_per_partition=4, seed=seed),
+    }[scheme]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs.dataset = Dataset.from_dict({"label": labels.numpy()[order], "index": order})
+        expected = [sorted(theirs.load_partition(client)["index"]) for client in range(6)]
+    ours = partition(labels, num_clients=6, scheme=scheme, seed=seed, alpha=0.4, shards_per_client=4)
+    assert [part.tolist() for part in ours] == expected

@@ -1,8 +1,12 @@
-"""``normalise=public``: constants of the public test rows, the same for train, test and a client's own rows."""
+"""``normalise=public`` takes constants of the public test rows; chance and standard errors by hand."""
 
+import numpy as np
+import pytest
 import torch
 
+from simulations.workloads import Split
 from simulations.workloads.base import normalised
+from simulations.workloads.base.split import Chance, chance_of
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 
 ALL = torch.arange(24)
@@ -26,3 +30,15 @@ def test_a_run_records_the_constants(tmp_path):
     run = quick(tmp_path / "run", normalise="public")
     assert len(run.summary["normalised"]["mean"]) == 8
     assert "normalised" not in quick(tmp_path / "plain").summary
+
+
+def split(labels: list[int]) -> Split:
+    return Split(inputs=np.zeros((len(labels), 1)), labels=torch.tensor(labels), prepare=torch.from_numpy)
+
+
+def test_chance_by_hand():
+    """Shares of class 0: 3/4 and 1/2, mean 5/8; the variance of a mean of two halves is that of 2^2 / (1/4 + 1/2)."""
+    found = chance_of({"matched": split([0, 0, 0, 1]), "mismatched": split([0, 2])}, 3)
+    assert found == Chance(num_classes=3, majority_share=0.625, test_examples=pytest.approx(16 / 3))
+    assert found.level == 0.625
+    assert Chance(num_classes=2, majority_share=0.2, test_examples=5).level == 0.5

@@ -3,7 +3,6 @@
 import json
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from fedlsg.gradients.supported import check_supported, trainable
 from fedlsg.method import Method, Schedule, make_frame
 from simulations.models.encoder import TextClassifier, build_encoder
 from simulations.models.encoder_source import find_encoder
-from simulations.workloads import LoadedWorkload, Split, build_model
 from tests.simulations.support.made_texts import make_bert
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -50,24 +48,11 @@ def build(folder: Path, **options: object) -> TextClassifier:
     return build_encoder(find_encoder(str(folder), None), **options)
 
 
-def workload_of(**models) -> LoadedWorkload:
-    split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
-    return LoadedWorkload(
-        name="made", train=split, test=split, num_classes=2, models=MappingProxyType(models), defaults={}
-    )
-
-
-# --- logits
-
-
 def test_logits_are_those_of_transformers(bert):
     from transformers import AutoModelForSequenceClassification
 
     oracle = AutoModelForSequenceClassification.from_pretrained(bert).eval()
     assert_close(build(bert)(**TOKENS), oracle(**TOKENS).logits)
-
-
-# --- padding, and independence of the other rows
 
 
 def frame_of(model: nn.Module) -> Frame:
@@ -106,18 +91,6 @@ def test_padding_changes_neither_logits_nor_gradients(bert, pooled, layout, atte
         assert_close(gradients(model, alone, TARGETS[[number]])[0], together[number], rtol=1e-9, atol=1e-12)
 
 
-def test_a_mask_that_forgets_the_padding_is_seen(bert):
-    """Negative control."""
-    model = build(bert).double()
-    wrong = {**TOKENS, "attention_mask": torch.ones_like(TOKENS["attention_mask"])}
-    right, other = gradients(model, TOKENS, TARGETS), gradients(model, wrong, TARGETS)
-    assert_close(right[1], other[1])  # the one row that has no padding
-    assert float((right[0] - other[0]).abs().max()) > 1e-6
-
-
-# --- what is trained
-
-
 @pytest.mark.parametrize("train_layers", [0, 1, 2, 3, None])
 def test_embeddings_and_the_layers_below_are_frozen(bert, train_layers):
     names = list(trainable(build(bert, train_layers=train_layers)))
@@ -128,47 +101,6 @@ def test_embeddings_and_the_layers_below_are_frozen(bert, train_layers):
     assert {"classifier.weight", "body.bert.pooler.dense.weight"} <= set(names)
     with pytest.raises(ValueError, match="expected 0 <= train_layers=4 <= 3"):
         build(bert, train_layers=4)
-
-
-def test_initial_weights_depend_on_the_seed_only(bert):
-    folder = str(bert)
-    made = workload_of(
-        random=partial(build_encoder, find_encoder(folder, "none"), num_classes=2),
-        loaded=partial(build_encoder, find_encoder(folder, None), num_classes=3),
-    )
-    for name in ("random", "loaded"):
-        torch.manual_seed(1)
-        before = torch.get_rng_state()
-        first = build_model(made, name, 5)
-        assert torch.equal(torch.get_rng_state(), before)
-        torch.manual_seed(99)
-        assert all(map(torch.equal, first.parameters(), build_model(made, name, 5).parameters()))
-        assert not torch.equal(first.classifier.weight, build_model(made, name, 6).classifier.weight)
-    # A head of another size than the checkpoint's is new, the encoder is not.
-    assert build_model(made, "loaded", 5).classifier.weight.shape == (3, 16)
-    query = "body.bert.encoder.layer.0.attention.self.query.weight"
-    loaded, again, random = (build_model(made, n, s) for n, s in (("loaded", 5), ("loaded", 6), ("random", 5)))
-    assert torch.equal(loaded.get_parameter(query), again.get_parameter(query))
-    assert not torch.equal(loaded.get_parameter(query), random.get_parameter(query))
-
-
-# --- tokenizers
-
-
-# --- what is refused
-
-
-def test_a_checkpoint_without_weights_or_with_too_few_is_refused(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    folder = make_bert(tmp_path / "bert")
-    weights = load_file(folder / "model.safetensors")
-    save_file({k: v for k, v in weights.items() if "layer.1" not in k}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 16 weights of its model, bert\.encoder\.layer\.1"):
-        build(folder)
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="no safetensors file"):
-        build(folder)
 
 
 def test_a_gpt_2_of_a_folder_is_supported(tmp_path):

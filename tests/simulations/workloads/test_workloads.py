@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import types
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +15,9 @@ from hypothesis import strategies as st
 from simulations import workloads
 from simulations.workloads import LoadedWorkload, Split
 from simulations.workloads import images as image_sets
-from simulations.workloads.base import cache, silent
-from simulations.workloads.base.cache import digest_files, load_or_build
+from simulations.workloads.base import silent
 from simulations.workloads.images import IMAGE_SETS
 from simulations.workloads.images import digits as digits_module
-from tests.places import MIRROR
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 
@@ -29,12 +25,6 @@ from tests.simulations.support.made_images import encode, pixels_of, write_shard
 def no_settings_from_outside(monkeypatch):
     for variable in ("FEDLSG_DATA", "FEDLSG_CACHE"):
         monkeypatch.delenv(variable, raising=False)
-
-
-# --- the registry ---
-
-
-# --- splits ---
 
 
 def split_of(count: int) -> Split:
@@ -68,25 +58,9 @@ def test_a_label_outside_the_classes_is_refused():
         LoadedWorkload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
 
 
-# --- digits ---
-
-
 @pytest.fixture(scope="module")
 def digits() -> LoadedWorkload:
     return workloads.load("digits")
-
-
-def test_digits_are_what_scikit_learn_loads_and_splits(digits):
-    """The real images with their own labels, stratified."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load_digits(return_X_y=True)
-    train, test = train_test_split(np.arange(1797), test_size=0.2, stratify=labels, random_state=0)
-    for split, rows in ((digits.train, np.sort(train)), (digits.test, np.sort(test))):
-        assert np.array_equal(split.inputs.reshape(-1, 64), images[rows])
-        assert split.labels.tolist() == labels[rows].tolist()
-    assert not np.array_equal(digits.test.inputs.reshape(-1, 64), images[np.sort(train)[:360]])  # negative control
 
 
 PRESETS = {
@@ -102,9 +76,6 @@ def test_a_preset_has_what_a_run_needs(name):
     needed = {"clients", "rounds", "sample_rate", "learning_rate", "momentum", "clip_norm", "epsilon", "delta"}
     assert needed <= set(preset)
     assert preset["clients"] >= 5  # never one: that would be no federation
-
-
-# --- CIFAR-10 from made shards ---
 
 
 def make_mirror(root: Path, form: str = "PNG") -> dict[str, np.ndarray]:
@@ -141,28 +112,6 @@ def test_cifar10_decodes_every_shard_in_order(tmp_path, form):
         assert split.inputs.dtype == np.uint8
     assert workload.train.labels.tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5]
     assert workload.test.labels.tolist() == [2, 3, 4, 5]
-
-
-def test_cifar10_is_decoded_once_and_mapped_afterwards(mirror, monkeypatch):
-    first, second = [], []
-    before = load_cifar10(mirror, first)
-    assert "decoded 15 of 15" in first[-2]
-    assert "decoded 15 images in" in first[-1]
-    monkeypatch.setattr(image_sets, "decode", lambda *_, **__: pytest.fail("decoded again"))
-    after = load_cifar10(mirror, second)
-    assert second == []
-    assert np.array_equal(before.train.inputs, after.train.inputs)
-    assert isinstance(after.train.inputs.base, np.memmap)
-    assert not after.train.inputs.flags.writeable
-
-
-def test_the_key_sees_content_that_keeps_its_size(tmp_path):
-    keys = []
-    for content in (b"abcd", b"abXd", b"abcd"):
-        (tmp_path / "shard").write_bytes(content)
-        keys.append(digest_files([tmp_path / "shard"], salt="made"))
-    assert keys[0] == keys[2] != keys[1]
-    assert digest_files([tmp_path / "shard"], salt="another format") != keys[2]
 
 
 def shard(root: Path, name: str = "train-00001-of-00002") -> Path:
@@ -230,114 +179,6 @@ def test_damaged_data_is_named_and_leaves_no_cache(mirror, plant, error, message
     assert not cache.exists() or not list(cache.iterdir())
 
 
-# --- the hub ---
-
-
-class FakeHub(types.ModuleType):
-    """``huggingface_hub`` with a download of our own: ``answers`` by whether only local files are asked for."""
-
-    def __init__(self, answers):
-        super().__init__("huggingface_hub")
-        self.answers, self.asked = answers, []
-
-    def snapshot_download(self, name, *, repo_type, allow_patterns, local_files_only):
-        self.asked.append((name, repo_type, allow_patterns, local_files_only))
-        answer = self.answers[local_files_only]
-        if isinstance(answer, Exception):
-            raise answer
-        return str(answer)
-
-
-def test_an_unreachable_hub_says_what_to_do(monkeypatch):
-    nothing_local = FileNotFoundError("no snapshot")
-    hub = FakeHub({True: nothing_local, False: RuntimeError("Name or service not known\nmore\nlines")})
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    with pytest.raises(ConnectionError, match=r"cannot download uoft-cs/cifar10 .*not known.*--data-dir") as caught:
-        workloads.load("cifar10")
-    assert "\n" not in str(caught.value)
-
-
-# --- the cache ---
-
-
-def entry_of(folder: Path) -> Path:
-    (entry,) = folder.iterdir()
-    return entry
-
-
-def flip_a_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(bytes(content))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda entry: flip_a_bit(entry / "train_images.npy"),
-        lambda entry: flip_a_bit(entry / "test_labels.npy"),
-        lambda entry: (entry / "train_images.npy").write_bytes((entry / "train_images.npy").read_bytes()[:-5000]),
-        lambda entry: (entry / "train_labels.npy").unlink(),
-        lambda entry: (entry / "manifest.json").unlink(),
-        lambda entry: (entry / "manifest.json").write_text("{}"),
-        lambda entry: (entry / "manifest.json").write_text('["half'),
-    ],
-)
-def test_a_damaged_cache_is_built_again(mirror, damage):
-    """Planted: a flipped bit, a file cut short, a missing file, a missing or broken manifest."""
-    good = np.array(load_cifar10(mirror).train.inputs)
-    damage(entry_of(mirror.parent / "cache"))
-    said: list[str] = []
-    assert np.array_equal(load_cifar10(mirror, said).train.inputs, good)
-    assert "damaged" in said[0]
-    said.clear()
-    load_cifar10(mirror, said)
-    assert said == []
-    assert [path.name for path in (mirror.parent / "cache").iterdir()] == [entry_of(mirror.parent / "cache").name]
-
-
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
-def test_an_interrupted_build_leaves_nothing(tmp_path, interruption):
-    def build():
-        raise interruption
-
-    with pytest.raises(interruption):
-        load_or_build(tmp_path / "c", "key", build, progress=silent)
-    assert list((tmp_path / "c").iterdir()) == []
-    assert load_or_build(tmp_path / "c", "key", lambda: {"a": np.arange(3)}, progress=silent)["a"].tolist() == [0, 1, 2]
-
-
-def test_of_two_builders_the_first_wins(tmp_path, monkeypatch):
-    """On a file system without locks."""
-    monkeypatch.setattr(cache, "_one_builder", lambda file, progress: nullcontext())
-
-    def build():
-        # Another process finishes the same entry while this one still works on it.
-        load_or_build(tmp_path, "key", lambda: {"a": np.array([1])}, progress=silent)
-        return {"a": np.array([2])}
-
-    assert load_or_build(tmp_path, "key", build, progress=silent)["a"].tolist() == [1]
-    assert [path.name for path in tmp_path.iterdir()] == ["key"]
-
-
-@pytest.mark.slow
-def test_one_process_builds_an_entry_and_the_others_wait(tmp_path):
-    program = (
-        "import sys, time; import numpy as np; from pathlib import Path\n"
-        "from simulations.workloads.base.cache import load_or_build\n"
-        "def build():\n"
-        "    with (Path(sys.argv[1]) / 'builds').open('a') as file: file.write('x')\n"
-        "    time.sleep(1); return {'a': np.arange(3)}\n"
-        "print(load_or_build(Path(sys.argv[1]) / 'cache', 'key', build, progress=print)['a'].sum())"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    printed = [process.communicate(timeout=120)[0] for process in running]
-    assert all(text.endswith("3\n") for text in printed), printed
-    assert (tmp_path / "builds").read_text() == "x"
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]
-
-
 def test_processes_at_once_agree(tmp_path):
     make_mirror(tmp_path / "data")
     program = (
@@ -351,29 +192,3 @@ def test_processes_at_once_agree(tmp_path):
     assert {process.returncode for process in running} == {0}, printed
     assert len({out for out, _ in printed}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_an_unwritable_cache_names_the_setting(mirror):
-    blocked = mirror.parent / "file"
-    blocked.write_text("")
-    with pytest.raises(OSError, match=r"cannot write the cache folder .*FEDLSG_CACHE") as caught:
-        workloads.load("cifar10", data_dir=mirror, cache_dir=blocked / "inside")
-    assert "\n" not in str(caught.value)
-
-
-# --- the real CIFAR-10, whose 60,000 images take 20 seconds to decode ---
-
-
-@pytest.fixture(scope="module")
-def real_cifar10(tmp_path_factory) -> LoadedWorkload:
-    if not (MIRROR / "cifar10" / "plain_text").is_dir():
-        pytest.skip("no local mirror of CIFAR-10: set FEDLSG_DATA to a folder that holds cifar10/plain_text")
-    return workloads.load("cifar10", data_dir=MIRROR, cache_dir=tmp_path_factory.mktemp("cache"))
-
-
-@pytest.mark.slow
-@pytest.mark.data
-def test_the_real_data_is_all_there(real_cifar10):
-    assert (len(real_cifar10.train), len(real_cifar10.test)) == (50_000, 10_000)
-    assert torch.bincount(real_cifar10.train.labels).tolist() == [5_000] * 10
-    assert torch.bincount(real_cifar10.test.labels).tolist() == [1_000] * 10

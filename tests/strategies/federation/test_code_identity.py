@@ -54,22 +54,6 @@ def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "fedlsg/attacks/inversion/prior.py",
-        "simulations/attack/grid.py",
-        "simulations/audit/command.py",
-        "simulations/attack/__init__.py",
-        "fedlsg/notes.md",
-        "fedlsg/py.typed",
-    ],
-)
-def test_what_no_run_imports_does_not_count(name, copy):
-    (copy / name).write_text("changed")
-    assert digest_of(packages_at(copy)) == own_identity().digest
-
-
-@pytest.mark.parametrize(
     ("record", "found"),
     [
         (None, "does not say which code it runs"),

@@ -17,12 +17,7 @@ from fedlsg.method import largest
 from fedlsg.payload import Codec, find_codec
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import Step, StepError, extra_vectors, read_steps, replay, restart
-from strategies.federation.downlink import (  # fmt: skip
-    digest_of,
-    read_missed,
-    read_reference,
-    read_state,
-)
+from strategies.federation.downlink import Downlink, digest_of, read_missed, read_reference, read_state
 from strategies.federation.sparse_downlink import SparseDownlink
 from strategies.federation.wire import array_bytes, read_weights
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for
@@ -157,37 +152,6 @@ def test_whoever_takes_part_when_is_sent_the_least(data):
         downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in answered], 0.2)
 
 
-def test_bytes_by_hand():
-    """plain sends k values at 4 bytes, 80 around them, 17 before: who missed three rounds gets them if that is less."""
-    state = state_of("plain", sparsity=0.8)
-    downlink = downlink_of(state, clients=4, per_round=3)
-    sizes = [a_round(downlink, asked) for asked in ([0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 3])]
-    step = 17 + 80 + 4 * state.frame().kept
-    bytes_of = [{c: array_bytes(r.values()) for c, r in records.items()} for records in sizes]
-    assert bytes_of[:3] == [dict.fromkeys(range(3), 0)] + [dict.fromkeys(range(3), step)] * 2
-    assert 3 * step > 4 * 163 > step
-    assert bytes_of[3] == {0: step, 1: step, 3: 4 * 163}
-    assert len(downlink.steps) == 4 * 163 // step, "what would cost more than the model is forgotten"
-
-
-def test_the_pruning_round_goes_down_as_a_bit_a_weight():
-    choices = {"prune": "dp-snip", "prune_rate": 0.4, "momentum": 0.5}
-    state, replica = server_state("dp-ssgd", **choices), server_state("dp-ssgd", **choices)
-    downlink = downlink_of(state)
-    frame = state.frame()
-    assert [list(r) for r in downlink.records([0], frame).values()] == [["replica"]]
-    downlink.confirm([0])
-    downlink.prune(frame, [sent_by(state, frame, client, 0) for client in range(3)], num_examples=9)
-    records = a_round(downlink)
-    assert array_bytes(records[0].values()) == 17 + (frame.kept + 7) // 8
-    for step in read_missed(RecordDict(records[0]), read_reference(RecordDict(records[0]))):
-        replay(replica, step, find_codec("float32"))
-    assert digest_of(replica.weights) == read_reference(RecordDict(records[0])).digest
-    assert int((replica.weights == 0).sum()) >= int(0.4 * frame.kept)
-    with pytest.raises(StepError, match="pruning"):
-        replay(replica, step, find_codec("float32"))
-
-
 def some_step(round: int = 1, payload: bytes = b"abc") -> Step:
     return Step(kind=1, round=round, noise_std=0.25, payload=payload)
 
@@ -235,3 +199,59 @@ def test_the_grid_is_that_of_the_sums_noise():
     found = torch.cat(errors)
     assert abs(float(found.var()) / (0.25 / 12) - 1) < 0.02
     assert abs(float(found.mean())) < 3 * (0.25 / 12 / len(found)) ** 0.5
+
+
+CHOICES: dict[str, Any] = {"rank": 3, "out_rank": 4, "probes": 12, "refresh_rounds": 3}
+
+
+def downlink(method: str = "probe", **more: Any) -> Downlink:
+    return Downlink(server_state(method, **(CHOICES | more)))
+
+
+def play_round(down: Downlink, asked: list[int], answered: list[int] | None = None) -> dict[int, bool]:
+    """A round; whether each client was sent the basis."""
+    frame = down.state.frame()
+    records = down.records(asked, frame)
+    there = asked if answered is None else answered
+    down.confirm(there)
+    down.finish_round(frame, [values_for(frame, client, down.state.round + 1) for client in there], 1.0)
+    return {client: "basis" in records[client] for client in asked}
+
+
+def test_who_was_not_there_at_the_refresh_is_sent_the_carriers_once():
+    down = downlink()
+    assert play_round(down, [0, 1]) == {0: False, 1: False}
+    assert play_round(down, [1, 2]) == {1: False, 2: True}
+    assert play_round(down, [0, 2]) == {0: False, 2: False}
+    assert play_round(down, [2, 3]) == {2: False, 3: False}  # a refresh: everybody derives it
+    assert play_round(down, [0, 2]) == {0: True, 2: False}
+
+
+def test_who_was_silent_may_not_hold_them():
+    down = downlink()
+    assert play_round(down, [0, 1], answered=[0]) == {0: False, 1: False}
+    assert play_round(down, [0, 1], answered=[0]) == {0: False, 1: True}
+    assert play_round(down, [0, 1]) == {0: False, 1: True}
+
+
+def test_holders_are_in_the_checkpoint():
+    first, second = downlink(), downlink()
+    play_round(first, [0, 1])
+    second.state.load_state_dict(first.state.state_dict())
+    second.load_state_dict(first.state_dict())
+    assert play_round(first, [1, 2]) == play_round(second, [1, 2]) == {1: False, 2: True}
+    older = downlink()
+    older.state.load_state_dict(first.state.state_dict())
+    older.load_state_dict({})
+    assert play_round(older, [1, 2]) == {1: True, 2: True}
+
+
+def test_who_derives_others_is_sent_the_carriers_and_no_frame():
+    down = downlink()
+    frame = down.state.frame()
+    assert set(down.records([0], frame)[0]) == {"weights"}
+    down.confirm([0])  # its weights are right: that is what its reply shows
+    assert set(down.records([0], frame, framed={0})[0]) == {"weights", "basis"}
+    down.confirm([0])
+    down.finish_round(frame, [values_for(frame, 0, 1)], 1.0)
+    assert play_round(down, [0]) == {0: False}

@@ -1,8 +1,6 @@
 """Which node is which client, for any ids that Flower gives the nodes, when nodes leave and come back."""
 
 import math
-import re
-from math import nan
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ from flwr.app import ConfigRecord, Message
 import strategies.federation.nodes
 from simulations.engines.local import LocalGrid
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.nodes import Roster, warn_of_clock
+from strategies.federation.nodes import Roster
 from strategies.federation.wire import failure, identity
 
 Node = tuple[int, int] | str
@@ -115,55 +113,10 @@ def test_a_node_that_comes_back_is_asked_who_it_is(again):
     assert grid.questions == [again], "it is known now"
 
 
-def test_everyone_is_asked_for_the_last_time():
-    grid = Nodes((0, 5), (1, 6), (2, 7))
-    roster = gathered(grid, [5, 6, 7])
-    grid.there = [0, 2]
-    grid.questions = []
-    assert set(roster.ask_again(grid)) == {1}
-    assert grid.questions == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [(100.0, ""), (115.0, ""), (124.0, ""), (96.0, ""), (130.0, "10 s ahead of"), (60.0, "40 s behind"), (nan, "")],
-)
-def test_a_clock_that_cannot_be_right_is_reported(said, words, caplog):
-    """Asked at 100, answered by 120: a reply was written in between, give or take five seconds."""
-    warn_of_clock(7, said, asked=100.0, now=120.0)
-    found = [record.getMessage() for record in caplog.records]
-    assert (words in found[0] and "node 7" in found[0]) if words else found == []
-
-
-# --- deployments: no node keeps a run from starting, or from going on
-
-
 def deployed(grid: Nodes, clients: int, **settings: Any) -> Roster:
     roster = Roster(1.0, **settings)
     assert roster.gather(grid, clients)[0] == 5
     return roster
-
-
-@pytest.mark.parametrize(
-    ("bad", "why"),
-    [
-        ("\x1b[2J" + "x" * 10**6, r"^\?\[2J?x+ \.\.\. x+$|^x+ \.\.\. x+$"),
-        ((2, 10**12), "client 2 declares 1,000,000,000,000 examples, the run takes 99,999 at most: delta must be"),
-        ((2, 0), "client 2 holds no examples"),
-        ((0, 5), "both declare that they are client 0"),
-    ],
-)
-def test_a_deployment_goes_on_without_a_node_that_breaks_a_bound(bad, why, caplog):
-    grid = Nodes((0, 5), (1, 6), bad)
-    roster = deployed(grid, 3, most_examples=99_999)
-    assert found(roster, 3) == [0, 1, None]
-    assert re.search(why, roster.refused[FIRST_NODE + 2])
-    assert "the run goes on without clients [2]" in caplog.text
-    assert max(map(len, caplog.text.splitlines())) < 1000
-    grid.nodes[2] = (2, 5)
-    for _ in range(2):  # however often it was asked before the first round
-        roster.refresh(grid)
-    assert found(roster, 3)[2] == 2, "it declares the number that the run was planned with, and may join"
 
 
 def test_a_deployment_without_half_of_its_clients_does_not_start():

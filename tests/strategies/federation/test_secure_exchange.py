@@ -3,62 +3,13 @@
 import pytest
 from flwr.app import Context, Message
 
-from fedlsg.discrete import SumTerms
-from fedlsg.secure_sum import Terms
-from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import SEALED_BYTES, SHARE_BYTES
-from fedlsg.secure_sum.server import WRONG
 from simulations.client.app import app as honest
 from simulations.grids.virtual import FrameDiffersError
 from strategies.federation.nodes import Roster
 from strategies.federation.report import AWAY
-from strategies.federation.stages import read_stage
-from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, read_update, update
+from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, update
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import FIVE, charged_clients, run_five, stage_in
-
-
-def terms_of(message: Message) -> Terms:
-    stage = read_stage(message.content)
-    sums = SumTerms(clients=5, min_survivors=4, colluders=1, expected_examples=5, releases=1, delta=1e-5)
-    return stage.terms(sums)
-
-
-STAGES = ("keys", "shares", "masked", "agree", "unmask")
-HOW = ("damaged", "empty", "long", "of another client")
-
-
-@pytest.mark.parametrize(
-    ("stage", "how"),
-    [
-        pytest.param(stage, how, marks=() if how == "damaged" or stage == "masked" else pytest.mark.slow)
-        for stage in STAGES
-        for how in HOW
-    ],
-)
-def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
-    earlier: dict[str, bytes] = {}
-
-    def bad(message: Message, context: Context) -> Message:
-        reply, client = honest(message, context), int(context.node_config["partition-id"])
-        if stage_in(message) != stage or client not in (1, 2):
-            return reply
-        payload = read_update(reply.content)
-        if client == 1:
-            earlier["1"] = payload
-            return reply
-        middle = len(payload) // 2
-        damaged = payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :]
-        other = {"damaged": damaged, "empty": b"", "long": payload + b"0", "of another client": earlier["1"]}[how]
-        return Message(update(other, client), reply_to=message)
-
-    run = run_five(tmp_path / "run", bad)
-    (row,) = run.rows
-    late = stage in ("agree", "unmask")
-    assert row.answered == ("0 1 2 3 4" if late else "0 1 3 4")
-    if not late:
-        assert row.rejected == "2"
-        assert any(word in row.reasons for word in ("checksum", "expected", "no payload")), row.reasons
 
 
 def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
@@ -72,38 +23,6 @@ def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
     run = run_local(tmp_path / "run", client=bad, **settings)
     assert [len(row.answered.split()) for row in run.rows] == [5 - ("0" in row.asked.split()) for row in run.rows]
     assert any("0" in row.asked.split() for row in run.rows[:-1])
-
-
-def test_who_deals_shares_that_nobody_can_open_ends_one_round_alone(tmp_path):
-    def bad(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if stage_in(message) != "shares" or int(context.node_config["partition-id"]) != 2:
-            return reply
-        terms = terms_of(message)
-        table = dict.fromkeys(terms.neighbours[2], bytes(SEALED_BYTES))
-        return Message(update(wire.write(wire.SHARES, 2, terms, wire.write_table(table)), 2), reply_to=message)
-
-    run = run_local(tmp_path / "run", client=bad, **FIVE | {"rounds": 3, "record_updates": False})
-    assert [row.answered for row in run.rows] == ["", "0 1 3 4", "0 1 3 4"]
-    assert "left out since round 1: clients [0, 1, 3, 4] cannot open its shares" in run.rows[1].reasons
-    assert list(run.checkpoint["health"]["left_out"]) == [2], "a resumed run knows it"
-
-
-def test_who_answers_with_a_wrong_share_is_named_and_the_sum_is_right(tmp_path):
-    def bad(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if stage_in(message) != "unmask" or int(context.node_config["partition-id"]) != 2:
-            return reply
-        terms = terms_of(message)
-        answer, size = read_update(reply.content), 32 + wire.table_bytes(len(terms.holders(2)), SHARE_BYTES)
-        body = bytearray(wire.read(answer, wire.ANSWER, 2, terms, least=size, most=2 * size))
-        body[size - 1] ^= 1
-        return Message(update(wire.write(wire.ANSWER, 2, terms, bytes(body)), 2), reply_to=message)
-
-    run = run_five(tmp_path / "run", bad)
-    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 2 3 4", "")
-    assert run.rows[0].reasons == f"2: {WRONG}"
-    assert f"client 2: {WRONG}" in run.log
 
 
 def test_values_of_a_client_that_was_not_charged_are_refused_without_ending_the_run(tmp_path):

@@ -164,17 +164,6 @@ def test_a_reply_that_is_none_is_its_own_nodes_error(how):
     assert len(found[1].reason) < 400
 
 
-def test_a_superlink_that_fails_is_no_nodes_error():
-    link = Hostile("unreadable")
-
-    def gone() -> list[int]:
-        raise ConnectionError("no SuperLink")
-
-    link.get_node_ids = gone  # type: ignore[method-assign]
-    with pytest.raises(ConnectionError, match="no SuperLink"):
-        ask(link)
-
-
 @pytest.mark.parametrize(("size", "fits"), [(10**4, True), (10**7, False)])
 def test_a_reply_that_is_too_large_is_not_received(size, fits):
     """Over HTTP: the length in the header is compared, before the body comes."""

@@ -2,26 +2,18 @@
 
 from typing import Any
 
-import pytest
 import torch
 from flwr.app import Message
 
-from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
-from fedlsg.method import Schedule, make_frame
 from fedlsg.payload.message import pack
-from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
-from strategies import recipe
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import (
-    OVER_BUDGET,
-    failure,
-    read_kept,
     read_round,
 )
-from tests.strategies.small_federation import Federation, model, public_terms, server_state, values_for
+from tests.strategies.small_federation import Federation, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 
@@ -78,26 +70,6 @@ def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
     assert torch.equal(((state.weights == 0) & (start != 0)).nonzero().squeeze(1), wanted)
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "message"),
-    [
-        (1001, RuntimeError, "at least 3 clients in the pruning round, 1 replied: client 1 2: .1001. broken"),
-        (OVER_BUDGET, RuntimeError, "in the pruning round, 1 replied"),
-    ],
-)
-def test_the_pruning_round_needs_enough_clients(code, error, message):
-    def answer(partition: int, _: Message, honest: Message) -> Message:
-        return honest if partition == 0 else failure("broken", code, _)
-
-    federation = PrunedFederation(server_state("dp-ssgd", **SNIP), answer=answer, min_survivors=3)
-    with pytest.raises(error, match=message):
-        federation.run(1)
-    assert federation.state.awaits_pruning
-    assert [report.answered for report in federation.pruned] == [[0]]
-    assert federation.reports == []
-    assert zeros(federation.state) == 0
-
-
 def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
     """The bound is that of the pruning round: N C_prune of signal and its own noise, far below training's."""
 
@@ -114,61 +86,3 @@ def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
     federation.run(1)
     assert federation.pruned[0].answered == [1, 2]
     assert "norm" in federation.pruned[0].rejected[0]
-
-
-def ranked_state(rounds: int = 8) -> ServerState:
-    """Epochs of two rounds, half of all coordinates frozen from the first round on."""
-    method = recipe("rs", sparsity=0.5, cooling=False, ranking="gradients", noise_multiplier=1.0)
-    schedule = Schedule(rounds=rounds, sample_rate=0.5)
-    return ServerState(PublicState.start(model(), method, schedule, seed=0, classifier="classifier"), divisor=4.0)
-
-
-class RankedFederation(Federation):
-    """Clients that derive their frame from the announcement alone, as real ones do."""
-
-    def payload(self, partition: int, message: Message) -> bytes:
-        frame = self.derived(message)
-        announced = read_round(message.content)
-        assert frame.digest == announced.frame_digest
-        values = values_for(frame, partition, announced.round)
-        return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
-
-    def derived(self, message: Message) -> Frame:
-        announced = read_round(message.content)
-        weights = {n: p.detach() for n, p in trainable(self.state.model).items()}
-        size = sum(W.numel() for W in weights.values())
-        return make_frame(
-            self.state.method, weights, {}, carried=(), round=announced.round, updates=announced.updates,
-            schedule=self.state.schedule, seed=0, classifier="classifier", kept=read_kept(message.content, size),
-        )  # fmt: skip
-
-
-def test_clients_learn_the_ranking_from_a_bitmap_and_its_bytes_are_counted():
-    state = ranked_state()
-    seen = []
-    federation = RankedFederation(state)
-    federation.strategy.on_round = lambda report: (federation.reports.append(report), seen.append(state.frame().digest))
-    federation.run(6)
-    assert all(report.answered == [0, 1, 2] for report in federation.reports)
-    size = state.weights.numel()
-    assert federation.reports[0].downlink_bytes == 3 * (4 * size + (size + 7) // 8)
-    frame = state.frame()
-    assert frame.kept == size - size // 2
-    gradient = state.memory.at(3).last
-    assert torch.equal(frame.indices, gradient.abs().argsort(stable=True)[size // 2 :].sort().values)
-
-
-def test_the_ranking_holds_for_an_epoch_and_survives_a_checkpoint():
-    state = ranked_state()
-    federation = RankedFederation(state)
-    kept = []
-    for _ in range(6):
-        kept.append(state.frame().indices)
-        again = ranked_state()
-        again.load_state_dict(state.state_dict())
-        assert torch.equal(again.frame().indices, kept[-1])
-        federation.run(1)
-    assert torch.equal(kept[2], kept[3])
-    assert torch.equal(kept[4], kept[5])
-    assert not torch.equal(kept[1], kept[2])
-    assert not torch.equal(kept[3], kept[4])

@@ -1,20 +1,24 @@
-"""GEP: two parts of one gradient, clipped apart, released together, and accounted as the one release that they are."""
+"""GEP, BitFit and DP-KFC by their formulas: one release, clipped and accounted."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlsg.accounting import Event, compose
-from fedlsg.carriers.probe.eigen import LARGEST, anchor_gradients
+from fedlsg.carriers import Dense, carried_parameters, prepare_model
 from fedlsg.frame import Frame
 from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients.per_example import summed_gradient
+from fedlsg.method import make_frame
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit
 from strategies import recipe
+from tests.fedlsg.support.gradient_oracle import cross_entropy
+from tests.strategies.contract import FEATURES, SCHEDULE, SEED, Case, cnn, mlp
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state
 
@@ -53,15 +57,6 @@ def test_embedding_and_rest_are_the_gradient():
             for g, c in zip(dense, frame.coordinates, strict=True)
         ]
         assert all(same) is not biased
-
-
-def test_the_anchors_gradients_are_those_of_single_backward_passes():
-    net, inputs, targets = model(), INPUTS[:3], TARGETS[:3]
-    found = anchor_gradients(net, losses, inputs, targets)
-    for i in range(3):
-        own = torch.autograd.grad(losses(net(inputs[i : i + 1]), targets[i : i + 1]).sum(), trainable(net).values())
-        for g, name in zip(own, found, strict=True):
-            torch.testing.assert_close(found[name][i], g.flatten())
 
 
 def test_each_part_is_clipped_on_its_own():
@@ -115,15 +110,58 @@ def test_the_ledger_is_charged_for_both_releases_of_one_batch():
     assert spent(*s) < 0.99 * spent(joint)  # two samples of their own would hide the example better than one for both
 
 
-def test_what_does_not_combine_is_refused():
-    with pytest.raises(
-        ValueError, match=r"method 'gep' needs a mask of kind 'all' and clip='joint', got 'all' and 'per"
-    ):
-        recipe("gep", clip="per-block")
-    with pytest.raises(ValueError, match="expected 0 < residual_clip=0 < inf"):
-        recipe("gep", residual_clip=0)
-    net = model()
-    size = sum(p.numel() for p in trainable(net).values())
-    many = LARGEST // size + 1
-    with pytest.raises(ValueError, match=rf"probes={many} anchor gradients .* at most {LARGEST // size}, or freeze"):
-        anchor_gradients(net, losses, torch.empty(many, 1).expand(many, 12), torch.empty(many))
+CHOICES_OF_DP_KFC = {"probes": 40, "learning_rate": 0.5}
+
+
+def test_every_layer_before_the_classifier_is_preconditioned_whole():
+    """Also where no low rank would pay: it sends as many values as dense DP-SGD."""
+    method = recipe("dp-kfc")
+    assert carried_parameters(model(), method.carrier, classifier="classifier") == ("0.weight",)
+    frame = server_state("dp-kfc", **CHOICES_OF_DP_KFC).frame()
+    assert frame.kept == frame.dense_size == sum(p.numel() for p in trainable(model()).values())
+    with pytest.raises(ValueError, match="no Linear or Conv2d layer before the classifier to precondition"):
+        carried_parameters(nn.Sequential(nn.Linear(3, 2)), method.carrier)
+
+
+def test_the_server_applies_what_was_sent():
+    """W <- W - lr S / divisor: neither preconditioner nor clip is undone."""
+    state = server_state("dp-kfc", **CHOICES_OF_DP_KFC, divisor=4.0)
+    frame, before = state.frame(), state.weights
+    values = torch.randn(frame.kept, generator=torch.Generator().manual_seed(1))
+    state.finish_round(frame, [values])
+    torch.testing.assert_close(state.weights, before - 0.5 * values / 4.0)
+
+
+CLASSIFIER = ["classifier.weight", "classifier.bias"]
+
+
+def of_method(name: str, model: nn.Module) -> Frame:
+    """The first round's frame of a recipe without masks, on a model that is ready for it."""
+    method = Case(name).method
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    return make_frame(
+        method, weights, {}, carried=(), round=1, updates=0, schedule=SCHEDULE, seed=SEED, classifier="classifier"
+    )
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    return prepare_model(model, Dense(train="biases"), classifier="classifier", seed=0)
+
+
+def test_biases_and_classifier_are_trained():
+    assert list(trainable(prepared(mlp()))) == ["0.bias", *CLASSIFIER]
+    assert list(trainable(prepared(cnn()))) == ["1.bias", "2.bias", "4.bias", *CLASSIFIER]
+
+
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_per_example_gradients_are_autograds(make):
+    torch.manual_seed(0)
+    model = prepared(make().double())
+    x, y = torch.randn(5, FEATURES, dtype=torch.float64), torch.arange(5)
+    frame = of_method("bitfit", model)
+    got = torch.cat(per_example_gradients(model, cross_entropy, x, y, frame), dim=1)
+    for i in range(5):
+        loss = cross_entropy(model(x[i : i + 1]), y[i : i + 1]).sum()
+        wanted = torch.autograd.grad(loss, list(trainable(model).values()))
+        torch.testing.assert_close(got[i], torch.cat([g.flatten() for g in wanted]))
+    torch.testing.assert_close(summed_gradient(model, cross_entropy, x, y, frame), got.sum(0))

@@ -1,6 +1,8 @@
-"""Recipes: a method is four choices, found by its file's name, and a wrong name or setting is named."""
+"""Recipes: found by their files' names, wrong names and settings named, and docs/methods.md lists every one."""
 
+import re
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from fedlsg.masks.mask import Mask
 from fedlsg.masks.pruning import Prune
 from fedlsg.method import Compression, Method
 from fedlsg.privacy.mechanism import Mechanism
-from strategies import names, own_settings, recipe
+from strategies import _build, names, own_settings, recipe
+from tests.places import REPOSITORY
 
 FOLDER = Path(strategies.recipes.__path__[0])
 NONE = Mechanism(kind="none")
@@ -130,8 +133,59 @@ def test_a_new_file_is_a_new_method(folder):
     assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (2, "bottom", 3.0)
 
 
-@pytest.mark.parametrize("source", ["import no_such_module\n", "RANK = undefined\n", "def (:\n"])
-def test_a_file_that_cannot_be_imported_is_named(source, folder):
-    (folder / "spoilt_pieces.py").write_text(source)
-    with pytest.raises(ImportError, match=r"^strategies/recipes/spoilt_pieces\.py cannot be imported: \w+Error: "):
-        names()
+PAGE = (REPOSITORY / "docs" / "methods.md").read_text()
+ROWS = {cells[1].strip("` "): cells for line in PAGE.splitlines() if len(cells := line.split("|")) == 9}
+VARIANTS = [line.split("|")[3] for line in PAGE.splitlines() if len(line.split("|")) == 5]
+
+
+def parameters(name: str) -> list[str]:
+    """``name=default`` of what a recipe's own function takes, in its order."""
+    taken = signature(_build(name)).parameters.values()
+    return [f"{p.name}={p.default}" for p in taken if p.name in strategies.own_settings(name)]
+
+
+def listed(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_recipe_has_its_row():
+    rows = set(ROWS) - {"recipe", "---"}
+    missing, gone = set(names()) - rows, rows - set(names())
+    assert not missing, (
+        f"write a row of docs/methods.md for {missing}: in the first table, with parameters and defaults"
+    )
+    assert not gone, f"docs/methods.md has rows of {gone}, which are no recipes"
+
+
+@pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
+def test_parameters_are_those_of_the_recipe(name):
+    assert listed(ROWS[name][5]) == parameters(name)
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "=" in v])
+def test_variants_build(variant):
+    """Each ``key=value`` of a variant is taken by a recipe that has it, with a value that is allowed there."""
+    words = listed(variant)
+    method = next((word for word in words if word in names()), None)
+    assert [word for word in words if "=" in word]
+    for group in variant.split(";"):
+        given = dict(word.split("=") for word in listed(group) if "=" in word)
+        values = {key: value if key in TEXT else _number(value) for key, value in given.items()}
+        takers = [method] if method else [n for n in names() if _takes(n, values)]
+        assert takers, group
+        recipe(takers[0], **values)
+
+
+TEXT = ("importance", "direction", "estimator", "redraw", "ranking", "mechanism", "carrier", "drop", "prune")
+
+
+def _number(word: str) -> float | bool:
+    return word == "true" if word in ("true", "false") else float(word)
+
+
+def _takes(name: str, values: dict[str, object]) -> bool:
+    try:
+        recipe(name, **values)
+    except ValueError:
+        return False
+    return True

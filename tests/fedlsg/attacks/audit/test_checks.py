@@ -1,9 +1,25 @@
-"""Checks of the noise: they pass on the real thing, and fail on each mistake that scores cannot see."""
+"""The audit's bounds, checks and own expectation: by hand, against exact probabilities and another accountant."""
+
+import math
+from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
 
+from fedlsg.attacks.audit.bounds import (
+    Guesses,
+    f_dp_refuted,
+    gaussian,
+    gaussian_epsilon,
+    guess,
+    one_run_epsilon,
+    one_run_p_value,
+)
 from fedlsg.attacks.audit.checks import displacement, noise_checks
+from fedlsg.attacks.audit.setting import RATIO, Setting, canaries, found_ratio, silent_rounds
+from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
+from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
 
 STD = 0.7
 
@@ -47,16 +63,6 @@ def moves_of(rng, included, *, q, rounds, noise, factor=1.0):
     return (taken + rng.normal(scale=noise * np.sqrt(rounds), size=included.shape)) / (q * rounds)
 
 
-def test_sensitivity():
-    rng, claim = np.random.default_rng(0), {"q": 0.5, "rounds": 8, "noise": 1.0}
-    included = rng.random(1000) < 0.5
-    stated = {"sample_rate": 0.5, "rounds": 8, "noise": 1.0}
-    assert displacement(moves_of(rng, included, **claim), included, **stated).passed
-    assert displacement(moves_of(rng, included, **claim, factor=0.5), included, **stated).passed
-    assert not displacement(moves_of(rng, included, **claim, factor=1.5), included, **stated).passed
-    assert displacement(np.array([99.0]), included[:1], **stated).passed
-
-
 @pytest.mark.parametrize(
     ("q", "rounds", "noise"), [(0.5, 8, 3.0), (0.5, 4, 0.01), (0.01, 30, 0.01), (0.9, 5, 0.02), (1.0, 3, 0.5)]
 )
@@ -73,3 +79,93 @@ def many_audits(**claim):
     included = np.arange(10) < 5
     moves = moves_of(np.random.default_rng(4), np.tile(included, (100_000, 1)), **claim)
     return included, moves, moves[:, included].mean(1) - moves[:, ~included].mean(1)
+
+
+def test_one_run_by_hand():
+    """q = 1/2, two of two right: 1/4, and max(P[Bin = 1] / 1, P[Bin in 0..1] / 2) = 1/2 times 2 m delta."""
+    seen = Guesses(canaries=2, guesses=2, correct=2)
+    assert one_run_p_value(seen, 0.0, 0.0) == pytest.approx(0.25)
+    assert one_run_p_value(seen, 0.0, 0.01) == pytest.approx(0.25 + 2 * 2 * 0.01 * 0.5)
+
+
+def test_bounds_hold_on_randomized_response_in_1000_runs():
+    """At level 0.05 the bound passes the true epsilon in at most 5 % of runs (81 of 1000 has probability 1e-5)."""
+    rng, epsilon, m = np.random.default_rng(0), 1.0, 200
+    q = 1 / (1 + math.exp(-epsilon))
+    above = 0
+    for correct in rng.binomial(m, q, size=1000):
+        above += one_run_p_value(Guesses(canaries=m, guesses=m, correct=int(correct)), epsilon, 0.0) < 0.05
+    assert 10 < above <= 81
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_bounds_hold_on_a_gaussian_mechanism_in_1000_runs(share):
+    """Scores of a 1-GDP mechanism: the true curve is refuted in at most 5 % of runs, epsilon is not passed."""
+    rng, m, delta = np.random.default_rng(1), 200, 1e-5
+    refuted = passed = 0
+    truth = gaussian_epsilon(1.0, delta)
+    for _ in range(1000):
+        included = rng.random(m) < 0.5
+        seen = guess(rng.normal(size=m) + included, included, share)
+        refuted += f_dp_refuted(seen, gaussian(1.0), 0.05)
+        passed += one_run_p_value(seen, truth, delta) < 0.05
+    assert refuted <= 81
+    assert passed == 0
+
+
+def test_bounds_find_a_false_claim():
+    """Negative control: scores of a mechanism with a third of the claimed noise refute the claim."""
+    rng, m = np.random.default_rng(2), 5000
+    included = rng.random(m) < 0.5
+    seen = guess(rng.normal(size=m) + 3 * included, included, 0.2)
+    assert f_dp_refuted(seen, gaussian(1.0), 1e-3)
+    assert not f_dp_refuted(seen, gaussian(3.0), 1e-3)
+    everything = guess(np.where(included, 1.0, 0.0), included, 1.0)
+    assert one_run_epsilon(everything, 1e-5, 1e-3) > 3
+
+
+CLAIM: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "steps": 6}
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "epsilon"),
+    [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)],
+)
+def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
+    one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
+    golden = one.self_compose(steps).get_delta_for_epsilon(epsilon)
+    assert delta_of(epsilon, q, sigma, steps) == pytest.approx(golden, rel=1e-2)
+    found = least_noise(epsilon, golden, q, steps)
+    assert sigma * (1 - 2 * ERROR) < found < sigma
+
+
+def test_full_batches_have_the_closed_form():
+    """Balle and Wang: delta(0) = 2 Phi(mu / 2) - 1; ten steps at sigma 2 are one at mu = sqrt(10) / 2."""
+    mu = math.sqrt(10) / 2
+    assert delta_of(0.0, 1.0, 2.0, 10) == pytest.approx(math.erf(mu / 2 / math.sqrt(2)))
+
+
+def test_whose_noise_counts():
+    counts = {"clients": 10, "min_survivors": 9}
+    honest = {
+        trust: Stated(**CLAIM, **counts, trust=trust, colluders=t).honest
+        for trust, t in (("client", 0), ("aggregate", 0), ("secure", 0), ("server", 0))
+    }
+    assert honest == {"client": 1, "aggregate": 8, "secure": 8, "server": 1}
+    assert Stated(**CLAIM, **counts, trust="secure", colluders=3).honest == 6
+    assert "together with 3 clients" in Stated(**CLAIM, **counts, trust="secure", colluders=3).reader
+
+
+@pytest.mark.parametrize(
+    "made", [setting(), secure(setting(), clients=10, survivors=9), at_client_level(setting(), "server")], ids=str
+)
+def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting):
+    h = made.stated.honest
+    smallest = max(RATIO, math.sqrt((h - 1) / h))
+    assert found_ratio(2 * silent_rounds(made) * made.frame.kept) >= smallest
+    assert 200 <= canaries(made) <= 5000
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "q"), [(14.2, 3.7e-8, 0.00546), (14.0, 1e-6, 0.01)])
+def test_a_large_claim_of_one_step_has_a_number(epsilon, delta, q):
+    assert 0.2 < least_noise(epsilon, delta, q, 1) < 0.5

@@ -1,4 +1,4 @@
-"""Canary examples seen through real payloads: what they add, and what the payloads' noise gives away."""
+"""Canaries, alone and seen through real payloads: what they add, and what the payloads' noise gives away."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from fedlsg.attacks.audit.shipped import make_canaries, release
 from fedlsg.attacks.audit.training_mode import (
     clipped_rows,
     enough,
@@ -15,7 +16,10 @@ from fedlsg.attacks.audit.training_mode import (
     sensitivity,
     unlike,
 )
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import LocalTraining
+from tests.fedlsg.support.audit_setting import setting
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 IMAGES, LABELS = digits(6)
@@ -26,12 +30,6 @@ def seen(name="lsg", rows=slice(0, 6)):
     """A noise-free payload in which every one of these examples took part, as if noise of deviation 1e-3 was added."""
     made = observe(method(name), mlp(), IMAGES[rows], LABELS[rows])
     return replace(made, noise_std=1e-3)
-
-
-@pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])
-def test_rows_add_up_to_the_payload(name):
-    made = seen(name)
-    assert_close(clipped_rows(made, IMAGES, LABELS).sum(0), made.values, rtol=1e-6, atol=1e-9)
 
 
 def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
@@ -115,3 +113,32 @@ def test_sensitivity_accuses_true_claims_as_rarely_as_it_says_though_one_payload
         z.append((float(words[5]) - 1) / float(words[-1]))
     assert np.mean(np.array(z) > 2.326) == pytest.approx(0.01, abs=0.007)
     assert np.std(z) == pytest.approx(1, abs=0.05)
+
+
+GENERATOR = torch.Generator
+
+
+def canaries(made, count=60):
+    return make_canaries(made, count, GENERATOR().manual_seed(0))
+
+
+def sent(made, rows, **changes):
+    local = LocalTraining(**{"sample_rate": 1.0, **changes})
+    noiseless = Mechanism(kind="clip-only", clip_norm=made.mechanism.clip_norm, clip=made.mechanism.clip)
+    streams = {"sampler": reproducible_stream(0, "s"), "noise": reproducible_stream(0, "n")}
+    return release(rows, model=made.model, frame=made.frame, mechanism=noiseless, local=local, **streams)
+
+
+@pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])
+def test_clipped_canaries_are_orthogonal_of_norm_c_with_energy_in_every_block(name):
+    made = setting(name, clip_norm=0.5)
+    found = canaries(made).clipped.double()
+    assert_close(found @ found.T / 0.25, torch.eye(60, dtype=torch.float64), atol=1e-5, rtol=0)
+    for block in found.split([b.kept for b in made.frame.blocks], dim=1):
+        assert block.norm(dim=1).min() > 0.05
+
+
+def test_a_canary_adds_to_the_sum_what_it_says():
+    made = setting(clip_norm=0.5, classifier_clip_weight=3.0)
+    found = canaries(made)
+    assert_close(sent(made, found.gradients[:5]), found.clipped[:5].sum(0), atol=1e-6, rtol=1e-5)

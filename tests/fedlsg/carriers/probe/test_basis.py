@@ -1,4 +1,4 @@
-"""The carriers of a probe: their form, scale and predicted energy, when they are made, and what they depend on."""
+"""The carriers of a probe: their eigenvectors, form and scale, when they are made, and what they depend on."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedlsg.carriers import Carrier, carried_sizes
 from fedlsg.carriers.own import check_orthonormal
-from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, refresh_of, unflatten
+from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, unflatten
+from fedlsg.carriers.probe.eigen import is_large, top_eigenvectors
 from fedlsg.carriers.probe.moments import second_moments
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import flatten_kernel
@@ -50,12 +51,6 @@ def flat(carrier: Carrier, **more) -> torch.Tensor:
     return flatten(probe_basis(carrier, public(carrier, **more), SOURCE))
 
 
-def test_refreshes_are_public_rounds():
-    carrier = replace(TANGENT, refresh=3)
-    assert [refresh_of(round, carrier) for round in range(1, 9)] == [1, 1, 1, 4, 4, 4, 7, 7]
-    assert [refresh_of(round, replace(TANGENT, refresh=1)) for round in (1, 2, 9)] == [1, 2, 9]
-
-
 @pytest.mark.parametrize("power", [0.0, 0.25, 1.0])
 def test_carriers_of_eq_3_are_never_scaled(power):
     """Whatever power is asked for: the form tangent is right for orthonormal carriers alone."""
@@ -65,22 +60,6 @@ def test_carriers_of_eq_3_are_never_scaled(power):
     core = probe_basis(replace(CORE, power=power), public(CORE), SOURCE).pairs["3.weight"]
     with pytest.raises(ValueError, match="orthonormal") if power else nullcontext():
         check_orthonormal(core.L, core.R, "here")
-
-
-def test_a_core_is_scaled_by_the_spectrum_that_it_predicts():
-    """Columns of L by (nu / mean + damping)^-power of the unit eigenvectors; their predicted norm halves."""
-    plain, scaled = (
-        probe_basis(replace(CORE, power=power, damping=0.1), public(CORE), SOURCE).pairs for power in (0.0, 0.5)
-    )
-    for name, pair in scaled.items():
-        m, n = pair.L.shape[0], pair.R.shape[1]
-        for X, E, energy in (
-            (pair.L, plain[name].L * (pair.out_energy * m + 0.1) ** -0.5, pair.out_energy),
-            (pair.R.mT, plain[name].R.mT * (pair.in_energy * n + 0.1) ** -0.5, pair.in_energy),
-        ):
-            assert torch.allclose(X, E * (X.norm() / E.norm()), rtol=1e-5, atol=1e-7)
-            kept = float((X.square().sum(0) * energy).sum() / energy.sum())
-            assert kept == pytest.approx(0.5, rel=1e-5)
 
 
 def test_the_predicted_energy_is_that_of_the_probes_gradients():
@@ -132,12 +111,42 @@ def test_a_basis_comes_back_from_its_numbers(carrier):
         assert (pair.L.shape[0], pair.R.shape[1]) == (m, n)
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(7), torch.zeros(3, 3), torch.zeros(7, dtype=torch.float64)])
-def test_other_numbers_are_no_basis(wrong):
-    weights = public(CORE).weights
-    with pytest.raises(ValueError, match="finite float32 numbers"):
-        unflatten(wrong, CORE, weights, CARRIED, round=1)
-    numbers = flat(CORE)
-    numbers[0] = torch.nan
-    with pytest.raises(ValueError, match="finite float32 numbers"):
-        unflatten(numbers, CORE, weights, CARRIED, round=1)
+LARGE = 400
+
+
+def seeded() -> torch.Generator:
+    """A generator in one state."""
+    return torch.Generator().manual_seed(5)
+
+
+def spectrum(side: int, power: float = 1.4) -> Tensor:
+    """A positive matrix with eigenvalues i^-power."""
+    Q = torch.linalg.qr(torch.randn(side, side, generator=seeded(), dtype=torch.float64))[0]
+    return ((Q * torch.arange(1, side + 1) ** -power) @ Q.mT).float()
+
+
+@pytest.mark.parametrize(("side", "count"), [(40, 40), (40, 8), (LARGE, 8), (LARGE, 128), (LARGE, LARGE)])
+def test_they_hold_the_largest_energy(side: int, count: int) -> None:
+    assert is_large(side, count) == (side == LARGE and count < LARGE)
+    A = spectrum(side)
+    values, vectors = top_eigenvectors(A, count, generator=seeded())
+    best = torch.arange(1, side + 1)[:count] ** -1.4
+    held = (vectors * (A @ vectors)).sum(0)
+    assert float(held.sum()) > (1 - 1e-3) * float(best.sum())
+    torch.testing.assert_close(values, held, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(values[:4], best[:4], rtol=1e-4, atol=0)
+    assert bool((values[:-1] >= values[1:]).all())
+    assert bool((vectors.gather(0, vectors.abs().argmax(0, keepdim=True)) > 0).all())
+
+
+@pytest.mark.parametrize("side", [40, LARGE])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_they_are_orthonormal_where_the_rank_is_too_small(side: int, rank: int) -> None:
+    factor = torch.randn(rank, side, generator=seeded())
+    values, vectors = top_eigenvectors(factor.mT @ factor, 8, generator=seeded())
+    assert vectors.shape == (side, 8)
+    check_orthonormal(vectors, vectors.mT, "here")
+    assert bool(values.isfinite().all())
+    assert bool((values >= 0).all())
+    torch.testing.assert_close((factor @ vectors).square().sum(), factor.square().sum())
+    torch.testing.assert_close(values[rank:], torch.zeros(8 - rank), rtol=0, atol=1e-3)

@@ -116,9 +116,6 @@ def test_a_digest_that_does_not_see_the_rows_lets_them_change(spent, tmp_path, m
     assert examples(spent.query()) == 200
 
 
-# --- the folder
-
-
 @pytest.mark.parametrize("name", ["secret.key", "data.json"])
 def test_what_data_are_compared_with_is_missed(name, spent, tmp_path):
     (tmp_path / "node" / name).unlink()
@@ -195,18 +192,6 @@ def test_a_folder_that_is_open_to_others_is_refused(tmp_path):
     assert [p.stat().st_mode & 0o077 for p in (node, *node.iterdir())] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "node"])
-def test_a_folder_that_cannot_be_written_is_refused_in_the_query(place, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    if place == "node":  # as root any folder can be written
-        (tmp_path / "node").mkdir(mode=0o700)
-        (tmp_path / "node" / "ledger.jsonl").mkdir()
-    server = Server.start(terms(tmp_path / place), tmp_path / "copy")
-    for reply in (server.query(), server.train(1)):
-        assert reply.error.code == 1006
-        assert "ledger-dir" in refusal(reply)
-
-
 def test_an_interrupted_beginning_is_a_beginning(tmp_path):
     """The key was written and the process killed before it was used."""
     node = tmp_path / "node"
@@ -215,9 +200,6 @@ def test_an_interrupted_beginning_is_a_beginning(tmp_path):
     (node / "secret.key").chmod(0o600)
     assert examples(Server.start(terms(node), tmp_path / "copy").query()) == 719
     assert (node / "secret.key").read_bytes() == bytes(32)
-
-
-# --- files of a client's own
 
 
 IMAGES, LABELS = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)

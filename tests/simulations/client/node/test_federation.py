@@ -22,9 +22,7 @@ from simulations.server.app import run_rounds
 from simulations.settings.run import Resolved
 from simulations.settings.settings import as_config, from_mapping
 from simulations.workloads import LoadedWorkload
-from strategies.federation.stages import MASKED
-from strategies.federation.wire import stage_of
-from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, entries, terms
+from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, terms
 
 ROWS = (slice(0, 300), slice(300, 800))
 """Two hospitals of different sizes."""
@@ -162,43 +160,11 @@ def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, mo
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
 
 
-def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
-    """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
-    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
-    monkeypatch.setattr(simulations.client.node.conditions, "MOST_EXAMPLES", 400)
-    with pytest.raises(RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"):
-        run(tmp_path, "run", **SECURE)
-
-
-def test_a_client_without_its_keys_drops_out_and_is_not_charged(tmp_path, monkeypatch):
-    """A SuperNode that restarted between two stages: nobody else can be charged for a sum of one."""
-    kept = DeployedGrid.deliver
-
-    def forgetful(self: DeployedGrid, messages: Any, timeout: float | None) -> Any:
-        if any(stage_of(message.content) == MASKED for message in messages):
-            self._states.clear()
-        return kept(self, messages, timeout)
-
-    monkeypatch.setattr(DeployedGrid, "deliver", forgetful)
-    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row.*has not announced keys"):
-        run(tmp_path, "run", **SECURE)
-    assert not Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
-
-
 CLIENT_LEVEL: dict[str, Any] = {
     "unit": "client", "trust": "secure", "clients": 2, "colluders": 1, "min_survivors": 2, "batch_size": 20,
     "sample_rate": None, "local_steps": 3, "noise_multiplier": 4.0,
 }  # fmt: skip
 NODE = {"unit": "client", "trust": "secure", "num-partitions": 2}
-
-
-def test_a_hospital_is_hidden_as_a_whole_in_a_secure_sum(tmp_path):
-    """Charged by each client itself, one step a round whatever its local steps, and by its node's own unit."""
-    summary = run(tmp_path, "run", NODE, **CLIENT_LEVEL)
-    check_copies(tmp_path, "run")
-    assert (summary["unit"], summary["private"], summary["rounds"]) == ("client", True, 3)
-    charged = [(e.unit, e.steps, e.sample_rate) for client in range(2) for e in entries(tmp_path / f"node-{client}")]
-    assert charged == [("client", 1, 1.0)] * 6
 
 
 @pytest.mark.parametrize(
@@ -213,3 +179,11 @@ def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(nodes, settings, wh
     with pytest.raises(RuntimeError, match=why):
         run(tmp_path, "run", nodes, **settings)
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
+
+
+def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
+    """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(simulations.client.node.conditions, "MOST_EXAMPLES", 400)
+    with pytest.raises(RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"):
+        run(tmp_path, "run", **SECURE)

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from simulations.client.node.terms import read_terms
+from simulations.grids.virtual import TermsError
 from strategies.federation.proofs import Held
 from tests.simulations.support.deployed import Server, digits_file, entries, examples, payload, refusal, terms
 
@@ -86,9 +88,6 @@ def test_a_server_that_holds_what_the_ledger_lacks_is_refused_before_anything_is
     assert entries(tmp_path / "node") == ()
 
 
-# --- data of its own
-
-
 @pytest.mark.parametrize(
     ("data", "settings", "text"),
     [
@@ -111,3 +110,36 @@ def test_what_does_not_fit_the_clients_data_is_refused_by_name(data, settings, t
     server.config |= settings
     assert text in refusal(server.query())
     assert text in refusal(server.train(1))
+
+
+LEAST = {"partition-id": 1, "ledger-dir": "/srv/ledger", "epsilon-max": 3, "delta-max": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partition-id", -1), ("partition-id", 1.0), ("partition-id", True), ("partition-id", "1"),
+        ("num-partitions", 0), ("num-partitions", 1), ("ledger-dir", "ledger"), ("ledger-dir", ""), ("ledger-dir", 3),
+        ("epsilon-max", 0), ("epsilon-max", -1), ("epsilon-max", float("inf")), ("epsilon-max", float("nan")),
+        ("epsilon-max", "3"), ("epsilon-max", True), ("delta-max", 0.0), ("delta-max", 1.0), ("delta-max", "1e-5"),
+        ("trust", "server"), ("colluders", -1), ("colluders", 0), ("colluders", True), ("trust", True),
+        ("accept-changed-data", "yes"), ("accept-changed-data", 1),
+        ("data", ""), ("data", 5),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_by_its_key(key, value):
+    with pytest.raises(TermsError, match=key):
+        read_terms(LEAST | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("ledger_dir", "ledger-dir"), ("ledgerdir", "ledger-dir"), ("epsilon", "epsilon-max"),
+        ("Epsilon-Max", "epsilon-max"), ("delta-mx", "delta-max"), ("dta", "data"), ("trsut", "trust"),
+        ("accept-changed-dat", "accept-changed-data"), ("partition_id", "partition-id"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_is_named_with_the_one_that_was_meant(key, meant):
+    with pytest.raises(TermsError, match=f"unknown key '{key}'; did you mean '{meant}'"):
+        read_terms(LEAST | {key: 1})

@@ -122,28 +122,6 @@ def test_what_a_client_app_raises_leaves_an_engine_without_its_text(failure, tmp
     assert type(FAILURES[failure]).__name__ in run.log
 
 
-# --- the client's own data
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("method", "no-such-method", "no-such-method"), ("rank", "no number", "expected a number (int) for rank"),
-        ("workload", "no-such-data", "no-such-data"), ("no-such-setting", 1, "unknown setting 'no-such-setting'"),
-        ("sample-rate", 1.5, "sample_rate=1.5"), ("codec", "no-such-codec", "no-such-codec"),
-        ("model", "no-such-model", "no-such-model"),
-    ],
-)  # fmt: skip
-def test_errors_of_settings_keep_their_text(name, value, text, tmp_path):
-    rows = digits_file(tmp_path / "rows.npz")
-    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy")
-    server.config[name] = value
-    assert text in refusal(server.query())
-
-
-# --- what leaves
-
-
 def test_the_secret_is_in_no_reply(tmp_path):
     """Nor is the hash of the data: with both, one could test guesses of a row."""
     replies: list[Message] = []

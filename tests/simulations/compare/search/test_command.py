@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 import tomllib
 from collections.abc import Callable
 from io import StringIO
@@ -15,7 +14,6 @@ from rich.console import Console
 from fedlsg.accounting import Event, compose
 from simulations.compare.grid_file import from_toml
 from simulations.compare.search import make_job, output, search_command, trials
-from simulations.compare.search.pickers import FILE
 from simulations.compare.search.trials import FIRST_SEED
 from simulations.compare.worker import Job as CellJob
 from simulations.compare.worker import Outcome
@@ -115,31 +113,6 @@ def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(se
     assert f"the epsilon of choosing by 6 trials like this one: {epsilon_words(spent)}" in printed
 
 
-def test_an_interrupted_search_goes_on_as_one_that_ran_through(search, tmp_path):
-    def stop(job: CellJob) -> Outcome:
-        if "lsg-trial001" in job.path:
-            raise KeyboardInterrupt
-        return finish(job)
-
-    with pytest.raises(KeyboardInterrupt):
-        search(stop)
-    assert "the same command continues this search" in search.printed
-    journal = tmp_path / "search" / FILE
-    journal.write_bytes(journal.read_bytes() + b'{"op_code":5,"worker')  # a line that a crash left incomplete
-    _, _, asked = search()
-    assert asked == ["start lsg-trial001", "start dpsgd-trial002", "start lsg-trial002"]
-    names = ("learning_rate", "rank", "accuracy", "status")
-    interrupted = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "search").items()}
-    status, _, asked = search()
-    assert (status, asked) == (0, [])
-    _, _, asked = search(out=str(tmp_path / "through"))
-    assert len(asked) == 6
-    through = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "through").items()}
-    assert interrupted == through
-    _, _, asked = search(trials=4)
-    assert asked == ["start dpsgd-trial003", "start lsg-trial003"]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -166,78 +139,3 @@ def test_a_wrong_option_is_refused_before_anything_is_written(options, words, se
     with pytest.raises(ValueError, match=words):
         search(**options)
     assert not (tmp_path / "search").exists()
-
-
-GRID = {"search": "learning_rate=0.5,1; rank=2,8", "sampler": "grid", "trials": None}
-
-
-def test_a_grid_tries_every_combination_and_needs_no_optuna(search, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ValueError, match=r"needs Optuna: pip install 'fedlsg\[study\]' .*--sampler grid"):
-        search()
-    assert not (tmp_path / "search").exists()
-
-    def stop(job: CellJob) -> Outcome:
-        if "lsg-trial002" in job.path:
-            raise KeyboardInterrupt
-        return Outcome(status="failed", reason="no room") if "lsg-trial001" in job.path else finish(job)
-
-    with pytest.raises(KeyboardInterrupt):
-        search(stop, **GRID)
-    _, printed, asked = search(**GRID)
-    assert asked == [f"start lsg-trial{number:03d}" for number in (1, 2, 3)]  # what failed is tried again
-    tried = [(row["label"], row["learning_rate"], row["rank"]) for row in trials_of(tmp_path / "search").values()]
-    pairs = [("0.5", "2"), ("0.5", "8"), ("1.0", "2"), ("1.0", "8")]
-    assert tried == [("dpsgd", "0.5", ""), ("dpsgd", "1.0", ""), *(("lsg", *pair) for pair in pairs)]
-    assert {entry.label: entry.settings for entry in search.best.entries} == {
-        "dpsgd": {"learning_rate": 1.0}, "lsg": {"learning_rate": 1.0, "rank": 8}
-    }  # fmt: skip
-    assert "Choosing among 6 trials by held-out private rows" in printed
-    assert search(**GRID)[2] == []
-    with pytest.raises(ValueError, match=r"learning_rate = 0.5 \(now 0.25\); give the same settings, or another --out"):
-        search(**GRID | {"search": "learning_rate=0.25,1; rank=2,8"})
-
-
-@pytest.mark.slow
-def test_a_real_search_and_the_runs_that_follow(fedlsg, tmp_path):
-    """Two trials of one method, the comparison with the best one, and the same command again."""
-    settings = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
-    words = ["compare", "digits", "--methods", "dpsgd", *settings, "--search", "learning_rate=log:0.1..1", "--trials",
-             "2", "--on", "held-out", "--seeds", "1", "--out", "here"]  # fmt: skip
-    status, out, err = fedlsg(*words)
-    assert (status, err) == (0, ""), out
-    here = tmp_path / "here"
-    best = json.loads((here / "search.json").read_text())["methods"]["dpsgd"]["best"]["learning_rate"]
-    config = tomllib.loads((here / "final" / "cells" / "dpsgd-seed0" / "config.toml").read_text())
-    assert config["learning-rate"] == best
-    assert "holdout" not in config or config["holdout"] == "preset"
-    for text in ((here / "final" / "table.md").read_text(), (here / "final" / "report.html").read_text(), out):
-        assert "Settings were chosen by 2 trials on held-out rows" in " ".join(text.split())
-
-
-@pytest.mark.slow
-def test_a_real_grid_on_synthetic_rows(fedlsg, tmp_path):
-    """As many rows as the private ones are, none of which is read; then the same command again, from the folder."""
-    settings = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
-    words = ("compare", "digits", "--methods", "dpsgd", *settings, "--on", "synthetic", "--sampler", "grid", "--search",
-             "learning_rate=0.2,0.4", "--out", "here")  # fmt: skip
-    status, out, err = fedlsg(*words)
-    assert (status, err) == (0, "")
-    printed = " ".join(out.split())
-    assert "Choosing costs no privacy: the trials use synthetic inputs with labels of a random teacher alone" in printed
-    assert "epsilon of choosing" not in printed
-    here = tmp_path / "here"
-    assert json.loads((here / "search.json").read_text())["methods"]["dpsgd"]["done"] == 2
-    best = (here / "best.toml").read_text()
-    assert "public_rows" not in best
-    assert "train_rows" not in best
-    run = here / "cells" / "dpsgd-trial000"
-    config = (run / "config.toml").read_text()
-    assert 'public-rows = "synthetic"' in config
-    assert "train-rows = 1437" in config
-    log = (here / "logs" / f"{run.name}.log").read_text()
-    assert "the clients hold public rows: synthetic" in log
-    assert "646 to 647 examples" in log  # nine tenths of 1,437 in two parts
-    before = {path: path.read_bytes() for path in (here / "cells").rglob("*") if path.is_file()}
-    assert fedlsg(*words)[0] == 0
-    assert {path: path.read_bytes() for path in (here / "cells").rglob("*") if path.is_file()} == before

@@ -52,12 +52,6 @@ def test_lambdas_of_trials_add_up():
     assert 2 * each * 0.999 <= spread <= 2 * (each * 1.02 + 0.02)
 
 
-def test_other_seeds_compose_too():
-    """A row is in every partition, so three seeds cost as much as three trials with one seed."""
-    seeds = [trial(event(), event(), partition=seed) for seed in range(3)]
-    assert epsilon_of(seeds, delta=DELTA) == epsilon_of([trial(event(), event())] * 3, delta=DELTA)
-
-
 def test_unequal_clients_of_different_partitions_cost_an_upper_bound():
     many, few = event(steps=40), event(steps=5)
     same = [trial(many, few), trial(many, few)]
@@ -68,11 +62,6 @@ def test_unequal_clients_of_different_partitions_cost_an_upper_bound():
     # negative control: client by client would be too low
     by_client = max(compose([many, few], delta=DELTA).upper, compose([few, many], delta=DELTA).upper)
     assert by_client < epsilon_of(moved, delta=DELTA)
-
-
-def test_what_is_not_private_has_no_epsilon():
-    assert epsilon_of([trial(event()), trial(private=False)], delta=DELTA) == math.inf
-    assert epsilon_of([], delta=DELTA) == 0
 
 
 def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):

@@ -7,7 +7,16 @@ from torch import Tensor
 
 from simulations.workloads.base.split import Split
 from simulations.workloads.features import encode
-from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_split, grouped
+from simulations.workloads.features.encode import (
+    ALONE,
+    DAMPING,
+    POWER,
+    Encoder,
+    decorrelated,
+    encode_split,
+    grouped,
+    statistics,
+)
 from simulations.workloads.features.encoders import image_encoder
 
 ROWS = 6
@@ -75,17 +84,6 @@ def test_a_planted_statistic_of_the_rows_is_caught(tmp_path, monkeypatch):
     assert carried_over(scattering(), tmp_path) > 1e-3
 
 
-def test_a_planted_running_mean_is_caught(tmp_path):
-    """Negative control: an encoder that remembers what it saw before."""
-    honest, seen = scattering(), []
-
-    def centred(x: Tensor) -> Tensor:
-        seen.append(honest.encode(x))
-        return seen[-1] - torch.stack(seen).mean(0)
-
-    assert carried_over(Encoder(name="running", digest="planted", encode=centred), tmp_path) > 1e-3
-
-
 def other_pixels() -> tuple[Split, Encoder]:
     stored = images()
     stored[3, 0, 2, 2] ^= 1
@@ -119,3 +117,23 @@ def test_a_damaged_entry_is_computed_again(tmp_path):
     content[-1] ^= 1
     file.write_bytes(content)
     assert features(split_of(images()), scattering(), tmp_path).tobytes() == first.tobytes()
+
+
+def maps(seed: int = 0) -> torch.Tensor:
+    """(200, 5, 2, 2) with channels of different means and scales that are correlated."""
+    x = torch.randn(200, 5, 2, 2, generator=torch.Generator().manual_seed(seed))
+    mix = torch.randn(5, 5, generator=torch.Generator().manual_seed(9))
+    return torch.einsum("oc,nchw->nohw", mix, x) + torch.arange(5.0).view(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize("shape", ["maps", "vectors"])
+def test_the_matrix_is_a_power_of_the_damped_covariance(shape):
+    x = maps() if shape == "maps" else maps().movedim(1, -1).reshape(-1, 5)
+    mean, Q = statistics(x)
+    rows = x.movedim(1, -1).reshape(-1, 5).double()
+    S = torch.cov(rows.mT, correction=0)
+    damped = S / (S.trace() / 5) + DAMPING * torch.eye(5).double()
+    root = torch.linalg.matrix_power(torch.linalg.inv(Q.double()), round(-1 / POWER))
+    torch.testing.assert_close(root / root[0, 0], damped / damped[0, 0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(mean.double(), rows.mean(0), atol=1e-5, rtol=0)
+    assert float(((rows - mean) @ Q.double()).var(0).mean()) == pytest.approx(1, abs=0.01)

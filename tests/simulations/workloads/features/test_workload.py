@@ -11,14 +11,11 @@ from torch import nn
 import fedlsg
 from simulations import workloads
 from simulations.client.node.terms import form_of
-from simulations.models.encoder import build_encoder
-from simulations.models.encoder_source import find_encoder
 from simulations.rundir.updates import write_model
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options
 from simulations.workloads.images import digits
-from tests.simulations.support.made_texts import make_bert, write_sst2
-from tests.simulations.support.own import QUICK, refused
+from tests.simulations.support.own import refused
 from tests.simulations.support.runs import run_local
 
 SCATTERING = {"workload": "digits", "features": "scattering"}
@@ -56,9 +53,6 @@ def own_images(**changes) -> fedlsg.Workload:
     return fedlsg.Workload(**{**given, "transform": lambda x: x / 255, "name": "bright", **changes})
 
 
-# --- runs
-
-
 @pytest.mark.parametrize(
     ("method", "model"), [("dpsgd", "linear"), ("linear-probe", "mlp"), ("lsg", "mlp"), ("lsg", "cnn"), ("rs", "cnn")]
 )
@@ -68,18 +62,6 @@ def test_every_head_trains_by_any_method(method, model, few_digits, tmp_path):
     assert run.plan.workload.train.inputs.shape[1:] == (81, 2, 2)
     head = {"linear": 324 * 10 + 10, "mlp": 324 * 64 + 64 + 650, "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650}[model]
     assert run.plan.dense_parameters == head
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_workers_of_ray_get_the_features_of_a_user(on_ray, tmp_path):
-    given = {**QUICK, "workload": own_images(), "features": "scattering"}
-    here = fedlsg.simulate(**given, out=tmp_path / "here")
-    there = fedlsg.simulate(**{**given, "engine": "ray"}, out=tmp_path / "there")
-    assert all(torch.equal(a, b) for a, b in zip(here.model.parameters(), there.model.parameters(), strict=True))
-
-
-# --- a deployed client's own rows
 
 
 def test_own_rows_of_a_client_become_the_features_that_the_run_has(few_digits, tmp_path, own_cache):
@@ -107,9 +89,6 @@ def test_other_features_are_another_form_of_a_clients_rows(few_digits):
     assert len(forms) == 3
 
 
-# --- whose model
-
-
 def written_network(folder: Path, *, channels: int = 1, classes: int = 4, **facts: object) -> Path:
     """A folder as every run leaves it: a ``cnn`` of images (channels, 8, 8)."""
     from simulations.models import vision
@@ -133,48 +112,6 @@ def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache)
     assert len(list(own_cache.iterdir())) == 4
 
 
-@pytest.fixture
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("transformers", reason="text models need the text extra")
-    return make_bert(tmp_path_factory.mktemp("models") / "bert", positions=128)
-
-
-def sst2(root: Path, features: object, **options: object):
-    if not (root / "glue").exists():
-        write_sst2(root, train=8, validation=6)
-    return workloads.load("glue-sst2", data_dir=root, options=Options(features=str(features), **options))
-
-
-def test_a_text_model_that_a_run_wrote(bert, tmp_path):
-    torch.manual_seed(5)
-    model = build_encoder(find_encoder(str(bert), None), num_classes=2)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.3 * torch.randn_like(p)
-    (tmp_path / "run").mkdir()
-    write_model(tmp_path / "run", model.state_dict(), {"fedlsg": "0", "model": str(bert), "options": {}})
-    workload = sst2(tmp_path, tmp_path / "run")
-    raw = workloads.load("glue-sst2", data_dir=tmp_path, options=Options(model=str(bert)))
-    tokens, _ = raw.test.batch(torch.tensor([2]))
-    model.eval()
-    wanted = model(**tokens)
-    got = model.classifier(workload.test.batch(torch.tensor([2]))[0])
-    torch.testing.assert_close(got, wanted, atol=5e-3, rtol=5e-3)
-
-
-# --- public statistics
-
-
-@pytest.mark.parametrize("norm", ["leaves", "group+pink"])
-def test_features_of_synthetic_images_are_centred_and_of_variance_one(norm):
-    workloads.give("bright", own_images())
-    workload = workloads.load("bright", options=Options(features="scattering", feature_norm=norm))
-    x = workload.synthetic[norm.removeprefix("group+")](300, torch.Generator().manual_seed(1))
-    assert x.shape == (300, 81, 2, 2)
-    assert float(x.mean((0, 2, 3)).abs().max()) < 0.25
-    assert float(x.var((0, 2, 3)).mean()) == pytest.approx(1, abs=0.2)
-
-
 def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
     options = Options(features="scattering", feature_norm="leaves")
     found = []
@@ -182,9 +119,6 @@ def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
         workloads.give(f"bright{seed}", own_images(train=images(5, seed)))
         found.append(workloads.load(f"bright{seed}", options=options).test.batch(torch.arange(12))[0])
     assert torch.equal(*found)
-
-
-# --- refused
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,6 @@ def test_images_of_several_sizes_need_image_size(tmp_path):
     assert inputs(place, image_size=4).shape == (4, 1, 4, 4)
 
 
-# --- metadata ---
-
-
 def table(place: Path, text: str, encoding="utf-8") -> Path:
     (place / "metadata.csv").write_bytes(text.encode(encoding))
     return place
@@ -175,9 +172,6 @@ def test_wrong_metadata_are_refused(change, words, tmp_path):
         loaded(table(folder(tmp_path / "a"), "\n".join(["file_name,site", *change(rows)])))
     with refused("has no column file_name"):
         loaded(table(folder(tmp_path / "b"), "\n".join(["name,site", *rows])))
-
-
-# --- images that are no files ---
 
 
 def test_images_of_a_table_or_data_set_are_read_by_the_same_rule(tmp_path):

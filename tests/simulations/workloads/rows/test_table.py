@@ -150,9 +150,6 @@ def test_each_class_is_a_client(tmp_path):
         assert run.summary["clients"] == 3
 
 
-# --- classes ---
-
-
 TEXTS = FRAME.assign(label=FRAME.label.map({0: "owl", 1: "cat", 2: "dog"}))
 BYTES = {"cat": 0, "dog": 1, "owl": 2}
 
@@ -216,9 +213,6 @@ def test_a_column_that_is_text_in_one_file_is_text_in_all(tmp_path):
         loaded(*paths)
     FRAME.assign(label=["1", "2", "1"] * 4).to_csv(paths[0], index=False)
     assert loaded(*paths).train.labels.tolist() == [0, 1, 0] * 4
-
-
-# --- what a run keeps ---
 
 
 def test_a_run_says_and_keeps_what_it_uses_and_continues_elsewhere(tmp_path, monkeypatch, capsys):
