@@ -6,6 +6,7 @@ that run at the same time. Where the numbers below come from: ``fedlsg docs perf
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -82,5 +83,5 @@ def multiplications(plan: Plan) -> float:
     return found[0]
 
 
-def _with(plan: Plan, engine: str) -> Plan:
+def _with(plan: Plan, engine: Literal["ray", "local"]) -> Plan:
     return replace(plan, settings=replace(plan.settings, engine=engine))

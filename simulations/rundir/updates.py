@@ -134,7 +134,7 @@ def save_whole(folder: Path, round: int, name: str, **arrays: Tensor | float) ->
     """
     make_parents(place := folder / f"round-{round:06d}", private=True)
     made = {key: torch.as_tensor(value).double().cpu().numpy() for key, value in arrays.items()}
-    sealed.save_arrays(place / f"{name}.npz", made, private=True)
+    save_arrays(place / f"{name}.npz", made, private=True)
 
 
 def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
