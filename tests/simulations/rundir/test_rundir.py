@@ -84,7 +84,7 @@ def test_an_existing_directory_is_never_overwritten(tmp_path):
 
 HOLD = """
 import sys, time
-from simulations.rundir.files.scratch import scratch
+from simulations.engines.watchers import scratch
 with scratch() as folder:
     (folder / "secret").write_text("x")
     print(folder, flush=True)

@@ -114,7 +114,7 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
             {"sampling": "shuffled"},
             r"expected sampling in \('poisson', 'shuffle'\), got 'shuffled'; did you mean 'shuffle'\?",
         ),
-        ({"engine": "spark"}, r"expected engine in \('ray', 'local', 'flower'\), got 'spark'"),
+        ({"engine": "spark"}, r"expected engine in \('auto', 'ray', 'local', 'flower'\), got 'spark'"),
         ({"downlink": "spares"}, r"expected downlink in \('full', 'sparse'\), got 'spares'; did you mean 'sparse'\?"),
         ({"trust": []}, r"expected trust in .*, got \[\]"),
         ({"sample_rate": True}, r"expected a number \(float\) for sample_rate, got True"),
