@@ -8,6 +8,7 @@ import torch
 
 from fedlsg.method import LocalTraining, Schedule
 from fedlsg.privacy import Entry, Mechanism
+from fedlsg.state import different_terms, each, sizes_of
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase, plan_round
 from fedlsg.state.server_state import load_weights
@@ -108,3 +109,17 @@ def test_a_client_with_another_seed_or_w_0_derives_another_frame():
 def test_a_pruning_round_that_the_method_does_not_have_is_refused(choices):
     with pytest.raises(ValueError, match="expected a training round: pruning of method 'dp-ssgd' reads no data"):
         client_of("dp-ssgd", **choices).frame(PRUNING_ROUND, updates=0)
+
+
+def test_terms_that_clients_share_are_those_of_each():
+    def of(size: int) -> ClientTerms:
+        return ClientTerms(num_examples=size, sample_rate=1 / size, noise_multiplier=float(size))
+
+    sizes = [3, 5, 3, 3, 7]
+    of_size = {size: of(size) for size in sizes}
+    for some in (tuple(map(of, sizes)), tuple(of_size[size] for size in sizes)):
+        assert list(different_terms(some)) == [of(3), of(5), of(7)]
+        assert sizes_of(some) == sizes
+        asked: list[int] = []
+        assert each(some, lambda one, asked=asked: asked.append(one.num_examples) or one.noise_multiplier) == sizes
+    assert asked == [3, 5, 7]
