@@ -10,7 +10,6 @@ It is a federation of one client with one local step: the same frames, clip, noi
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -19,7 +18,6 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
@@ -37,9 +35,7 @@ from fedlsg.own_loop import (
     check_spending,
     check_start,
     check_untrained,
-    first_rows,
     guarded,
-    make_own,
     note_trained,
     own_source,
     terms_of,
@@ -47,15 +43,12 @@ from fedlsg.own_loop import (
 from fedlsg.own_loop.row_checks import check_rows
 from fedlsg.own_loop.user_inputs import Data
 from fedlsg.randomness import alone
-from fedlsg.state import ClientTerms, PublicState, ServerState
+from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
 from fedlsg.user_code.objects import restored
 from strategies.settings_typed import StepSettings
-from strategies.step_method import AUTO, is_regression, method_of, planned_steps
-
-ADDRESS = re.compile(" at 0x[0-9a-f]+")
-"""What differs between processes in the text of a method with functions of the user."""
+from strategies.step_method import AUTO, is_regression, method_of, planned_steps, public_terms, state_of
 
 
 class PrivateStep:
@@ -148,18 +141,11 @@ class PrivateStep:
         self._account = Account(ledger, num_examples=num_examples)
         check_untrained(model, self._account)
         check_start(model, self.method, example)
-        prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
-        public = PublicState.start(
-            model, self.method, Schedule(rounds=planned, sample_rate=rate), seed=seed, classifier=classifier,
-            source=None if probe is None else own_source(probe, model, self._loss),
+        self._state = state_of(
+            model, self.method, Schedule(rounds=planned, sample_rate=rate), divisor=local.expected_batch, seed=seed,
+            classifier=classifier, source=None if probe is None else own_source(probe, model, self._loss),
+            example=example, optimizer=optimizer,
         )  # fmt: skip
-        public.check_repeatable()
-        self._state = ServerState(
-            public,
-            divisor=local.expected_batch,
-            probe=None if example is None else first_rows(example[0]),
-            optimizer=None if optimizer is None or isinstance(optimizer, str) else make_own(optimizer, model),
-        )
         self._rounds = Release(
             state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
             reproducible=reproducible,
@@ -311,9 +297,4 @@ class PrivateStep:
 
     @property
     def _public_terms(self) -> dict[str, Any]:
-        s = self._spending
-        own = "" if self._state.scheduler is not None else type(self._state.optimizer).__name__
-        return {
-            "num_examples": s.num_examples, "sample_rate": s.sample_rate, "steps": s.steps, "delta": s.delta,
-            "seed": self._state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(self.method)),
-        }  # fmt: skip
+        return public_terms(self._spending, self._state, self.method)

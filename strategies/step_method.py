@@ -1,16 +1,21 @@
-"""What ``PrivateStep`` trains with where its user does not say: method, steps, sample rate, optimizer, rates."""
+"""What ``PrivateStep`` starts from: method, steps, sample rate, optimizer and rates, where its user does not say."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from fedlsg import user_code
+from fedlsg.carriers import prepare_model
+from fedlsg.carriers.probe.carrier import ProbeSource
+from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.method import Method
-from fedlsg.own_loop import Optimizers
+from fedlsg.method import Method, Schedule
+from fedlsg.own_loop import Optimizers, Spending, first_rows, make_own
 from fedlsg.setting import declared
+from fedlsg.state import PublicState, ServerState
 from fedlsg.training import ServerOptimizer
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
 from strategies import common_settings, give, own_settings, recipe, with_own
@@ -19,6 +24,8 @@ AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"
 OF_NUMBERS = ("MSELoss", "mse_loss", "L1Loss", "l1_loss", "SmoothL1Loss", "smooth_l1_loss", "HuberLoss", "huber_loss")
 """Losses of torch for regression."""
+ADDRESS = re.compile(" at 0x[0-9a-f]+")
+"""What differs between processes in the text of a method with functions of the user."""
 KEPT = ("estimator", "sparsify_update", "ema")
 """Settings of the server that an own optimizer leaves in place."""
 
@@ -105,3 +112,34 @@ def _with_rule(
     if optimizer != "adam":
         del rule["optimizer_options"]
     return rule | settings
+
+
+def state_of(
+    model: nn.Module,
+    method: Method,
+    schedule: Schedule,
+    *,
+    divisor: float,
+    seed: int,
+    classifier: str | None,
+    source: ProbeSource | None,
+    example: tuple[Inputs, Inputs] | None,
+    optimizer: Optimizers | str | None,
+) -> ServerState:
+    """The server's side of the loop: public state, with a user's own optimizer if there is one."""
+    prepare_model(model, method.carrier, classifier=classifier, seed=seed)
+    public = PublicState.start(model, method, schedule, seed=seed, classifier=classifier, source=source)
+    public.check_repeatable()
+    return ServerState(
+        public, divisor=divisor, probe=None if example is None else first_rows(example[0]),
+        optimizer=None if optimizer is None or isinstance(optimizer, str) else make_own(optimizer, model),
+    )  # fmt: skip
+
+
+def public_terms(spending: Spending, state: ServerState, method: Method) -> dict[str, Any]:
+    """What a saved state and the object that loads it must have in common."""
+    own = "" if state.scheduler is not None else type(state.optimizer).__name__
+    return {
+        "num_examples": spending.num_examples, "sample_rate": spending.sample_rate, "steps": spending.steps,
+        "delta": spending.delta, "seed": state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(method)),
+    }  # fmt: skip

@@ -291,10 +291,8 @@ def _doubt(best: Line, own: Sequence[Line]) -> str:
 
 def paired(one: Line, other: Line) -> tuple[float, float] | None:
     """Mean difference of scores over common seeds, and its standard error; None for fewer than two seeds."""
-    first, second = (
-        {run.settings.get("seed"): score for run, score in zip(line.done, line.scores, strict=False)}
-        for line in (one, other)
-    )
+    seeds = [[run.settings.get("seed") for run in line.done] for line in (one, other)]
+    first, second = (dict(zip(own, line.scores, strict=False)) for own, line in zip(seeds, (one, other), strict=True))
     differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys(), key=str)]
     if len(differences) < 2:
         return None

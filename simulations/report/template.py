@@ -1,7 +1,7 @@
 """The one builder of pages and its one template: one HTML file from a page. HTML is nowhere else.
 
 Accessible: landmarks, one h1, tables with scoped headers, figures with their words, boxes that scroll by keyboard.
-``assets/page.js`` adds what needs a script: figures that answer, tables that sort, slides.
+``assets/page.js``: figures that answer, tables that sort, slides.
 """
 
 import base64
@@ -40,8 +40,7 @@ def render(page: Page, follow: str = "") -> str:
 def policy(run: Iterable[str], *, asks: bool = False) -> str:
     """What a browser may do with the page: run these scripts and no other, and load nothing that is not in it."""
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run)
-    known = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
-    own = "connect-src 'self'; " if asks else ""
+    known, own = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'", "connect-src 'self'; " * asks
     return f"default-src 'none'; {own}script-src {known}; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -55,10 +54,9 @@ def _parts(page: Page) -> Iterable[Part]:
 @functools.cache
 def scripts(*, drawn: bool) -> tuple[str, ...]:
     """What a page runs, with the library if it has figures; nothing in a Flower bundle, which holds no scripts."""
-    names = (*(LIBRARIES if drawn else ()), "page.js")
-    if not all((ASSETS / name).exists() for name in names):
-        return ()
-    return tuple((ASSETS / name).read_text().split("//# sourceMappingURL")[0] for name in names)
+    files = [ASSETS / name for name in (*(LIBRARIES if drawn else ()), "page.js")]
+    there = all(file.exists() for file in files)
+    return tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files) if there else ()
 
 
 def target(file: Download) -> str:

@@ -34,10 +34,8 @@ from strategies.federation.proofs import CODE, code_record
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
 WORKER_DIED, DISK_FULL, TOO_SLOW = range(1007, 1010)
-"""Error codes of our clients; Flower's own are below 1000.
-
-DISK_FULL: from a simulated client that could not write a file to the disk of the run; the reason is its path.
-TOO_SLOW: of a client that was stopped at its own limit, or still works on an earlier round: it is not waited for.
+"""Error codes of our clients; Flower's own are below 1000. DISK_FULL: the file is the reason. TOO_SLOW: stopped at
+its own limit, or still at work on an earlier round: not waited for.
 """
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 STAGE = "secure sum"
@@ -257,11 +255,8 @@ def over_the_wire(message: Message) -> Message:
         return message_from_proto(message_to_proto(message))
     content = message.content.copy()
     for name, record in content.items():
-        own: Any = record.copy()
-        content[name] = own
-        for key, value in own.items():
-            if isinstance(value, (Array, list)):
-                own[key] = copy(value)
+        content[name] = own = record.copy()
+        own.update({key: copy(value) for key, value in own.items() if isinstance(value, Array | list)})
     return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]
 
 
