@@ -14,6 +14,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,7 @@ class Records:
         self.entries: dict[int, list[Entry]] = {}
         self.keys: set[Key] = set()
         self.voids: dict[int, int] = {}
-        self.size = 0
-        self.line_ended = True
+        self.size, self.line_ended = 0, True
 
     @property
     def head(self) -> str:
@@ -90,8 +90,7 @@ class Records:
         """Take in one line. Raises ValueError, TypeError or KeyError for one that is no record, or out of order."""
         check_line(line, record, self.head)
         if "charged" in record:
-            found = record["charged"]
-            self.charge(list(map(decode_entry, found)) if isinstance(found, list) else decode_entries(found))
+            self.charge(_charged(line))
         elif "void" in record:
             self.void([(client, run, round, attempt) for client, run, round, attempt in record["void"]])
         elif self.heads or record != HEADER:
@@ -171,8 +170,7 @@ class RunLedger:
 
     def read(self) -> Records:
         """The records of the file now."""
-        stamp = stamp_of(self.path)
-        before, known = self._stamp, self._records
+        stamp, before, known = stamp_of(self.path), self._stamp, self._records
         if stamp == before:
             return known
         grown = stamp is not None and before is not None and stamp[0] == before[0] and stamp[1] >= known.size
@@ -284,6 +282,13 @@ def verify_extends(checkpoint: Mapping[str, Sequence[Any]], folder: str | os.Pat
             check_heads(ledger.path, ledger.read().heads, count, head)
         else:
             check_extends(ledger_path(folder, int(name)), int(name), count, head)
+
+
+@lru_cache(maxsize=1024)  # a resume reads the file several times
+def _charged(line: bytes) -> tuple[Entry, ...]:
+    """The entries of a line whose chain was checked: its bytes say all of them, so equal bytes are decoded once."""
+    found = json.loads(line)["charged"]
+    return tuple(map(decode_entry, found) if isinstance(found, list) else decode_entries(found))
 
 
 def _content(path: Path, start: int = 0) -> bytes:
