@@ -257,7 +257,10 @@ class PrivateStep:
         note_trained(self.model)
 
     def watch(self, note: Watcher) -> None:
-        """Call ``note(plan, rows, values)`` in each step, before the model moves: what leaves, of SECRET rows."""
+        """Call ``note(plan, rows, values)`` in each step, before the model moves: what leaves, of SECRET rows.
+
+        Before the first step, also of the pruning that is charged: ``plan.phase`` tells.
+        """
         self._rounds.watchers.append(note)
 
     def epsilon(self, delta: float | None = None) -> float:
