@@ -7,9 +7,11 @@ import pytest
 from scipy.stats import norm
 
 from fedlsg.accounting import epsilon
+from fedlsg.attacks.observation import ThreatModel
 from fedlsg.mechanisms import KINDS, Kind, gaussian
 from fedlsg.selection import SELECTIONS, Selection
 from fedlsg.units import EXAMPLE, UNITS, Unit
+from simulations.attack.observations import open_record
 from tests.fedlsg.support.audit_setting import audit, setting
 from tests.simulations.support.runs import run_local
 
@@ -35,6 +37,13 @@ def test_a_run_is_charged_as_its_objects_say(tmp_path):
     claimed = epsilon(sample_rate=entries[0].sample_rate, noise_multiplier=1.5, steps=2, delta=1e-5)
     assert run.summary is not None
     assert run.summary["epsilon_max"] == claimed.upper
+
+
+def test_an_attack_on_a_record_knows_the_noise_of_a_payload_and_not_its_share_of_a_unit(tmp_path):
+    given = {"unit": "pair", "sample_rate": 0.1, "noise_multiplier": 3.0, "clip_norm": 0.5, "rounds": 1}
+    run_local(tmp_path / "run", **given, record_updates=True)
+    seen = open_record(str(tmp_path / "run"), ThreatModel()).observation(1, 0)
+    assert (seen.noise_std, seen.local.sample_rate) == (1.5, 0.1)
 
 
 @pytest.mark.parametrize("changes", [{"trust": "secure", "clients": 3}, {"sampling": "shuffle", "batch_size": 9}])
