@@ -98,6 +98,11 @@ class Mechanism:
             )
         if type(self.colluders) is not int or self.colluders < 0:
             raise ValueError(f"expected colluders={self.colluders!r} to be an integer >= 0")
+        if self.private and self.in_sums_alone and self.kind != DP.name:
+            raise ValueError(
+                f"mechanism={self.kind!r} changes each client's values alone, and shares of noise add up only as "
+                "mechanism='dp' adds them: take dp, or a trust in which each payload has all of its noise"
+            )
 
     def weight_of(self, group: Group) -> float:
         """Weight of a group of parameters in the clip."""

@@ -71,6 +71,13 @@ def test_whatever_a_whole_client_needs_holds_for_every_unit_that_is_one(changes,
         assert {entry.unit for entry in run_local(tmp_path / "run", **given).entries(-1)} == {"house"}
 
 
+def test_a_mechanism_of_ones_own_adds_no_share_of_a_sum_s_noise(tmp_path):
+    """What it does to each client's values may take off the shares, as a clamp at 0.01 does."""
+    with pytest.raises(ValueError, match="shares of noise add up only as mechanism='dp' adds them"):
+        run_local(tmp_path / "run", mechanism="clamped", trust="aggregate", clients=3)
+    assert not (tmp_path / "run").exists()
+
+
 def true_delta(epsilon: float, q: float, sigma: float, examples: int) -> float:
     """By brute force: each of the examples is in the batch with chance q on its own, and moves the sum by 1."""
     x = np.linspace(-12 * sigma, 12 * sigma + examples, 200_001)
