@@ -31,8 +31,8 @@ from simulations.workloads import Workload
 from strategies.private_step import PrivateStep
 
 AppWorkload = str | Workload | Callable[[], Workload]
-OF_EACH = frozenset({"seed", "rounds", "noise-multiplier"})
-"""Settings in which the steps of a folder may differ: frames and charges are kept of each."""
+OF_EACH = frozenset({"seed", "rounds", "noise-multiplier", "threads", "data-dir", "data-root"})
+"""Settings in which the steps of a folder may differ: frames and charges are kept of each, and the machine may be."""
 
 
 def record(step: PrivateStep, folder: str | Path, *, workload: AppWorkload, client: int = 0) -> None:
