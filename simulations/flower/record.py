@@ -31,8 +31,10 @@ from simulations.workloads import Workload
 from strategies.private_step import PrivateStep
 
 AppWorkload = str | Workload | Callable[[], Workload]
-OF_EACH = frozenset({"seed", "rounds", "noise-multiplier", "threads", "data-dir", "data-root"})
-"""Settings in which the steps of a folder may differ: frames and charges are kept of each, and the machine may be."""
+OF_ALL = (
+    "workload", "method", "mechanism", "clip", "clip-norm", "norms-clip-weight", "classifier-clip-weight", "sample-rate",
+)  # fmt: skip
+"""What the steps of a folder have in common: an attack reads it from its settings. Frames, charges are of each."""
 
 
 def record(step: PrivateStep, folder: str | Path, *, workload: AppWorkload, client: int = 0) -> None:
@@ -96,7 +98,7 @@ class Recording:
 
     def _check_same(self) -> None:
         before, now = as_config(self.run.read_config()), as_config(self.base.settings)
-        for name in sorted((before.keys() | now.keys()) - OF_EACH):
+        for name in OF_ALL:
             if before.get(name) != now.get(name):
                 raise ValueError(
                     f"{self.run.path} is a record of steps with {name}={before.get(name)}, these have "
