@@ -32,7 +32,8 @@ from strategies.private_step import PrivateStep
 
 AppWorkload = str | Workload | Callable[[], Workload]
 OF_ALL = (
-    "workload", "method", "mechanism", "clip", "clip-norm", "norms-clip-weight", "classifier-clip-weight", "sample-rate",
+    "workload", "method", "mechanism", "clip", "clip-norm", "norms-clip-weight", "classifier-clip-weight",
+    "sample-rate",
 )  # fmt: skip
 """What the steps of a folder have in common: an attack reads it from its settings. Frames, charges are of each."""
 
