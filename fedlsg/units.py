@@ -14,6 +14,35 @@ from typing import Any
 from fedlsg.rules import Rule, idle_unless, needs
 
 
+def of_whole(name: str) -> tuple[Rule, ...]:
+    """What every unit needs that is a whole client."""
+    of = f"unit={name} and private"
+    return (
+        needs(
+            "trust=server|secure", "it hides a client in a real sum: take trust=server (simulation: the server is "
+            "trusted with updates that have no noise, and adds it) or trust=secure (clients add shares of it in a "
+            "secure sum)", of=of,
+        ),
+        needs(
+            "batch_size", "with sample_rate={sample_rate} a client's expected batch would depend on which other "
+            "clients there are; give batch_size, a public number of examples", of=of,
+        ),
+        needs("not prunes_by_data", "saliencies are of single examples: take unit=example, or no pruning", of=of),
+        needs(
+            "not personal", f"a part of each update stays with its client, and unit={name} hides an update in the sum "
+            "of all: take unit=example", of=of,
+        ),
+        needs(
+            "not embeds", f"the embedding of each example is clipped apart from what it leaves, and unit={name} clips "
+            "whole updates: take unit=example, or biased=true", of=of,
+        ),
+        needs("not factors", "updates are added up, and factors do not add up: take unit=example", of=of),
+        needs("not chooses", "a client would act on a round that it is not charged for: take unit=example", of=of),
+        needs("not memory", "a client would act on a round that it is not charged for: take unit=example", of=of),
+        idle_unless("private", "mechanism={mechanism} has no epsilon: leave unit out", of=f"unit={name}"),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unit:
     """A unit, and in a run how it takes part.
@@ -27,7 +56,7 @@ class Unit:
     charged with this rate, and with sigma / k.
 
     ``protects``: in words, after "epsilon of". ``level``: what reports say in addition; "" for the usual unit.
-    ``meaning``: what an epsilon says. ``needs``: rules, each with ``of="unit=NAME"`` or more.
+    ``meaning``: what an epsilon says. ``needs``: rules of its own, each with ``of="unit=NAME"`` or more.
     """
 
     name: str
@@ -56,7 +85,9 @@ class Unit:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What it needs, and what several examples do."""
+        """What it needs, and what whole clients and several examples do."""
+        if self.whole:
+            return (*of_whole(self.name), *self.needs)
         if self.examples == 1:
             return self.needs
         of, why = f"unit={self.name}", "it is proved for single examples: take unit=example"
@@ -88,37 +119,12 @@ EXAMPLE = Unit(
     "its own steps. The number is the largest over clients and seeds; it is never a sum over clients. Whatever an "
     "observer concludes is at most e^epsilon times as likely as without the example, except with probability delta.",
 )  # fmt: skip
-OF = "unit=client and private"
 CLIENT = Unit(
     name="client", protects="a client with all of its data", level="client level", whole=True,
     meaning="With unit=client, epsilon protects one client with all of its data: with its data or without, whatever an "
     "observer concludes is at most e^epsilon times as likely, except with probability delta. Epsilons of the two units "
     "are not comparable. For one example of a client that stays, the clipped update may turn round: count with half of "
     "the noise multiplier.",
-    needs=(
-        needs(
-            "trust=server|secure", "it hides a client in a real sum: take trust=server (simulation: the server is "
-            "trusted with updates that have no noise, and adds it) or trust=secure (clients add shares of it in a "
-            "secure sum)", of=OF,
-        ),
-        needs(
-            "batch_size", "with sample_rate={sample_rate} a client's expected batch would depend on which other "
-            "clients there are; give batch_size, a public number of examples", of=OF,
-        ),
-        needs("not prunes_by_data", "saliencies are of single examples: take unit=example, or no pruning", of=OF),
-        needs(
-            "not personal", "a part of each update stays with its client, and unit=client hides an update in the sum "
-            "of all: take unit=example", of=OF,
-        ),
-        needs(
-            "not embeds", "the embedding of each example is clipped apart from what it leaves, and unit=client clips "
-            "whole updates: take unit=example, or biased=true", of=OF,
-        ),
-        needs("not factors", "updates are added up, and factors do not add up: take unit=example", of=OF),
-        needs("not chooses", "a client would act on a round that it is not charged for: take unit=example", of=OF),
-        needs("not memory", "a client would act on a round that it is not charged for: take unit=example", of=OF),
-        idle_unless("private", "mechanism={mechanism} has no epsilon: leave unit out", of="unit=client"),
-    ),
 )  # fmt: skip
 UNITS = {unit.name: unit for unit in (EXAMPLE, CLIENT)}
 """All units, by name."""

@@ -34,7 +34,7 @@ from fedlsg.user_code.failure import is_users
 from fedlsg.user_code.objects import restored
 
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
-"""Called with the plan of a round, the positions of its batch and the payload's values, after they are released."""
+"""Called with the plan of a round, the positions of its batch and the payload's values, after noise was added."""
 
 
 def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]:
@@ -99,8 +99,8 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
 class Release:
     """What every round reads. ``reproducible``: batches and noise follow from the public seed, and nothing is private.
 
-    watchers: are given each training round's plan, the rows of its batch, which are secret, and its noisy values,
-    before the model moves. No secret is kept here: the streams of batches and noise are new in every round.
+    watchers: are given each round's plan, the rows of its batch, which are secret, and its noisy values, before the
+    model moves. No secret is kept here: the streams of batches and noise are new in every round.
     """
 
     state: ServerState
@@ -129,7 +129,7 @@ class Release:
             values = self._values(
                 plan, noted if self.watchers else batch, groups, self.spending.num_examples, "", charge
             )
-        for watch in self.watchers if plan.phase is Phase.TRAINING else ():
+        for watch in self.watchers:
             watch(plan, torch.cat([torch.empty(0, dtype=torch.int64), *rows]), values)
         self._apply(values, plan)
 

@@ -170,7 +170,7 @@ class Participation:
 
     def order(self, round: int) -> Iterator[int]:
         """All clients, those first that the rule prefers in a round."""
-        return self.selection.order(self.clients, per_round=self.selected, round=round, seed=self.seed)
+        return iter(self.selection.order(self.clients, per_round=self.selected, round=round, seed=self.seed))
 
     def available(self, round: int, now: float) -> frozenset[int]:
         """The clients that are there when a round starts at a time."""

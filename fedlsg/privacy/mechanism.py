@@ -98,6 +98,11 @@ class Mechanism:
             )
         if type(self.colluders) is not int or self.colluders < 0:
             raise ValueError(f"expected colluders={self.colluders!r} to be an integer >= 0")
+        if self.private and self.in_sums_alone and self.kind != DP.name:
+            raise ValueError(
+                f"mechanism={self.kind!r} changes each client's values alone, and shares of noise add up only as "
+                "mechanism='dp' adds them: take dp, or a trust in which each payload has all of its noise"
+            )
 
     def weight_of(self, group: Group) -> float:
         """Weight of a group of parameters in the clip."""
@@ -174,18 +179,22 @@ def clipped_sum(
 
 
 def clipped_sums(
-    gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, runs: Sequence[range]
+    gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients],
+    mechanism: Mechanism,
+    runs: Sequence[range],
+    *,
+    slot: int = 0,
 ) -> Sequence[Float[Tensor, " kept"]]:
     """The clipped sum of each run of rows, such as those of one client; in float64 where it has many examples.
 
-    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are: only
-    where runs begin decides how they are summed. Runs that begin at equal distances are summed by one product a block.
+    ``slot``: rows of each run's place, where all have as many, from public numbers: then one product a block sums them.
+    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are; nor
+    does the length of another run, which is secret: it does not decide how runs are summed.
     """
     norms = clip_norms(gradients, mechanism)
-    slot = runs[1].start - runs[0].start if len(runs) > 1 else 0
-    even = all(run.start == slot * i and len(run) <= slot for i, run in enumerate(runs)) and 0 < slot <= NARROW_SUM
     narrow = narrow_type(gradients)
-    if even and all(block.dtype == narrow for block in gradients):
+    exact = narrow == torch.float64 or keeps_digits(norms.device.type)
+    if exact and 0 < slot <= NARROW_SUM and all(block.dtype == narrow for block in gradients):
         return _sums_of_slots(gradients, norms, mechanism, [len(run) for run in runs], slot).unbind()
     found = []
     for run in runs:

@@ -19,7 +19,7 @@ from fedlsg.method import Positions
 from fedlsg.owner_only import make_folder
 from fedlsg.payload import pack
 from fedlsg.privacy import Entry, Ledger
-from fedlsg.state import RoundPlan
+from fedlsg.state import Phase, RoundPlan
 from simulations.api.simulate import workload_name
 from simulations.plan.plan import prepare
 from simulations.plan.trust import keep_code
@@ -31,6 +31,11 @@ from simulations.workloads import Workload
 from strategies.private_step import PrivateStep
 
 AppWorkload = str | Workload | Callable[[], Workload]
+OF_ALL = (
+    "workload", "method", "mechanism", "clip", "clip-norm", "norms-clip-weight", "classifier-clip-weight",
+    "sample-rate",
+)  # fmt: skip
+"""What the steps of a folder have in common: an attack reads it from its settings. Frames, charges are of each."""
 
 
 def record(step: PrivateStep, folder: str | Path, *, workload: AppWorkload, client: int = 0) -> None:
@@ -40,10 +45,12 @@ def record(step: PrivateStep, folder: str | Path, *, workload: AppWorkload, clie
 
     workload: describes the app's model, data and loss, as ``fedlsg.simulate`` takes it; ``FILE.py:NAME`` for an attack
     in another process. Its ``partition`` is the app's: the rows of client k are its k-th list, in the order of the data
-    that ``step`` was given. A folder goes on where it ended: each round of the app has a new ``PrivateStep``.
+    that ``step`` was given. A folder goes on where it ended: each round of the app has a new ``PrivateStep``. Its
+    epsilon has pruning, which is no step of it.
     Guarantee: training, noise and ledger are as without it. ``updates-truth`` in the folder names private rows: it is
     for the owner only, and no epsilon covers it.
-    Raises ValueError for a workload that is not the step's, a method with probes or of the user's own.
+    Raises ValueError for a workload that is not the step's, a method with probes or of the user's own, and a folder of
+    steps of another method, clip norm or sample rate.
     """
     settings = {name: value for name, value in step.given.items() if value is not None}
     kept = Recording(
@@ -55,7 +62,11 @@ def record(step: PrivateStep, folder: str | Path, *, workload: AppWorkload, clie
     kept.check(step.model, step.num_examples)
 
     def note(plan: RoundPlan, rows: Positions, values: Tensor) -> None:
-        kept.keep(plan.frame, values, step.model, rows, {**plan.charge(step.num_examples)}, plan.noise_std)
+        charge = plan.charge(step.num_examples)
+        if plan.phase is Phase.PRUNING:
+            kept.charge(plan.round, charge)
+        else:
+            kept.keep(plan.frame, values, step.model, rows, charge, plan.noise_std)
 
     step.watch(note)
 
@@ -80,9 +91,20 @@ class Recording:
         self.client, self.rows = client, self.base.parts[client]
         self.run = RunDir(Path(folder).expanduser().resolve())
         make_folder(self.run.path)
-        if not self.run.config.exists():
+        if self.run.config.exists():
+            self._check_same()
+        else:
             self.run.write_config(self.base.settings)
             keep_code(self.run.path, as_config(self.base.settings), self.base.own_code)
+
+    def _check_same(self) -> None:
+        before, now = as_config(self.run.read_config()), as_config(self.base.settings)
+        for name in OF_ALL:
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{self.run.path} is a record of steps with {name}={before.get(name)}, these have "
+                    f"{name}={now.get(name)}, and an attack reads it once for all: give them another folder"
+                )
 
     def check(self, model: nn.Module, num_examples: int) -> None:
         """Raise ValueError for a model, or a number of rows, that are not the workload's."""
@@ -100,14 +122,24 @@ class Recording:
                 f"{num_examples}: give the workload the partition of the app"
             )
 
+    def charge(self, round: int, charge: Mapping[str, Any]) -> None:
+        """Copy a ledger entry."""
+        book = Ledger(self.run.ledger(self.client), client=self.client)
+        book.charge(Entry(client=self.client, round=round, attempt=book.next_attempt(round), **charge))
+
     def keep(
-        self, frame: Frame, values: Tensor, model: nn.Module, rows: Positions, charge: dict[str, Any], noise_std: float
+        self,
+        frame: Frame,
+        values: Tensor,
+        model: nn.Module,
+        rows: Positions,
+        charge: Mapping[str, Any],
+        noise_std: float,
     ) -> None:
         """Keep the next release: the payload last, so that an interrupted one is none."""
         round, wire = max(payload_files(self.run.path), default=0) + 1, frame.wire
         sent = encode(values, frame)
-        book = Ledger(self.run.ledger(self.client), client=self.client)
-        book.charge(Entry(client=self.client, round=round, attempt=book.next_attempt(round), **charge))
+        self.charge(round, charge)
         self.run.save_truth(round, self.client, self.rows[rows])
         self.run.save_weights(round, torch.cat([p.detach().flatten().float() for p in trainable(model).values()]))
         local = {"noise_std": noise_std, "expected_batch": self.base.local.expected_batch}

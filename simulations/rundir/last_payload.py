@@ -24,6 +24,7 @@ replaced. The folder is locked from that check to the end of the store (POSIX).
 import hashlib
 import json
 import secrets
+import stat
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -91,12 +92,21 @@ class LastPayload:
         digest shows it. So it does where a process ends while it writes over a file, which takes a tenth of the time.
         """
         head = json.dumps(_head(request_id, payload)).encode() + b"\n"
-        if not (alone and self.path.exists()):
+        if not (alone and is_own_file(self.path)):
             write_atomically(self.path, head, payload, durable=False)
             return
         with naming(self.path), self.path.open("r+b") as file:
             file.writelines((head, payload))
             file.truncate()
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a file is there under this one name: what is written over it changes no other file, as a link would."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def _head(request_id: str, payload: bytes) -> dict[str, Any]:

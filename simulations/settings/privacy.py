@@ -16,7 +16,7 @@ SUM = "trust=secure|aggregate"
 TRUST = (
     needs("not deployed", "no deployed client sends an update without noise: take trust=secure", of="trust=server"),
     needs(
-        "unit=client",
+        "whole",
         "it adds noise to a sum of whole updates; for noise on examples take trust=client, secure or aggregate",
         of="trust=server and private",
     ),
@@ -116,7 +116,7 @@ class Privacy:
         Setting(
             "Quantile of clients' norms that the clip norm follows.", "share", above=0, below=1,
             rules=(
-                needs("unit=client and trust=server", "it counts clients at a trusted server"),
+                needs("whole and trust=server", "it counts clients at a trusted server"),
                 needs("clip=joint", "it moves one clip norm"),
             ),
         ),

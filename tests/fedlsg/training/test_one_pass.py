@@ -93,6 +93,27 @@ def test_no_bit_of_a_sum_depends_on_other_clients_rows(make, name, slots):
 
 
 @pytest.mark.parametrize("make", [mlp, wide])
+@pytest.mark.parametrize(("slots", "last"), [((4, 4, 4, 4, 12), 9), ((5, 5, 5, 5, 1), 0)])
+def test_no_bit_of_a_sum_depends_on_how_many_examples_the_last_client_has(make, slots, last):
+    """All slots but the last are equal: only public numbers may decide how the sums are formed."""
+    p = problem(*FRAMES["dpsgd"], make=make, dtype=torch.float32)
+    before, after = (totals(clients(p, (3, 4, 2, 4, own)), slots) for own in (1, last))
+    for one, other in zip(before[:4], after[:4], strict=True):
+        assert one is not None
+        assert torch.equal(one, other)
+
+
+def test_sums_keep_their_digits_whatever_torch_may_round(monkeypatch):
+    """A user may allow products in bfloat16: those of the clip's factors are none then."""
+    p = problem(*FRAMES["dpsgd"], dtype=torch.float32)
+    before = totals(clients(p), EVEN)
+    monkeypatch.setattr(clip, "keeps_digits", lambda device: False)
+    monkeypatch.setattr(clip, "_sums_of_slots", lambda *parts: 1 / 0)
+    for one, other in zip(before, totals(clients(p), EVEN), strict=True):
+        assert one is other is None or torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("make", [mlp, wide])
 @pytest.mark.parametrize("slots", [SLOTS, EVEN])
 def test_an_example_that_is_not_finite_changes_its_own_client_alone(make, slots):
     p = problem(*FRAMES["dpsgd"], make=make, dtype=torch.float32)
@@ -152,14 +173,14 @@ def others_rows(patch):
     patch.setattr(
         one_pass,
         "clipped_sums",
-        lambda g, m, runs: honest(g, m, [range(r.start, r.stop + 1) if r else r for r in runs]),
+        lambda g, m, runs, slot: honest(g, m, [range(r.start, r.stop + 1) if r else r for r in runs]),
     )
 
 
 def counted_twice(patch):
     """Slots that overlap: an example is in two clients' sums."""
     honest = clip.clipped_sums
-    patch.setattr(one_pass, "clipped_sums", lambda g, m, runs: honest(g, m, [runs[0], *runs[:-1]]))
+    patch.setattr(one_pass, "clipped_sums", lambda g, m, runs, slot: honest(g, m, [runs[0], *runs[:-1]]))
 
 
 def by_position(patch):

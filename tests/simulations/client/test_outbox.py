@@ -19,6 +19,29 @@ def test_the_payload_comes_back_for_its_question_only(tmp_path_factory, question
     assert (outbox.find(other) == payload) == (other == question)
 
 
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_what_is_written_over_changes_no_file_of_another_name(link, tmp_path):
+    """A run directory may come from anybody, and a copy of it may be one of hard links."""
+    (tmp_path / "other").write_text("as it was")
+    outbox = LastPayload(tmp_path / "client.bin")
+    getattr(outbox.path, link)(tmp_path / "other")
+    outbox.store("q", b"payload", alone=True)
+    assert outbox.find("q") == b"payload"
+    assert (tmp_path / "other").read_text() == "as it was"
+
+
+def test_a_payload_that_a_kill_left_half_written_over_another_answers_nothing(tmp_path):
+    outbox = LastPayload(tmp_path / "client.bin")
+    for before, after in ((b"b" * 90, b"a" * 30), (b"b" * 30, b"a" * 90)):
+        outbox.store("before", before)
+        old = outbox.path.read_bytes()
+        outbox.store("after", after, alone=True)
+        new = outbox.path.read_bytes()
+        for place in range(1, len(new) + 1):
+            outbox.path.write_bytes(torn := new[:place] + old[place:])
+            assert torn in (old, new) or outbox.find("before") is outbox.find("after") is outbox.last() is None
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"\n", b"no json\npayload", b"[]\npayload", b"\xff\xfe\npayload", b'{"question": "q", "bytes": 7}'],

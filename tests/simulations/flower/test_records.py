@@ -61,9 +61,10 @@ def steps_of(folder: Path, *, sigma: float | None, rounds: int = 1, **given: Any
     return folder / "record"
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "lsg"])
-def test_a_record_of_private_steps_is_read_as_a_run_s(method, tmp_path):
-    record = open_record(str(steps_of(tmp_path, sigma=1.0, rounds=2, method=method)), ThreatModel())
+@pytest.mark.parametrize("given", [{"method": "dpsgd"}, {"method": "lsg"}, {"method": "dp-ssgd", "prune": "dp-snip"}])
+def test_a_record_of_private_steps_is_read_as_a_run_s(given, tmp_path):
+    """Its epsilon is that of the app's own ledger, which counts the pruning before the steps, too."""
+    record = open_record(str(steps_of(tmp_path, sigma=1.0, rounds=2, **given)), ThreatModel())
     sizes = batch_sizes(record)
     assert list(sizes) == [1, 2, 3, 4, 5, 6]
     seen = [record.observation(round, 1) for round in sizes]
@@ -95,6 +96,12 @@ def test_another_model_or_partition_is_refused_before_a_step(tmp_path):
         fedlsg.flower.record(other, tmp_path / "record", workload=f"{tmp_path / 'app.py'}:workload", client=1)
     with pytest.raises(ValueError, match=r"expected 0 <= client=2 < 2"):
         fedlsg.flower.record(other, tmp_path / "record", workload=f"{tmp_path / 'app.py'}:workload", client=2)
+
+
+def test_steps_of_another_clip_do_not_go_on_in_a_record(tmp_path):
+    steps_of(tmp_path, sigma=1.0, method="dpsgd")
+    with pytest.raises(ValueError, match=r"a record of steps with clip-norm=1.0, these have clip-norm=10.0"):
+        steps_of(tmp_path, sigma=1.0, method="dpsgd", clip_norm=10.0)
 
 
 def found_in(folder: Path) -> dict[str, Any]:
