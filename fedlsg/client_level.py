@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from fedlsg.frame import Frame
 from fedlsg.gradients import LossFunction
 from fedlsg.privacy import Ledger
-from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, Mechanism, add_noise, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, Mechanism, add_noise
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream
 from fedlsg.training import Batch, LocalTraining

@@ -10,58 +10,45 @@ It is a federation of one client with one local step: the same frames, clip, noi
 """
 
 import os
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from functools import partial
-from typing import Any
-from typing import Unpack
+from functools import cached_property, partial
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
-from fedlsg.gradients import Precision
-from fedlsg.gradients import per_example_loss
-from fedlsg.gradients import trainable
+from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
-from fedlsg.method import Batch
-from fedlsg.method import LocalTraining
-from fedlsg.method import Method
-from fedlsg.method import Positions
-from fedlsg.method import Schedule
-from fedlsg.own_loop import Account
-from fedlsg.own_loop import Independence
-from fedlsg.own_loop import Optimizers
-from fedlsg.own_loop import Rehearsals
-from fedlsg.own_loop import Release
-from fedlsg.own_loop import Spending
-from fedlsg.own_loop import Watcher
-from fedlsg.own_loop import batches_of
-from fedlsg.own_loop import check_spending
-from fedlsg.own_loop import check_start
-from fedlsg.own_loop import check_untrained
-from fedlsg.own_loop import guarded
-from fedlsg.own_loop import note_trained
-from fedlsg.own_loop import own_source
-from fedlsg.own_loop import terms_of
+from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
+from fedlsg.own_loop import (
+    Account,
+    Independence,
+    Optimizers,
+    Rehearsals,
+    Release,
+    Spending,
+    Watcher,
+    batches_of,
+    check_spending,
+    check_start,
+    check_untrained,
+    guarded,
+    note_trained,
+    own_source,
+    terms_of,
+)
 from fedlsg.own_loop.row_checks import check_rows
 from fedlsg.own_loop.user_inputs import Data
 from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms
-from fedlsg.training import Groups
-from fedlsg.training import together
+from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
 from fedlsg.user_code.objects import restored
 from strategies.settings_typed import StepSettings
-from strategies.step_method import AUTO
-from strategies.step_method import is_regression
-from strategies.step_method import method_of
-from strategies.step_method import planned_steps
-from strategies.step_method import public_terms
-from strategies.step_method import state_of
+from strategies.step_method import AUTO, is_regression, method_of, planned_steps, public_terms, state_of
 
 
 class PrivateStep:

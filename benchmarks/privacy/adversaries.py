@@ -156,7 +156,7 @@ def factors_rounded_up() -> AbstractContextManager[object]:
         scale = clip_factors(norms, clip_norm, dtype, coordinates)
         return (scale.frexp().mantissa * 1000).ceil().div(1000).ldexp(scale.frexp().exponent)
 
-    return patch("fedlsg.privacy.mechanism.clip_factors", plant)
+    return patch("fedlsg.privacy.clip.clip_factors", plant)
 
 
 def cancel(model: nn.Module) -> None:

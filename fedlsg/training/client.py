@@ -28,7 +28,7 @@ from fedlsg.gradients import (
 )
 from fedlsg.gradients.blocks import clip_parts
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
-from fedlsg.privacy.mechanism import NARROW_SUM
+from fedlsg.privacy.clip import NARROW_SUM
 from fedlsg.randomness import SecretStream
 from fedlsg.training.local import (
     Batch,

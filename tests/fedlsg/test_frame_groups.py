@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from fedlsg.frame import Frame, group_of
 from fedlsg.method import Method, Schedule, make_frame
-from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.client import per_unit
 
 SHAPES = {"body.weight": (5, 4), "body.bias": (5,), "norm.weight": (5,), "classifier.weight": (3, 5)}

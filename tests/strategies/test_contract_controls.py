@@ -10,7 +10,8 @@ import fedlsg.method
 import fedlsg.training.client
 from fedlsg.frame import Frame
 from fedlsg.payload import PayloadError
-from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.privacy.clip import clip_factors, clipped_sum
+from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.training.client import per_unit
 from tests.fedlsg.support.plants import clip_after_sum
 from tests.strategies import contract

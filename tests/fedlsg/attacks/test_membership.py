@@ -21,7 +21,8 @@ from fedlsg.attacks.membership import (
 )
 from fedlsg.attacks.metrics import roc
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.privacy.mechanism import Mechanism, add_noise, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import per_unit
 from tests.fedlsg.support.observed import digits, method, mlp, observe

@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedlsg.privacy.mechanism
+import fedlsg.privacy.clip
 import fedlsg.training.client
 from fedlsg.frame import Frame
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.per_example import block_gradients, per_example_gradients, summable, summed_gradient
 from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.privacy.clip import clip_factors, clipped_sum
+from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.tensors import keeps_digits
 from tests.fedlsg.support.gradient_oracle import make_frame, naive
 from tests.fedlsg.support.problems import Problem, cnn, make, mlp, standardised, transformer, wide
@@ -124,10 +125,10 @@ def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, preci
     broken = []
     for i in range(len(targets)):
         batch = (model, loss_fn, one(inputs, i), targets[i : i + 1], frame)
-        exact = iter([fedlsg.privacy.mechanism.norms_of(t) for t in per_example_gradients(*batch)])
+        exact = iter([fedlsg.privacy.clip.norms_of(t) for t in per_example_gradients(*batch)])
         blocks = block_gradients(*batch, precision=precision)
         with monkeypatch.context() as patch:
-            patch.setattr(fedlsg.privacy.mechanism, "norms_of", lambda block, exact=exact: next(exact))
+            patch.setattr(fedlsg.privacy.clip, "norms_of", lambda block, exact=exact: next(exact))
             broken.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
     assert not all(length <= 1 for length in broken)
 
@@ -141,7 +142,7 @@ def longest_under_autocast() -> float:
 
 def test_a_callers_autocast_has_no_hold_of_the_clip(monkeypatch):
     assert longest_under_autocast() <= 1
-    monkeypatch.setattr(fedlsg.privacy.mechanism, "without_autocast", lambda device: nullcontext())
+    monkeypatch.setattr(fedlsg.privacy.clip, "without_autocast", lambda device: nullcontext())
     assert longest_under_autocast() > 1
 
 

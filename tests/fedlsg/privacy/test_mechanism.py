@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, NARROW_SUM, Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.privacy.clip import NARROW_SUM, clip_factors, clipped_sum
+from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, Mechanism, add_noise
 from fedlsg.randomness import reproducible_stream, secret_stream
 
 SPECIAL = [0.0, math.nan, math.inf, -math.inf, 1e-45, 1e-38, 3e38, -3e38]

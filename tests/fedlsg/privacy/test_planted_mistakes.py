@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 import fedlsg.method
-import fedlsg.privacy.mechanism
+import fedlsg.privacy.clip
 import fedlsg.training.client
 import tests.fedlsg.support.step_oracle
 from fedlsg.masks.mask import Mask
 from fedlsg.method import aggregate
-from fedlsg.privacy.mechanism import Mechanism, add_noise, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.randomness import SecretStream, reproducible_stream
 from tests.fedlsg.support.plants import clip_after_sum, clipped_before_the_mask
 from tests.fedlsg.support.step_checks import (
@@ -88,7 +89,7 @@ def factor_rounded_up(norms, clip_norm, dtype, coordinates):
     return torch.nextafter(factor_to_nearest(norms, clip_norm, dtype, coordinates), torch.tensor(math.inf, dtype=dtype))
 
 
-CLIENT, METHOD, PRIVATIZE = fedlsg.training.client, fedlsg.method, fedlsg.privacy.mechanism
+CLIENT, METHOD, PRIVATIZE = fedlsg.training.client, fedlsg.method, fedlsg.privacy.clip
 PLANTS = {
     "noise on another mask": (noise_lies_where_the_mask_keeps, CLIENT, "add_noise", noise_on_another_mask),
     "noise reused between steps": (noise_is_fresh_in_every_step, CLIENT, "add_noise", reused_noise()),

@@ -17,7 +17,8 @@ import fedlsg.privacy.mechanism
 from fedlsg.frame import Frame
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, aggregate
-from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 from tests.fedlsg.support.step_oracle import CLIP_ONLY, DENSE, EMPTY, NOISY, naive_step, problem
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlsg.gradients import check
 from fedlsg.method import LocalTraining
-from fedlsg.privacy import mechanism as clip
+from fedlsg.privacy import clip
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import one_pass
 from fedlsg.training.client import clipped_batch_sum

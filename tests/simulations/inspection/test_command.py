@@ -18,7 +18,7 @@ import strategies
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import project
-from fedlsg.privacy.mechanism import clipped_sum
+from fedlsg.privacy.clip import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine
 from simulations.inspection import Subject, batch_gradient, subject_of_run, subject_of_settings

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import fedlsg.gradients.formulas.ghost as ghost
 from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
 from fedlsg.gradients.per_example import block_gradients, per_example_gradients
-from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.client import allows_ghost_clipping
 from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame
 from tests.fedlsg.support.problems import make, wide

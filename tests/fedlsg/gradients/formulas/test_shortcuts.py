@@ -7,7 +7,8 @@ from torch import Tensor, nn
 import fedlsg.gradients.plan as planning
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plan import plan
-from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from fedlsg.privacy.clip import clipped_sum
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server import ServerOptimizer, make_optimizer, server_step
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
 
