@@ -100,7 +100,7 @@ def attack_command(
 
             made = attack_one(attacked, threat, options, part)
             findings.append(replace(made, label=label(attacked, records)))
-    names = ", ".join(one.label for one in findings) if len(findings) <= FEW else f"{len(findings)} runs"
+    names = " | ".join(one.label for one in findings) if len(findings) <= FEW else f"{len(findings)} runs"
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {seed}"
     files = write(folder, findings, threat, lead=lead)
     show(findings, console)
