@@ -161,12 +161,12 @@ class Record:
         return entries[-1]
 
     def _terms(self, round: int, client: int, blocks: int) -> ClientTerms:
-        """The client's own terms: its ledger holds the effective sigma, noise over joint sensitivity."""
-        entry, common = self.entry(round, client), self.base.method.mechanism
+        """The client's own terms: its ledger holds the effective sigma, noise over what one unit moves a sum by."""
+        entry, common, unit = self.entry(round, client), self.base.method.mechanism, self.base.unit
         nominal = common.noise_multiplier
         if common.private:
-            nominal = entry.noise_multiplier * common.sensitivity(blocks) / common.clip_norm
-        rate = entry.sample_rate
+            nominal = entry.noise_multiplier * common.sensitivity(blocks) / common.clip_norm * unit.examples
+        rate = entry.sample_rate if unit.single else self.base.rate_of(entry.num_examples)
         if entry.batches:
             rate = min(self.base.local.shuffled / entry.num_examples, 1.0)
         return ClientTerms(num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal)
