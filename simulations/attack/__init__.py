@@ -3,6 +3,7 @@
 observations  what a run recorded      target  which updates, and the attempts on each      recording  runs for attacks
 images, texts  attacks of either kind (``_score``: compared with the truth)      findings, report  tables, verdict, page
 membership  who was trained on: ``shadows``, ``membership_measure``, ``membership_rounds``, ``membership_findings``
+whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
 """
 
 import time
