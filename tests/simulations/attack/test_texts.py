@@ -1,6 +1,7 @@
 """``fedlsg attack`` on recorded runs of a tiny BERT: which tokens it gets, what it refuses, how it counts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def attacked(path: str, names: str = "span", threat: ThreatModel = CLIENT, batch
 
 
 def test_an_interval_of_shares_ends_at_all_and_at_nothing():
-    common = {
+    common: dict[str, Any] = {
         "attack": "span",
         "objective": None,
         "note": "",
