@@ -36,13 +36,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was meant: by its meaning, whatever its capitals and hyphens are, or by its letters."""
-    plain = {_plain(name): name for name in known}
-    asked = _plain(word)
+    by_plain = {plain(name): name for name in known}
+    asked = plain(word)
     if (meant := MEANINGS.get(asked)) is not None:  # letters alone would say the opposite: iid for noniid
-        return plain.get(meant)
-    match = get_close_matches(asked, plain, n=1)
-    return plain[match[0]] if match else None
+        return by_plain.get(meant)
+    match = get_close_matches(asked, by_plain, n=1)
+    return by_plain[match[0]] if match else None
 
 
-def _plain(word: str) -> str:
+def plain(word: str) -> str:
+    """A word without capitals, hyphens and underscores."""
     return word.lower().replace("-", "").replace("_", "")

@@ -124,7 +124,7 @@ class AttemptSecrets:
 
     @cached_property
     def mask_key(self) -> X25519PrivateKey:
-        """The same as a key."""
+        """``mask_secret`` as a key object."""
         return private_key(self.mask_secret)
 
     @cached_property

@@ -35,8 +35,6 @@ Batch = Callable[[Positions], tuple[Inputs, Any]]
 """Positions in the client's own data -> (inputs, targets)."""
 Groups = Callable[[Positions], Sequence[Positions]]
 """A batch's positions in groups, none lost and none added; the group of a position depends on its example alone."""
-
-
 Count = Annotated[int, Setting(at_least=1)]
 Positive = Annotated[float, Setting(above=0, below=math.inf)]
 
@@ -161,10 +159,8 @@ def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: 
 
 FULL = 4
 """Bytes of a float32 number."""
-
 LEAST = 2
 """Rows that a microbatch has at least, where it may have more than one."""
-
 ROWS_ON_CPU = 8
 """In fewer bits, multiples of so many rows are rounded alike by the kernels for processors, whatever their number, and
 in float32 whatever a row's place among them (measured in docs/results/sensitivity.md); a single row takes another

@@ -3,6 +3,7 @@
 observations  what a run recorded      target  which updates, and the attempts on each      recording  runs for attacks
 images, texts  attacks of either kind (``_score``: compared with the truth)      findings, report  tables, verdict, page
 membership  who was trained on: ``shadows``, ``membership_measure``, ``membership_rounds``, ``membership_findings``
+whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
 """
 
 import time
@@ -100,7 +101,7 @@ def attack_command(
 
             made = attack_one(attacked, threat, options, part)
             findings.append(replace(made, label=label(attacked, records)))
-    names = ", ".join(one.label for one in findings) if len(findings) <= FEW else f"{len(findings)} runs"
+    names = " | ".join(one.label for one in findings) if len(findings) <= FEW else f"{len(findings)} runs"
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {seed}"
     files = write(folder, findings, threat, lead=lead)
     show(findings, console)

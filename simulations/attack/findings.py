@@ -173,7 +173,7 @@ def judge(rows: Sequence[Outcome], kind: Kind) -> str:
     """Whether the strongest attack gets more than the blind guess, which needs no payload, in words."""
     if not rows:
         return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
-    best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
+    best = max(rows, key=lambda row: (0.0 if row.gain is None else max(0.0, row.gain.low), row.mean_gain))
     found = f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) {kind.result(best)}"
     stuck = not_converged(rows)
     if stuck and (best.gain is None or best.gain.low <= 0):

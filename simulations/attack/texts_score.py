@@ -6,7 +6,7 @@ Only the second part sees the truth.
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,4 +185,6 @@ def summarise(results: Sequence[ScoredText], batch: int) -> TextSummary:
     gains = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
     recall, blind = (statistics.fmean(getattr(r, name) for r in results) for name in ("recall", "blind"))
     common = common_figures(results, batch, score=recall, blind=blind, gains=gains)
+    if (gain := common["gain"]) is not None:  # no gain of a share is larger
+        common["gain"] = replace(gain, low=max(-1.0, gain.low), high=min(1.0, gain.high))
     return TextSummary(**common, texts=batch * len(results), recall=recall, exact=sum(r.exact for r in results))

@@ -1,7 +1,9 @@
 """``fedlsg audit``: tries to prove the epsilon of a run or of settings wrong.
 
-Here is what it tests: the mechanism of a run or of settings, the epsilon that is claimed for it, and what an auditor
-sees. Reads a run directory and writes nothing into it.
+This file says what is tested: the mechanism of a run or of settings, the epsilon that is claimed for it, and what the
+auditor knows and sees. It reads a run directory and writes nothing into it.
+
+command  the command and its page      training  the audit of whole training runs
 """
 
 import json

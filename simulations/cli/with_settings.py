@@ -15,7 +15,7 @@ import click
 import typer.core
 from click.shell_completion import CompletionItem
 
-from fedlsg.choices import MEANINGS, nearest
+from fedlsg.choices import MEANINGS, nearest, plain
 from fedlsg.setting import Declared
 from simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings
 
@@ -172,7 +172,7 @@ def meant_option(option: str, known: Iterable[str]) -> str:
         return f"; did you mean --{name.replace('_', '-')}?"
     if word + "s" in settings:  # epoch: before redraw=epoch
         return f"; did you mean --{word}s?"
-    if (written := _places(settings).get(MEANINGS.get(_plain(word), _plain(word)))) is not None:
+    if (written := _places(settings).get(MEANINGS.get(plain(word), plain(word)))) is not None:
         return f"; did you mean {written}?"
     options = [*(name[2:] for name in known if name.startswith("--")), *(name.replace("_", "-") for name in settings)]
     near = nearest(word, options)
@@ -187,9 +187,9 @@ def elsewhere(text: str) -> str:
         return ""
     if _is_number(word):  # the second of --seed 1 2, read as the workload
         return f"; an option takes one value: what does {word} belong to?"
-    places, meant = _places(all_settings()), _plain(word)
+    places, meant = _places(all_settings()), plain(word)
     if near := re.search("did you mean '([^']+)'", text, re.IGNORECASE):
-        return f"; or {places[meant]}?" if meant in places and _plain(near[1]) != meant else ""
+        return f"; or {places[meant]}?" if meant in places and plain(near[1]) != meant else ""
     meant = meant if meant in places else nearest(word, places) or ""
     return f"; or {places[meant]}?" if meant in places else ""
 
@@ -200,16 +200,12 @@ def _places(settings: Mapping[str, Declared]) -> dict[str, str]:
     from fedlsg.payload import all_codecs
     from simulations import workloads
 
-    found = {_plain(name): f"fedlsg run {name}" for name in workloads.names()}
-    found |= {_plain(name): f"--codec {name}" for name in all_codecs()}
-    found |= {_plain(name): f"--method {name}" for name in strategies.names()}
+    found = {plain(name): f"fedlsg run {name}" for name in workloads.names()}
+    found |= {plain(name): f"--codec {name}" for name in all_codecs()}
+    found |= {plain(name): f"--method {name}" for name in strategies.names()}
     for name, one in settings.items():
         for choice in one.choices:
-            found.setdefault(_plain(str(choice)), f"--{name.replace('_', '-')} {choice}")
+            found.setdefault(plain(str(choice)), f"--{name.replace('_', '-')} {choice}")
     for scheme in ("iid", "dirichlet", "shards"):
         found.setdefault(scheme, f"--partition {scheme}")
-    return found | {_plain(name): f"--{name.replace('_', '-')}" for name in settings}
-
-
-def _plain(word: str) -> str:
-    return word.lower().replace("-", "").replace("_", "")
+    return found | {plain(name): f"--{name.replace('_', '-')}" for name in settings}

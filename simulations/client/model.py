@@ -70,7 +70,7 @@ class Held:
             yield self.state.probe(round, updates=announced.updates)
 
     def keep(self, basis: Basis, run: History, client: int, *, shared: bool) -> None:
-        """This one is right. A client on a machine of its own keeps it in a file, not synced: it can be sent again."""
+        """Keep a basis that fits; a client on its own machine keeps it in a file, not synced: it can be sent again."""
         if self.basis is not basis and not shared:
             save_bytes(run.own_basis(client), basis.round.to_bytes(8, "little") + basis_bytes(basis))
         self.basis = basis

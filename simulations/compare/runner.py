@@ -85,7 +85,7 @@ class Folder:
         return Outcome(status="interrupted" if self.run(cell).config.exists() else "not run")
 
     def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Those that are to be run, or resumed, or tried again."""
+        """The cells that are to be run, resumed or tried again."""
         return [cell for cell in cells if self.status(cell, {}).status != "done"]
 
 

@@ -1,4 +1,8 @@
-"""``fedlsg plan``: what a run would send, spend and take, without training it: from its plan and a trial of it."""
+"""``fedlsg plan``: what a run would send, spend and take.
+
+The numbers are from the plan of the run, and from a short trial of its messages and of one step (``trial``). Nothing is
+charged, and no run begins.
+"""
 
 import json
 import math
@@ -42,7 +46,7 @@ class Message:
 
 
 def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> dict[str, Any]:
-    """All of them, in plain values: what ``--json`` prints. Names are those of summary.json where they mean the same.
+    """All numbers of a plan: what ``--json`` prints. Names are those of summary.json where they mean the same.
 
     Raises ValueError for phones or a dropout out of range, RuntimeError where the trial fails.
     """

@@ -191,7 +191,7 @@ class CellBar:
         self._handle: Any = None
 
     def show(self, share: float, words: Sequence[str]) -> None:
-        """This share is done now."""
+        """Show that this share is done."""
         from IPython.display import HTML, display
         from markupsafe import Markup
 

@@ -193,7 +193,7 @@ class Link:
 
     @property
     def short(self) -> str:
-        """Its name and numbers, short."""
+        """The link's name and numbers, short."""
         return f"{self.name} ({self.up / 1e6:g}/{self.down / 1e6:g} Mbit/s, {1000 * self.latency:g} ms)"
 
     def seconds(self, line: Line) -> float:

@@ -17,7 +17,7 @@ STATUS = {
     "129, 130, 143": "stopped by SIGHUP, Ctrl-C or SIGTERM: 128 and the signal's number. `fedlsg resume` continues "
     "a run",
 }
-"""Exit statuses, as ``simulations.cli.app.main`` returns them; tests/test_reference.py produces 0, 1 and 2."""
+"""Exit statuses, as ``simulations.cli.app.main`` returns them."""
 
 
 def commands() -> str:

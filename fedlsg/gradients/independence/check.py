@@ -162,13 +162,13 @@ class Judge:
 
     @property
     def later_tolerance(self) -> float:
-        """The same from the loss on."""
+        """Relative difference that rounding may leave from the loss on."""
         eps = self.subject.draws.coarsest_later
         return max(self.tolerance, 0.0 if eps < 1e-12 else ROUNDED if eps < 1e-6 else COARSE)
 
     @property
     def gradient_tolerance(self) -> float:
-        """The same of an example's gradient."""
+        """Relative difference that rounding may leave in an example's gradient."""
         return self.later_tolerance if self.later_tolerance < COARSE else KINK
 
     @property

@@ -130,6 +130,15 @@ def test_a_search_that_did_not_converge_is_no_evidence():
     assert "updates leak" in judge_images([leak])  # what was recovered needs no converged search
 
 
+def test_the_strongest_attack_is_that_of_the_largest_gain_unless_another_is_surely_better():
+    row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
+    unsure = replace(row, mean_gain=1.0, gain=Interval(mean=1, low=-9, high=11, confidence=0.95, count=2))
+    one = replace(row, attack="b", batch=1, mean_gain=20.0, gain=None)
+    sure = replace(row, attack="c", mean_gain=3.0, gain=Interval(mean=3, low=2, high=4, confidence=0.95, count=2))
+    assert "the strongest attack (b, batch of 1)" in judge_images([unsure, one])
+    assert "the strongest attack (c, batch of 2)" in judge_images([unsure, one, sure])
+
+
 def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     out = tmp_path / "out"
     options = ("--batch", "1,2", "--images", "2", "--seconds", "0.1", "--naive", "--out", str(out))

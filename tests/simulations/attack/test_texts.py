@@ -1,15 +1,17 @@
 """``fedlsg attack`` on recorded runs of a tiny BERT: which tokens it gets, what it refuses, how it counts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.findings import summaries
 from simulations.attack.observations import open_record
 from simulations.attack.target import Options
 from simulations.attack.texts import attack_texts
-from simulations.attack.texts_score import summarise
+from simulations.attack.texts_score import ScoredText, summarise
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.runs import run_local
 
@@ -59,6 +61,20 @@ def recorded(tmp_path_factory):
 def attacked(path: str, names: str = "span", threat: ThreatModel = CLIENT, batches: tuple[int, ...] = BATCHES):
     options = Options(batches=batches, examples=3, attacks=names, naive=False, seconds=0.5, seed=0)
     return attack_texts(open_record(path, threat), threat, options, lambda share, text: None)
+
+
+def test_an_interval_of_shares_ends_at_all_and_at_nothing():
+    common: dict[str, Any] = {
+        "attack": "span",
+        "objective": None,
+        "note": "",
+        "seconds": 0.1,
+        "tokens": torch.zeros(1, 4, dtype=torch.int64),
+    }
+    right, wrong = (ScoredText(recall=recall, blind=0.2, exact=0, **common) for recall in (1.0, 0.1))
+    gain = summarise([right, wrong], 1).gain
+    assert gain is not None
+    assert (gain.low, gain.high) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize("case", ["dpsgd", "rgp"])
