@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import spaced
+from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
 from simulations.engines.cluster import processors
 from simulations.engines.door import in_use, joins_cluster
@@ -45,7 +46,11 @@ def with_engine(plan: Plan) -> tuple[Plan, str]:
         return _with(plan, "ray"), f"there is a Ray to join ({HERE})"
     if asked := [name for name in OF_RAY if getattr(s, name) != RUN[name].default]:
         return _with(plan, "ray"), f"{asked[0]} is given ({HERE})"
-    here, workers = seconds_of(plan), min(processors(), s.clients_per_round)
+    try:
+        here = seconds_of(plan)
+    except Exception as error:  # an estimate refuses no run: the model was measured on the whole test split before
+        return _with(plan, "local"), f"the work is not known, the model fails on {ROWS} rows of test: {describe(error)}"
+    workers = min(processors(), s.clients_per_round)
     there = START + (here + MESSAGE * plan.schedule.rounds * s.clients_per_round) / workers
     work = f"about {round(here, -math.floor(math.log10(max(here, 1)))):g} s of work for clients"
     if there < here:

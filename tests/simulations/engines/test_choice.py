@@ -72,6 +72,17 @@ def test_multiplications_count_positions(plan):
     assert multiplications(replace(plan, workload=other)) == 3 * 3 * 62 + 186 * 10
 
 
+def test_an_estimate_refuses_no_run(plan):
+    class Picky(nn.Flatten):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("these rows I dislike")
+
+    other = replace(plan.workload, models={plan.settings.model: Picky}, classifier=None)
+    engine, why = said(replace(plan, workload=other))
+    assert engine == "local"
+    assert "the model fails on 4 rows of test: RuntimeError: these rows I dislike" in why
+
+
 def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
     """With the weights of the engine that is named."""
 
