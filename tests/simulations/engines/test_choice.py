@@ -61,6 +61,11 @@ def test_a_ray_to_join_is_joined(plan, monkeypatch):
     assert said(plan)[0] == "ray"
 
 
+def of(plan: Plan, model) -> float:
+    other = replace(plan.workload, models={plan.settings.model: model}, classifier=None)
+    return multiplications(replace(plan, workload=other))
+
+
 def test_multiplications_count_positions(plan):
     def model() -> nn.Module:
         return nn.Sequential(
@@ -68,8 +73,17 @@ def test_multiplications_count_positions(plan):
         )
 
     assert multiplications(plan) == 64 * 64 + 64 * 10
-    other = replace(plan.workload, models={plan.settings.model: model}, classifier=None)
-    assert multiplications(replace(plan, workload=other)) == 3 * 3 * 62 + 186 * 10
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.head = nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.read(x.squeeze(1))[0][:, -1])
+
+    assert of(plan, model) == 3 * 3 * 62 + 186 * 10
+    assert of(plan, Recurrent) == 8 * 4 * 5 * (8 + 5) + 5 * 10
 
 
 def test_an_estimate_refuses_no_run(plan):
