@@ -110,3 +110,14 @@ def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
     assert (Run(resumed.directory).config["engine"], resumed.summary["engine"]) == ("local", "local")
     wanted = quick(tmp_path / "named", engine="local", rounds=2).model.state_dict()
     assert all(torch.equal(value, wanted[name]) for name, value in resumed.model.state_dict().items())
+
+
+def test_a_configuration_that_was_edited_to_auto_is_chosen_for(tmp_path):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path, engine="local", rounds=2, callbacks=[stop])
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace('engine = "local"', 'engine = "auto"'))
+    assert quick(tmp_path, engine="auto", rounds=2, resume=True).summary["engine"] == "local"
