@@ -113,7 +113,7 @@ def continued(
             f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run"
         )
     with working(console, "loading data") as phase:
-        plan = ready_plan(settings, progress=phase)
+        plan, _ = with_engine(ready_plan(settings, progress=phase))  # config.toml is the user's, and may say auto
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
     if not recorded(directory.path):  # of an older version
         keep_code(directory.path, as_config(plan.settings), plan.own_code)

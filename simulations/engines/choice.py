@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import spaced
+from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
 from simulations.engines.cluster import processors
 from simulations.engines.door import in_use, joins_cluster
@@ -45,9 +46,14 @@ def with_engine(plan: Plan) -> tuple[Plan, str]:
         return _with(plan, "ray"), f"there is a Ray to join ({HERE})"
     if asked := [name for name in OF_RAY if getattr(s, name) != RUN[name].default]:
         return _with(plan, "ray"), f"{asked[0]} is given ({HERE})"
-    here, workers = seconds_of(plan), min(processors(), s.clients_per_round)
+    try:
+        here = seconds_of(plan)
+    except Exception as error:  # an estimate refuses no run: the model was measured on the whole test split before
+        return _with(plan, "local"), f"the work is not known, the model fails on {ROWS} rows of test: {describe(error)}"
+    workers = min(processors(), s.clients_per_round)
     there = START + (here + MESSAGE * plan.schedule.rounds * s.clients_per_round) / workers
-    work = f"about {round(here, -math.floor(math.log10(max(here, 1)))):g} s of work for clients"
+    size = f"about {round(here, -math.floor(math.log10(here))):g}" if here >= 1 else "less than 1"
+    work = f"{size} s of work for clients"
     if there < here:
         return _with(plan, "ray"), f"{workers} processors share {work} ({HERE})"
     return _with(plan, "local"), f"{work} does not pay for Ray's start (engine=ray starts it)"
@@ -72,7 +78,10 @@ def multiplications(plan: Plan) -> float:
             result, dict | tuple) else result  # fmt: skip
         if isinstance(first, Tensor) and not isinstance(layer, nn.Embedding):
             weights = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
-            found[0] += sum(w.numel() * max(1.0, first.numel() / len(rows) / len(w)) for w in weights)
+            of_gates = isinstance(layer, nn.RNNBase | nn.MultiheadAttention)  # weights of several, one below the other
+            each = first.numel() / len(rows)
+            wide = [first.shape[-1] if of_gates else len(w) for w in weights]
+            found[0] += sum(w.numel() * max(1.0, each / n) for w, n in zip(weights, wide, strict=True))
 
     test, model = plan.workload.test, plan.build_model().eval()
     rows = spaced(len(test), ROWS)

@@ -61,6 +61,11 @@ def test_a_ray_to_join_is_joined(plan, monkeypatch):
     assert said(plan)[0] == "ray"
 
 
+def of(plan: Plan, model) -> float:
+    other = replace(plan.workload, models={plan.settings.model: model}, classifier=None)
+    return multiplications(replace(plan, workload=other))
+
+
 def test_multiplications_count_positions(plan):
     def model() -> nn.Module:
         return nn.Sequential(
@@ -68,8 +73,28 @@ def test_multiplications_count_positions(plan):
         )
 
     assert multiplications(plan) == 64 * 64 + 64 * 10
-    other = replace(plan.workload, models={plan.settings.model: model}, classifier=None)
-    assert multiplications(replace(plan, workload=other)) == 3 * 3 * 62 + 186 * 10
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.head = nn.LSTM(8, 5, batch_first=True), nn.Linear(5, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.read(x.squeeze(1))[0][:, -1])
+
+    assert of(plan, model) == 3 * 3 * 62 + 186 * 10
+    assert of(plan, Recurrent) == 8 * 4 * 5 * (8 + 5) + 5 * 10
+
+
+def test_an_estimate_refuses_no_run(plan):
+    class Picky(nn.Flatten):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("these rows I dislike")
+
+    other = replace(plan.workload, models={plan.settings.model: Picky}, classifier=None)
+    engine, why = said(replace(plan, workload=other))
+    assert engine == "local"
+    assert "the model fails on 4 rows of test: RuntimeError: these rows I dislike" in why
 
 
 def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
@@ -85,3 +110,14 @@ def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
     assert (Run(resumed.directory).config["engine"], resumed.summary["engine"]) == ("local", "local")
     wanted = quick(tmp_path / "named", engine="local", rounds=2).model.state_dict()
     assert all(torch.equal(value, wanted[name]) for name, value in resumed.model.state_dict().items())
+
+
+def test_a_configuration_that_was_edited_to_auto_is_chosen_for(tmp_path):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path, engine="local", rounds=2, callbacks=[stop])
+    config = tmp_path / "config.toml"
+    config.write_text(config.read_text().replace('engine = "local"', 'engine = "auto"'))
+    assert quick(tmp_path, engine="auto", rounds=2, resume=True).summary["engine"] == "local"
