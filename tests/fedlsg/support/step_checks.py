@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import fedlsg.method
-import fedlsg.privacy.mechanism
 from fedlsg.frame import Frame
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, aggregate
