@@ -58,7 +58,7 @@ def rounds(name: str) -> dict[str, float]:
             displayed([(Event(sample_rate=0.5, noise_multiplier=sigma, steps=round),)], delta=1e-5)
             spent["check, a round and client"].append(between - before)
             spent["display, a round"].append(time.process_time() - between)
-            ledger.charge(entry, sync=False)
+            ledger.charge(entry)
     return {name: statistics.fmean(seconds[1:]) for name, seconds in spent.items()}
 
 
@@ -84,7 +84,7 @@ def many(name: str) -> dict[str, float]:
                         client=client, round=round, attempt=0, steps=1, sample_rate=0.1, noise_multiplier=2.0,
                         clip_norm=1.0, num_examples=100, mechanism="dp",
                     )  # fmt: skip
-                    Ledger(run.ledger(client), client=client).charge(entry, sync=False)
+                    Ledger(run.ledger(client), client=client).charge(entry)
                 before = time.process_time()
                 spent.update(selected, [])
                 spent.displayed()
