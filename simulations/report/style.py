@@ -146,6 +146,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   details dl { grid-template-columns: 11.5rem 1fr 11.5rem 1fr; font-size: .95rem; max-width: none; }
   details dd { padding-right: 1rem; }
 }
+@media (max-width: 60rem) { .cards { font-size: .85rem; } .cards th, .cards td { padding-right: .5rem; min-width: 0; } }
 @media (max-width: 40rem) {
   header { padding-top: 1.4rem; }
   header, main, footer { padding-left: 1rem; padding-right: 1rem; }
