@@ -37,7 +37,6 @@ from fedlsg.own_loop import (
     check_untrained,
     guarded,
     note_trained,
-    own_source,
     terms_of,
 )
 from fedlsg.own_loop.row_checks import check_rows
@@ -143,8 +142,7 @@ class PrivateStep:
         check_start(model, self.method, example)
         self._state = state_of(
             model, self.method, Schedule(rounds=planned, sample_rate=rate), divisor=local.expected_batch, seed=seed,
-            classifier=classifier, source=None if probe is None else own_source(probe, model, self._loss),
-            example=example, optimizer=optimizer,
+            classifier=classifier, probe=probe, loss=self._loss, example=example, optimizer=optimizer,
         )  # fmt: skip
         self._rounds = Release(
             state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
@@ -243,10 +241,7 @@ class PrivateStep:
         note_trained(self.model)
 
     def watch(self, note: Watcher) -> None:
-        """Call ``note(plan, rows, values)`` in each step, before the model moves: what leaves, of SECRET rows.
-
-        Before the first step, also of the pruning that is charged: ``plan.phase`` tells.
-        """
+        """Call ``note(plan, rows, values)`` before the model moves: what leaves, of SECRET rows; pruning is a phase."""
         self._rounds.watchers.append(note)
 
     def epsilon(self, delta: float | None = None) -> float:

@@ -8,12 +8,12 @@ from torch import nn
 
 from fedlsg import user_code
 from fedlsg.carriers import prepare_model
-from fedlsg.carriers.probe.carrier import ProbeSource
+from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.method import Method, Schedule
-from fedlsg.own_loop import Optimizers, Spending, first_rows, make_own
+from fedlsg.own_loop import Optimizers, Spending, first_rows, make_own, own_source
 from fedlsg.setting import declared
 from fedlsg.state import PublicState, ServerState
 from fedlsg.training import ServerOptimizer
@@ -122,12 +122,14 @@ def state_of(
     divisor: float,
     seed: int,
     classifier: str | None,
-    source: ProbeSource | None,
+    probe: Draw | None,
+    loss: LossFunction,
     example: tuple[Inputs, Inputs] | None,
     optimizer: Optimizers | str | None,
 ) -> ServerState:
     """The server's side of the loop: public state, with a user's own optimizer if there is one."""
     prepare_model(model, method.carrier, classifier=classifier, seed=seed)
+    source = None if probe is None else own_source(probe, model, loss)
     public = PublicState.start(model, method, schedule, seed=seed, classifier=classifier, source=source)
     public.check_repeatable()
     return ServerState(

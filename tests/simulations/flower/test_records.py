@@ -114,13 +114,13 @@ def test_whole_updates_are_recognised_as_often_as_their_noise_allows(trust, tmp_
     there = {"record": tmp_path / "record"}
     grid = Nodes(app_of(mod(tmp_path / "ledgers", trust=trust, **there)))
     server = there if trust == "secure" else {}
-    start(wrapped(trust=trust, epsilon=None, noise_multiplier=0.5, method="rs", sparsity=0.3, **server), grid, 4)
+    start(wrapped(trust=trust, epsilon=None, noise_multiplier=0.5, method="rs", sparsity=0.3, **server), grid, 10)
     assert has_whole_updates(str(tmp_path / "record"))
     found = found_in(tmp_path / "record")
-    assert len(found["updates"]) == 4 * CLIENTS
-    left = np.array([one["score"] - one["reach"] for one in found["updates"]])  # what the noise adds to each score
-    assert abs(left.mean()) < 1.2
-    assert 0.5 < left.std() < 1.6
+    assert len(found["updates"]) == 10 * CLIENTS
+    left = np.array([one["score"] - one["reach"] for one in found["updates"]])  # N(0, 1), and alike within a sum
+    assert abs(left.mean()) < 1.5
+    assert 0.25 < left.std() < 2.1
     assert (tmp_path / "record/attack.html").stat().st_size < 1_000_000
 
 
