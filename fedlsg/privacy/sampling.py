@@ -95,7 +95,7 @@ class ShuffledBatches:
     """The batches ``first``, ``first`` + 1, ... of a client, counted over all of its epochs.
 
     ``order`` gives the stream of an epoch, the same one whenever it is asked for that epoch.
-    Guarantee: the batches of an epoch are disjoint and hold every position once, whoever made the others of them.
+    Guarantee: the batches of an epoch are disjoint and hold every position once, no matter who made the others of them.
     """
 
     def __init__(self, *, num_examples: int, batch_size: int, first: int, order: Callable[[int], SecretStream]) -> None:

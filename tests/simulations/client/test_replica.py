@@ -1,4 +1,4 @@
-"""Replicas and carriers of probes in whole runs: the same weights and bytes, whoever joins late or derives others."""
+"""Replicas and carriers of probes in whole runs: the same weights and bytes, no matter who joins late."""
 
 from collections.abc import Callable
 from pathlib import Path
