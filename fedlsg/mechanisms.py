@@ -13,11 +13,11 @@ from fedlsg.rules import Rule
 
 def gaussian(total: Any, std: float, noise: Any) -> Any:
     """The sum plus independent N(0, std^2) on every coordinate, drawn from a ``SecretStream``, and on nothing else."""
-    from fedlsg.tensors import AT_ONCE
+    from fedlsg.tensors import at_once
 
-    noisy = total.new_empty(total.shape)
-    whole = len(total) <= AT_ONCE
-    for part, out in [(total, noisy)] if whole else zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
+    noisy, size = total.new_empty(total.shape), at_once(total.device.type)
+    whole = len(total) <= size
+    for part, out in [(total, noisy)] if whole else zip(total.split(size), noisy.split(size), strict=True):
         out.copy_(noise.normal(part.numel()).to(total.device).mul_(std).add_(part))
     return noisy
 

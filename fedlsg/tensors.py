@@ -87,7 +87,7 @@ def weighted_sum(
     factors = factors.to(dtype)
     exact = factors.dtype == torch.float64 or keeps_digits(flat.device.type)
     if flat.dtype != factors.dtype:
-        width = max(1, AT_ONCE // max(1, len(flat)))
+        width = max(1, at_once(flat.device.type) // max(1, len(flat)))
         parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))
         total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
     else:
@@ -119,10 +119,17 @@ def own_order(t: Float[Tensor, "batch *any"]) -> list[int]:
 
 AT_ONCE = 2**16
 """Coordinates that get noise, or are widened, at once: they fit in the processor's cache."""
+AT_ONCE_ON_DEVICE = 2**24
+"""The same on a GPU, where each part costs launches and a transfer: 128 MB in float64."""
 NARROW = 2**18
 """Size of the wider matrix from which oneDNN is faster, if the other one is r wide."""
 WORTH_A_CALL = 2**21
 """Multiplications in one example's product from which a call for each example is faster."""
+
+
+def at_once(device_type: str) -> int:
+    """Coordinates that are handled at once on a device."""
+    return AT_ONCE if device_type == "cpu" else AT_ONCE_ON_DEVICE
 
 
 def keeps_digits(device_type: str) -> bool:

@@ -32,6 +32,7 @@ CHECKS: Mapping[str, tuple[str, ...]] = {
         *TEST, "tests/simulations/engines/test_flower.py::test_flower_s_simulation_runs_as_the_local_engine",
     ),
     "PrivateStep": (*TEST, "tests/examples/test_own_loop.py"),
+    "per-example gradients": (*TEST, "-m", "not gpu", "tests/fedlsg/gradients/calls/test_layers.py"),
 }  # fmt: skip
 SECONDS = 1800
 

@@ -49,7 +49,7 @@ class Unbatched(Tensor):
     """A value that all examples share, and that depends on trainable parameters."""
 
     uses: Any
-    names: tuple[str, ...]
+    parameters: tuple[str, ...]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -74,12 +74,12 @@ class Uses:
 
     def mark(self, value: Tensor, names: tuple[str, ...]) -> Unbatched:
         marked: Unbatched = value.as_subclass(Unbatched)
-        marked.uses, marked.names = self, names
+        marked.uses, marked.parameters = self, names
         return marked
 
     def refuse(self, given: Sequence[Tensor], reason: str, fix: str = FIX) -> UnsupportedLayerError:
         """The error for parameters in an operation."""
-        names = dict.fromkeys(name for t in given if isinstance(t, Unbatched) for name in t.names)
+        names = dict.fromkeys(name for t in given if isinstance(t, Unbatched) for name in t.parameters)
         return UnsupportedLayerError(f"{', '.join(names)}: {reason}; {fix}")
 
     def apply(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ class Uses:
         return not copies and ((isinstance(x, Unbatched) and x.requires_grad) or constant)
 
     def wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
-        names = tuple(dict.fromkeys(name for t in mine for name in t.names))
+        names = tuple(dict.fromkeys(name for t in mine for name in t.parameters))
         return map_tensors(
             lambda t: (
                 self.mark(t, names) if isinstance(t, Tensor) and not isinstance(t, Unbatched) and t.requires_grad else t
@@ -255,7 +255,7 @@ class Uses:
         ids, W, padding = given["input"], given["weight"], given["padding_idx"]
         if given["max_norm"] is not None or given["scale_grad_by_freq"]:
             raise self.refuse(mine, "used by embedding with max_norm or scale_grad_by_freq, which mix examples")
-        name = W.names[0] if self._is_source(W) else ""
+        name = W.parameters[0] if self._is_source(W) else ""
         self.reads[name] += 1
         axis = axis_of_read(self.step, name, self.reads[name], ids)
         if axis is None:
@@ -272,7 +272,7 @@ class Uses:
 
     def _watch(self, W: Unbatched, y: Tensor, form: Callable[[Tensor], Lazy], x: Tensor) -> Tensor:
         """The result of an operation on W; its gradient makes one of W, from ``form``."""
-        made, shape, version = self.step.enter(W.names[0], nn.Identity(), y), y.shape, x._version
+        made, shape, version = self.step.enter(W.parameters[0], nn.Identity(), y), y.shape, x._version
 
         def arrived(gradients: tuple[Tensor | None, ...]) -> None:
             if x._version != version:
@@ -281,7 +281,7 @@ class Uses:
                 with torch._C.DisableTorchFunctionSubclass():
                     self.found.append((W, form(gradients[0].reshape(shape).to(W.dtype))))
 
-        self.step.watch(W.names[0], nn.Identity(), producer(made), arrived)
+        self.step.watch(W.parameters[0], nn.Identity(), producer(made), arrived)
         return made
 
     def forget(self) -> None:

@@ -16,6 +16,7 @@ from fedlsg.frame import Frame, Group, group_of
 from fedlsg.gradients import trainable
 from fedlsg.masks import frozen_count
 from fedlsg.setting import Setting, check_declared
+from fedlsg.tensors import AT_ONCE, at_once
 from fedlsg.training.auto import fan_in_factor
 from fedlsg.training.optimizers import SHORT, build, check_options, find_name, options_of, read_options
 
@@ -160,9 +161,6 @@ def _as_option(optimizer: str, momentum: float) -> str:
     return f"; give optimizer_options='momentum={momentum:g}'"
 
 
-AT_ONCE = 2**16
-
-
 def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
     """Sum of the clients' values, in the order given (client order), in float64.
 
@@ -207,8 +205,9 @@ def server_step(
     parameters = trainable(model)
     example = next(iter(parameters.values()))
     values = torch.empty(total.shape, dtype=widest(parameters.values()), device=example.device)
-    for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
-        own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
+    size = at_once(values.device.type)
+    for own, part in zip(values.split(size), total.split(size), strict=True):
+        own.copy_(part.to(own.device) / divisor)  # in parts: a second vector in float64 would be a step's largest
     averaged = server.estimator == "averaged"
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it

@@ -69,11 +69,11 @@ class Worker:
             )
         module, _, name = job.client.partition(":")
         client = getattr(import_module(module), name)
-        if job.run != self._run:
-            self._begin(job)
-            self._run = job.run
-            self._passes = Passes(client, job.num_partitions, job.run_config)
         with kept_log() as records, task_identity():
+            if job.run != self._run:
+                self._begin(job)
+                self._run = job.run
+                self._passes = Passes(client, job.num_partitions, job.run_config)
             history, *tasks = unpack(pickled, left)
             forgot = False
             HISTORY.add(*history)

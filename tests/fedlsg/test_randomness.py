@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+import fedlsg.randomness
+from fedlsg.randomness import AT_ONCE, SecretStream, public_generator, reproducible_stream, secret_stream
 
 labels = st.lists(st.one_of(st.text("abcxyz-", max_size=8), st.integers(0, 10**6)), max_size=3)
 seeds = st.integers(0, 2**40)
@@ -94,6 +95,20 @@ def test_normals_are_normal():
     assert kolmogorov(sample) < 1.95
     assert abs(float(sample.pow(4).mean()) - 3) < 5 * math.sqrt(96 / len(sample))
     assert float(sample.abs().max()) > 4
+
+
+def test_threads_draw_the_same_numbers(monkeypatch):
+    count = 2 * AT_ONCE + 17
+    wanted = reproducible_stream(1, "noise").normal(count)
+    monkeypatch.setattr(fedlsg.randomness, "WORTH_THREADS", count)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        stream = reproducible_stream(1, "noise")
+        assert torch.equal(stream.normal(count), wanted)
+        assert not torch.equal(stream.normal(count), wanted)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_no_draw_is_repeated():

@@ -133,10 +133,12 @@ def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
     Products in float64 count twice.
     """
     weight = layer._parameters["weight"] if type(layer) in (nn.Linear, nn.Conv2d) else None
-    if weight is None or not worth_it(weight, g):
+    if weight is None or not worth_it(weight):
         return False
     if not isinstance(layer, nn.Conv2d):
         return product_is_cheaper(weight, g)
+    if g.device.type != "cpu":  # a GPU has no fast convolutions in float64
+        return False
     if layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.padding in ("same", "valid"):
         return False
     m, c, taps = weight.shape[0], weight.shape[1], weight[0, 0].numel()
@@ -144,10 +146,12 @@ def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
     return 2 * positions**2 * (m + c + PAIRS * taps) < weight.numel() * (positions + MEMORY)
 
 
-def worth_it(weight: Tensor, g: Tensor) -> bool:
-    """Whether ghost clipping of a weight is exact on this device, and the weight large enough to consider it."""
-    exact = weight.dtype in (torch.float32, torch.float64) and weight.numel() >= SMALLEST_WEIGHT
-    return exact and keeps_float32_digits(g.device.type)
+def worth_it(weight: Tensor) -> bool:
+    """Whether a weight has a type for ghost clipping, and is large enough to consider it.
+
+    Norms and sums are in float64, which neither TF32 nor bfloat16 reaches.
+    """
+    return weight.dtype in (torch.float32, torch.float64) and weight.numel() >= SMALLEST_WEIGHT
 
 
 def product_is_cheaper(weight: Float[Tensor, "m c"], g: Float[Tensor, "batch *t m"]) -> bool:

@@ -103,7 +103,7 @@ class ProductGradients(GhostGradients):
     @property
     def cheaper(self) -> bool:
         """Whether ghost clipping is cheaper than one gradient for each example."""
-        return worth_it(self.layer.weight, self.g) and product_is_cheaper(self.layer.weight, self.g)
+        return worth_it(self.layer.weight) and product_is_cheaper(self.layer.weight, self.g)
 
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
         """As for all ``GhostGradients``."""

@@ -247,6 +247,10 @@ def test_no_example_passes_the_clip_on_cuda(precision):
     try:
         rows = torch.randn(64, 4096, device="cuda") * 1.00390625
         sums = torch.stack([clipped_sum([row.view(1, -1)], CLIP) for row in rows])
+        square = nn.Linear(64, 64, bias=False)
+        factors = [GhostGradients(square, row.view(1, 64, 64), row.view(1, 64, 64), row._version) for row in rows]
+        products = torch.stack([clipped_sum([block], CLIP) for block in factors])
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert (sums.double().norm(dim=1) <= CLIP.clip_norm).all()
+    for sent in (sums, products):
+        assert (sent.double().norm(dim=1) <= CLIP.clip_norm).all()

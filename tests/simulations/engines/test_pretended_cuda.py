@@ -1,7 +1,11 @@
 """Whole runs on a pretended CUDA device: no operation mixes devices, and everything that is recorded agrees."""
 
 import pytest
+import torch
 
+from fedlsg.privacy import Mechanism, clipped_sum
+from fedlsg.privacy.mechanism import add_noise
+from fedlsg.randomness import secret_stream
 from simulations.plan.base import Base
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
@@ -62,3 +66,20 @@ def test_a_run_that_began_on_a_gpu_goes_on_without_one(tmp_path):
     ended = resume_local(tmp_path)
     assert ended.summary is not None
     assert (ended.summary["rounds"], ended.summary["device"]) == (2, "cpu")
+
+
+def launches(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Operations on the device for the sum of 64 clipped rows in float64, and its noise."""
+    mechanism = Mechanism(kind="dp", clip_norm=1.0, noise_multiplier=1.0)
+    with pretended_cuda(monkeypatch) as device:
+        rows = torch.ones(64, 2**14).to("cuda")
+        device.operations = 0
+        add_noise(clipped_sum([rows], mechanism, wide=True), mechanism, secret_stream())
+        return device.operations
+
+
+def test_a_sum_in_float64_and_its_noise_take_few_launches(monkeypatch):
+    """Parts that fit a processor's cache were 90 % of a dense step on a GPU: each part is a launch or three."""
+    assert launches(monkeypatch) < 60
+    monkeypatch.setattr("fedlsg.tensors.AT_ONCE_ON_DEVICE", 2**10)
+    assert launches(monkeypatch) > 1000
