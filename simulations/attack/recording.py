@@ -17,7 +17,7 @@ from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
 from simulations.report.progress import count_bar
 from simulations.report.terminal import print_line
-from simulations.run import continued
+from simulations.run.commands import continued
 from simulations.rundir.lock import create
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan

@@ -58,9 +58,9 @@ class Worker:
         from flwr.common.logger import log
 
         from simulations.client.model import HISTORY, process
+        from simulations.client.piles import pack, unpack
+        from simulations.client.virtual import call_until, give_id, task_identity, too_slow
         from simulations.engines.passes import Passes
-        from simulations.grids.piles import pack, unpack
-        from simulations.grids.virtual import call_until, give_id, task_identity, too_slow
         from strategies.federation.proofs import own_identity
 
         if own_identity().digest != job.code:
@@ -133,7 +133,7 @@ class Worker:
 
 def _call(client: Any, job: Job, task: Any) -> Any:
     """The reply of a client. None of its errors may reach the driver: their text may quote a row."""
-    from simulations.grids.virtual import OutOfTimeError, call_client, fail_client
+    from simulations.client.virtual import OutOfTimeError, call_client, fail_client
 
     try:
         return call_client(client, task.message, job.num_partitions, job.run_config, task.state)

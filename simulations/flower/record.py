@@ -20,9 +20,9 @@ from fedlsg.owner_only import make_folder
 from fedlsg.payload import pack
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.state import Phase, RoundPlan
-from simulations.api.simulate import workload_name
 from simulations.plan.plan import prepare
 from simulations.plan.trust import keep_code
+from simulations.run.simulate import workload_name
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, round_folder, write_frame
 from simulations.settings.published import resolve

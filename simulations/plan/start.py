@@ -20,10 +20,9 @@ from fedlsg.carriers.probe.carrier import Draw, on_device_of
 from fedlsg.randomness import public_generator
 from fedlsg.user_code import DATA, shown
 from simulations import workloads
-from simulations.callbacks.named import absolute_names
 from simulations.models.pretrained import FOLDER_FILE, digest_of, facts_of
 from simulations.settings.run import Resolved
-from simulations.settings.settings import Settings
+from simulations.settings.settings import Settings, callbacks_with
 from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.features.encoders import SCATTERING, written
 from simulations.workloads.public_data import forms, probe_source
@@ -104,7 +103,7 @@ def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
     if trace.is_file():
         found["availability"] = str(trace.resolve())
     if found.get("callbacks"):
-        found["callbacks"] = absolute_names(found["callbacks"])
+        found["callbacks"] = callbacks_with(found["callbacks"], user_code.absolute)
     return found
 
 

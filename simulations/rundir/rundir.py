@@ -216,9 +216,7 @@ class RunDir:
         Raises ValueError for a directory that holds none, or an unknown setting.
         """
         try:
-            given = tomllib.loads(self.config.read_text(encoding="utf-8"))
-            given.pop("grouped", None)  # a setting of Flower's own simulation, up to version 0.1
-            return from_file(given)
+            return from_file(tomllib.loads(self.config.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

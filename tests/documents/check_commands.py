@@ -20,7 +20,7 @@ from torch import nn
 import simulations.compare.command
 import simulations.compare.search
 import simulations.engines
-import simulations.run
+import simulations.run.commands
 from fedlsg.choices import choose
 from fedlsg.payload import find_codec
 from simulations import workloads
@@ -66,7 +66,7 @@ def without_work() -> Iterator[None]:
         raise WorkBeginsError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulations.run, "ready_plan", fill_and_begin)
+        patch.setattr(simulations.run.commands, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
         patch.setattr(simulations.compare.command, "compare_command", begin)
         patch.setattr(simulations.compare.search, "search_and_runs", begin)

@@ -15,7 +15,7 @@ from fedlsg.selection import UNIFORM
 from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan
 from simulations.plan.start import from_root
-from simulations.run import run_command
+from simulations.run.commands import run_command
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import write_model
 from simulations.settings.settings import from_mapping

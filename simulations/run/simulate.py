@@ -13,14 +13,14 @@ from fedlsg.method import Method
 from fedlsg.randomness import alone
 from fedlsg.user_code.failure import without_exit
 from simulations import workloads
-from simulations.api.finished import Run
-from simulations.api.settings_typed import RunSettings
-from simulations.callbacks import Callback, as_callbacks
-from simulations.callbacks.named import named
 from simulations.engines import ahead
 from simulations.plan.start import from_root
-from simulations.run import begun, continued, execute
+from simulations.run.commands import begun, continued, execute
+from simulations.run.finished import Run
+from simulations.run.settings_typed import RunSettings
 from simulations.rundir.rundir import RunDir
+from simulations.server.callbacks import Callback, as_callbacks
+from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
 from simulations.settings.settings import check_names_of, from_mapping, names_given, parse, permit_code, values_of

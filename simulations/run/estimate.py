@@ -19,15 +19,15 @@ from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.state import mean_frame
 from fedlsg.units import unit_in
 from fedlsg.user_code import shown
-from simulations.callbacks.named import named
 from simulations.engines.choice import with_engine
 from simulations.engines.cluster import processors
-from simulations.estimate.trial import Trial, time_step, try_rounds
 from simulations.plan.advice import rho_of, sum_bits
 from simulations.plan.plan import Plan, count_blocks, events_of
 from simulations.plan.start import from_root
 from simulations.report.terminal import facts_shown, print_note, print_whole
 from simulations.report.words import duration, epsilon_words, human_bytes
+from simulations.run.trial import Trial, time_step, try_rounds
+from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan
 from simulations.settings.published import resolve
 from simulations.settings.settings import from_mapping, names_given

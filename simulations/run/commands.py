@@ -16,13 +16,10 @@ from fedlsg.carriers import layer_table
 from fedlsg.privacy.sampling import epochs_begun
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
-from simulations.callbacks import Callback
-from simulations.callbacks.named import named
 from simulations.engines import engine
 from simulations.engines.choice import with_engine
 from simulations.engines.door import limited_memory
 from simulations.engines.watchers import RayLostError, last_word
-from simulations.live.follow import following
 from simulations.plan.advice import (
     CLAIM,
     advice,
@@ -40,11 +37,14 @@ from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, re
 from simulations.report.progress import lasting, showing, working
 from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import epsilon_words, features_line
+from simulations.run.live import following
 from simulations.rundir.lock import create, exclusive
 from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
+from simulations.server.callbacks import Callback
 from simulations.server.deployment import refuse_deployed_run
+from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan, restore
 from simulations.server.summary import refuse_diverged
 from simulations.settings.automatic import method_line, rule_line
