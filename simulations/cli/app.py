@@ -30,12 +30,13 @@ from simulations.cli.options import (
     OwnWorkload,
     RayAddress,
     TrustCode,
+    WithSettings,
     console,
+    elsewhere,
     only_code,
     option,
     starting,
 )
-from simulations.cli.with_settings import WithSettings, elsewhere
 from simulations.engines.process import sigterm_raises
 from simulations.settings.settings import RUN, merge
 

@@ -120,7 +120,7 @@ def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = N
     if before is None:
         before = recorded(run.path).get("own_code")
     if before is None and base.own_code and run.summary.exists():
-        before = run.read_summary(strict=False).get("own_code") or {}
+        before = run.read_summary().get("own_code") or {}
     if before is not None and (changed := _changed(before, base.own_code)):
         raise other_code(changed)
 

@@ -49,7 +49,7 @@ from simulations.server.ready import ready_plan, restore
 from simulations.server.summary import refuse_diverged
 from simulations.settings.automatic import method_line, rule_line
 from simulations.settings.published import resolve
-from simulations.settings.settings import as_config, from_mapping, names_given
+from simulations.settings.settings import as_config, names_given
 
 KILLED = "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was lost"
 
@@ -58,7 +58,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console, *, ope
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page follows the run."""
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
-    settings = from_mapping(from_root(resolve(given)))
+    settings = from_root(resolve(given))
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with working(console, "loading data, calibrating noise") as say:
         plan = ready_plan(settings, progress=say, given=names_given(given))

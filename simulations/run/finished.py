@@ -81,7 +81,7 @@ class Run:
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         """What summary.json says. Raises FileNotFoundError for an unfinished run."""
-        RunDir(self.directory).read_summary(strict=False)  # raises for an unfinished run
+        RunDir(self.directory).read_summary()  # raises for an unfinished run
         found = read_run(self.directory).summary
         return {name: math.inf if value == "inf" else value for name, value in found.items()}
 

@@ -174,7 +174,7 @@ def read_run(
 
 def _read_summary(run: RunDir) -> dict[str, Any]:
     try:
-        summary = run.read_summary(strict=False)
+        summary = run.read_summary()
     except FileNotFoundError:
         return {}
     bytes_ = set() if summary.get("trust") == "server" else {"uplink_bytes", "uplink_bytes_dense"}
@@ -223,7 +223,7 @@ def _counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
     if trust == "secure":
         return not settings.get("colluders")
     if run.summary.exists():
-        return "epsilon_by_reader" not in run.read_summary(strict=False)
+        return "epsilon_by_reader" not in run.read_summary()
     charges = run.charges
     entries = (entry for client in charges.clients() for entry in charges.of(client).entries)
     return any(entry.private and not entry.min_survivors for entry in entries)

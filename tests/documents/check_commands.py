@@ -27,11 +27,11 @@ from simulations import workloads
 from simulations.attack.images import IMAGE_ATTACKS
 from simulations.attack.texts import TEXT_ATTACKS
 from simulations.cli.app import app
-from simulations.cli.with_settings import WithSettings, option_of
+from simulations.cli.options import WithSettings, option_of
 from simulations.inspection import refuse_settings
 from simulations.settings.published import find, from_run_config, matching, resolve
 from simulations.settings.resolve import build_method, fill
-from simulations.settings.settings import RUN, Settings, all_settings, from_mapping, merge
+from simulations.settings.settings import RUN, Settings, all_settings, merge
 from simulations.workloads.partition import SCHEMES
 from tests.places import REPOSITORY
 
@@ -145,7 +145,7 @@ def check_settings(name: str, context: click.Context) -> None:
         if not matching(context.params["words"]):
             find(context.params["words"])
     elif (given := settings_of(context)) and name != "resume":
-        fit_together(from_mapping(resolve({key: value for key, value in given.items() if key not in LOOKS_AT})))
+        fit_together(resolve({key: value for key, value in given.items() if key not in LOOKS_AT}))
 
 
 def check_look(name: str, context: click.Context) -> None:

@@ -1,6 +1,6 @@
 """The papers' table rows as named presets (``Published``), one module a paper, and how they enter a run.
 
-    settings = from_mapping(resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1}))
+    settings = resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1})
 
 A preset is a mapping of settings; the user's own settings override it. The merge happens once, on the command line or
 at ``flwr run``. The result names the preset as ``from_preset``, not as ``preset``. So config.toml, a resumed run and
@@ -19,7 +19,7 @@ from fedlsg.mechanisms import is_silent
 from fedlsg.user_code import is_reference
 from simulations.settings.published import dp_ssgd, lsg, rgp, rs
 from simulations.settings.published.preset import GROUP_RATES, Published
-from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
+from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_values, parse
 
 PAPERS = (
     lsg.presets, rgp.presets, lsg.lora_presets, rs.presets, dp_ssgd.presets, dp_ssgd.de_et_al_presets,
@@ -94,23 +94,23 @@ FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""
 
 
-def resolve(given: Mapping[str, object]) -> dict[str, object]:
-    """Settings by field name: the preset that ``given`` names, if any, under everything else that it gives.
+def resolve(given: Mapping[str, object]) -> Settings:
+    """Settings of raw values: the preset that ``given`` names, if any, under everything else that it gives.
 
     Preset values that a given setting makes void are left out (see ``void``). Raises ValueError as ``find`` and
     ``settings.parse`` do, also for a ``from_preset`` that is no preset.
     """
-    known: dict[str, object] = dict(parse(given))
+    known = parse(given)
     check_origin(known)
     name = known.pop("preset", None)
     if name is None:
-        return known
+        return from_values(known)
     preset = find(str(name))
     gone = void(preset.settings, known)
-    under: dict[str, object] = {key: value for key, value in preset.settings.items() if key not in gone}
+    under = parse({key: value for key, value in preset.settings.items() if key not in gone})
     if "learning_rate" in known:  # the papers' one rate for every group moves as one
         under |= dict.fromkeys(GROUP_RATES, known["learning_rate"])
-    return {**under, **known, "from_preset": preset.name}
+    return from_values({**under, **known, "from_preset": preset.name})
 
 
 def check_origin(known: Mapping[str, object]) -> None:
@@ -196,7 +196,7 @@ def from_run_config(config: Mapping[str, object]) -> Settings:
     if "preset" not in known:
         return from_values(known)
     defaults = {name: declared.default for name, declared in RUN.items()}
-    return from_mapping(resolve({name: value for name, value in known.items() if value != defaults.get(name)}))
+    return resolve({name: value for name, value in known.items() if value != defaults.get(name)})
 
 
 def unfolded(config: Mapping[str, object]) -> dict[str, object]:

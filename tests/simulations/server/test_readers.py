@@ -117,7 +117,7 @@ def made_old(run: Run, *, trust: str) -> Run:
     if trust == "secure":
         reconfigure(run, colluders=0)
     if run.directory.summary.exists():
-        summary = run.directory.read_summary(strict=False)
+        summary = run.directory.read_summary()
         del summary["epsilon_by_reader"]
         if trust == "secure":
             summary["secure_sum"] |= {"colluders": 0, "contributors": summary["secure_sum"]["min_survivors"]}

@@ -9,7 +9,7 @@ from simulations.settings.published import Published, find, presets, resolve
 from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown
 from simulations.settings.resolve import build_method
-from simulations.settings.settings import Settings, from_mapping, values_of
+from simulations.settings.settings import Settings, values_of
 from tests.places import REPOSITORY
 
 ALL = presets()
@@ -18,7 +18,7 @@ ROOT = REPOSITORY
 
 def settings_of(name: str, **given: object) -> Settings:
     """Settings of a preset with a user's own over it."""
-    return from_mapping(resolve({"preset": name, **given}))
+    return resolve({"preset": name, **given})
 
 
 def test_presets_parse_and_build_their_methods():
