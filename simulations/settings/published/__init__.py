@@ -97,8 +97,8 @@ FREE_FORM = "settings"
 def resolve(given: Mapping[str, object]) -> Settings:
     """Settings of raw values: the preset that ``given`` names, if any, under everything else that it gives.
 
-    Preset values that a given setting makes void are left out (see ``void``). Raises ValueError as ``find`` and
-    ``settings.parse`` do, also for a ``from_preset`` that is no preset.
+    What a given setting makes ``void``, or the preset's method alone takes, is left out. Raises ValueError as ``find``
+    and ``settings.parse`` do, also for a ``from_preset`` that is no preset.
     """
     known = parse(given)
     check_origin(known)
@@ -106,7 +106,13 @@ def resolve(given: Mapping[str, object]) -> Settings:
     if name is None:
         return from_values(known)
     preset = find(str(name))
-    gone = void(preset.settings, known)
+    method = str(known.get("method", preset.settings["method"]))
+    gone = void(preset.settings, known, silent=method == "sgd" or is_silent(known.get("mechanism")))
+    if method != preset.settings["method"]:
+        import strategies  # imports torch, which listing presets must not
+
+        strategies.check_name(method)
+        gone |= strategies.own_settings(str(preset.settings["method"])) - strategies.own_settings(method)
     under = parse({key: value for key, value in preset.settings.items() if key not in gone})
     if "learning_rate" in known:  # the papers' one rate for every group moves as one
         under |= dict.fromkeys(GROUP_RATES, known["learning_rate"])
@@ -123,36 +129,31 @@ def check_origin(known: Mapping[str, object]) -> None:
             raise ValueError(f"from_preset={name}: {error}; a run writes it: give --preset NAME") from None
 
 
-def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset[str]:
-    """Settings of a preset that a given one replaces or leaves without meaning.
+def void(preset: Mapping[str, object], given: Mapping[str, object], *, silent: bool) -> set[str]:
+    """Settings of a preset, of a paper or a workload, that a given one replaces or leaves without meaning.
 
-    Another method drops what only the preset's method takes; a noise multiplier, or no noise, drops the epsilon; a
-    batch size the rate, and a rate the batch size; an optimizer other than SGD the momentum, and another optimizer the
-    options; a model that is no head the features; a constant learning rate its final value.
+    A noise multiplier, or no noise (``silent``), drops the epsilon; a batch size the rate, and a rate the batch size;
+    an optimizer other than SGD the momentum, and another optimizer the options; a model that is no head the features; a
+    constant learning rate its final value.
     """
     gone: set[str] = set()
-    method = str(given.get("method", preset["method"]))
-    if method != preset["method"]:
-        import strategies  # imports torch, which listing presets must not
-
-        strategies.check_name(method)
-        gone |= strategies.own_settings(str(preset["method"])) - strategies.own_settings(method)
-    silent = method == "sgd" or is_silent(given.get("mechanism"))
     if silent or "noise_multiplier" in given:
         gone.add("epsilon")
     if "batch_size" in given:
         gone.add("sample_rate")
     if "sample_rate" in given:
         gone |= {"batch_size", "sampling"}
-    if str(given.get("optimizer", "sgd")).lower() != "sgd":
+    before = str(preset.get("optimizer", "sgd")).lower()
+    optimizer = str(given.get("optimizer", before)).lower()
+    if optimizer != "sgd":
         gone.add("momentum")
-    if "optimizer" in given and given["optimizer"] != preset.get("optimizer"):
+    if "optimizer" in preset and optimizer != before:
         gone.add("optimizer_options")
     if given.get("model", "cnn") not in HEADS:
         gone |= {"features", "feature_norm"}
     if given.get("schedule") == "constant":
         gone.add("final_learning_rate")
-    return frozenset(gone)
+    return gone
 
 
 def first_look(given: Mapping[str, object]) -> str:
