@@ -34,14 +34,9 @@ def presets() -> tuple[Published, ...]:
 
 @cache
 def by_name() -> Mapping[str, Published]:
-    """Every name and alias. Raises ValueError where two presets share one."""
-    return index(presets())
-
-
-def index(listed: tuple[Published, ...]) -> Mapping[str, Published]:
     """Presets by name and alias. Raises ValueError where two share one."""
     table: dict[str, Published] = {}
-    for preset in listed:
+    for preset in presets():
         for name in (preset.name, *preset.aliases):
             if name in table:
                 raise ValueError(f"preset name {name!r} is taken: {table[name].source}, and {preset.source}")
