@@ -15,8 +15,7 @@ from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.automatic import choose_method, fill_auto
 from simulations.settings.participation import fill_participation
-from simulations.settings.published import void
-from simulations.settings.run import Resolved
+from simulations.settings.run import Resolved, void
 from simulations.settings.settings import (
     AUTO,
     RUN,

@@ -19,6 +19,7 @@ from fedlsg.mechanisms import is_silent
 from fedlsg.user_code import is_reference
 from simulations.settings.published import dp_ssgd, lsg, rgp, rs
 from simulations.settings.published.preset import GROUP_RATES, Published
+from simulations.settings.run import void
 from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_values, parse
 
 PAPERS = (
@@ -77,8 +78,6 @@ def by_size(name: str) -> tuple[tuple[int, float, str], ...]:
     return tuple((1, float(part), "") if index % 2 else (0, 0.0, part) for index, part in enumerate(parts))
 
 
-HEADS = ("linear", "mlp", "cnn")
-"""Models of ``simulations.models.small``, which torch need not be imported for."""
 WORKLOADS = (
     "digits", "cifar10", "cifar100", "svhn", "fashion-mnist", "imagenet", "hf-image", "glue-sst2", "glue-qnli",
     "glue-qqp", "glue-mnli", "hf-text",
@@ -122,33 +121,6 @@ def check_origin(known: Mapping[str, object]) -> None:
             find(name)
         except ValueError as error:
             raise ValueError(f"from_preset={name}: {error}; a run writes it: give --preset NAME") from None
-
-
-def void(preset: Mapping[str, object], given: Mapping[str, object], *, silent: bool) -> set[str]:
-    """Settings of a preset, of a paper or a workload, that a given one replaces or leaves without meaning.
-
-    A noise multiplier, or no noise (``silent``), drops the epsilon; a batch size the rate, and a rate the batch size;
-    an optimizer other than SGD the momentum, and another optimizer the options; a model that is no head the features; a
-    constant learning rate its final value.
-    """
-    gone: set[str] = set()
-    if silent or "noise_multiplier" in given:
-        gone.add("epsilon")
-    if "batch_size" in given:
-        gone.add("sample_rate")
-    if "sample_rate" in given:
-        gone |= {"batch_size", "sampling"}
-    before = str(preset.get("optimizer", "sgd")).lower()
-    optimizer = str(given.get("optimizer", before)).lower()
-    if optimizer != "sgd":
-        gone.add("momentum")
-    if "optimizer" in preset and optimizer != before:
-        gone.add("optimizer_options")
-    if given.get("model", "cnn") not in HEADS:
-        gone |= {"features", "feature_norm"}
-    if given.get("schedule") == "constant":
-        gone.add("final_learning_rate")
-    return gone
 
 
 def first_look(given: Mapping[str, object]) -> str:
