@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from fedlsg.public import Public
     from fedlsg.setting import Setting
     from fedlsg.training import ServerOptimizer
-    from simulations.api.finished import Run, load_run
-    from simulations.api.simulate import simulate
-    from simulations.callbacks import Callback, StopRun
-    from simulations.callbacks.named import BestModel, EarlyStopping, MLflow, WeightsAndBiases
+    from simulations.run.finished import Run, load_run
+    from simulations.run.simulate import simulate
+    from simulations.server.callbacks import Callback, StopRun
+    from simulations.server.named_callbacks import BestModel, EarlyStopping, MLflow, WeightsAndBiases
     from simulations.workloads import Workload
     from strategies import recipe
     from strategies.private_step import PrivateStep
@@ -41,19 +41,19 @@ __all__ = [
 ]  # fmt: skip
 
 _PLACES = {
-    "BestModel": "simulations.callbacks.named",
+    "BestModel": "simulations.server.named_callbacks",
     "calibrate_noise_multiplier": "fedlsg.accounting",
-    "Callback": "simulations.callbacks",
+    "Callback": "simulations.server.callbacks",
     "Carrier": "fedlsg.carriers",
     "decompose": "fedlsg.lowrank",
-    "EarlyStopping": "simulations.callbacks.named",
+    "EarlyStopping": "simulations.server.named_callbacks",
     "epsilon": "fedlsg.accounting",
-    "load_run": "simulations.api.finished",
+    "load_run": "simulations.run.finished",
     "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",
     "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
-    "MLflow": "simulations.callbacks.named",
+    "MLflow": "simulations.server.named_callbacks",
     "OwnCarriers": "fedlsg.carriers",
     "pack": "fedlsg.payload",
     "PrivateStep": "strategies.private_step",
@@ -62,13 +62,13 @@ _PLACES = {
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
     "register_layer": "fedlsg.gradients.calls",
-    "Run": "simulations.api.finished",
+    "Run": "simulations.run.finished",
     "ServerOptimizer": "fedlsg.training",
     "Setting": "fedlsg.setting",
-    "simulate": "simulations.api.simulate",
-    "StopRun": "simulations.callbacks",
+    "simulate": "simulations.run.simulate",
+    "StopRun": "simulations.server.callbacks",
     "unpack": "fedlsg.payload",
-    "WeightsAndBiases": "simulations.callbacks.named",
+    "WeightsAndBiases": "simulations.server.named_callbacks",
     "Workload": "simulations.workloads",
 }
 

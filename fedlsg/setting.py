@@ -20,7 +20,10 @@ from fedlsg.rules import Rule
 
 REQUIRED = Parameter.empty
 """The default of what has none."""
-GONE = {"adambc_floor": "optimizer 'dp-adambc'", "filter_a": "optimizer 'doppler'", "filter_b": "optimizer 'doppler'"}
+GONE = {
+    "adambc_floor": "optimizer 'dp-adambc'", "filter_a": "optimizer 'doppler'", "filter_b": "optimizer 'doppler'",
+    "grouped": "engine 'flower' of before version 0.1",
+}  # fmt: skip
 """Settings of earlier versions, with what they were for."""
 
 

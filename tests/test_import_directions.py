@@ -25,13 +25,9 @@ LAYERS = (
     "strategies.settings_typed",
     "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",
-    "simulations.callbacks", "simulations.plan",
-    "simulations.grids", "simulations.client", "simulations.report", "simulations.live",
-    "simulations.server", "simulations.engines",
-    "simulations.run", "simulations.estimate", "simulations.compare", "simulations.inspection",
-    "simulations.attack",
-    "simulations.audit", "simulations.exports",
-    "simulations.api", "simulations.flower",
+    "simulations.plan", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
+    "simulations.run", "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
+    "simulations.flower",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip
 FACE = ("fedlsg", "fedlsg.flower")

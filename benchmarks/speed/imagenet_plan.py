@@ -21,7 +21,6 @@ from fedlsg.payload import DEFAULT_CODEC, pack
 from fedlsg.state import PublicState, mean_frame
 from simulations.plan.plan import Plan, make_plan
 from simulations.settings.published import resolve
-from simulations.settings.settings import from_mapping
 
 
 def make_folder(root: Path, *, train: int, test: int, classes: int) -> None:
@@ -60,7 +59,7 @@ def main() -> None:
         make_folder(Path(root), train=options.train, test=options.test, classes=options.classes)
         print(f"{options.train:,} files of {options.classes:,} classes: {time.monotonic() - began:.0f} s", flush=True)
         began = time.monotonic()
-        plan = make_plan(from_mapping(resolve({"preset": options.preset, "data_dir": root})))
+        plan = make_plan(resolve({"preset": options.preset, "data_dir": root}))
         print(
             f"plan of {options.preset}: {time.monotonic() - began:.0f} s, {sum(plan.sizes):,} training images, "
             f"q {plan.rates[0]:.5f}, {plan.settings.rounds:,} rounds, noise multiplier "

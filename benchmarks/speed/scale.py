@@ -30,7 +30,7 @@ from torch import nn
 
 from benchmarks.pairs import write
 from simulations import workloads
-from simulations.callbacks import Callback
+from simulations.server.callbacks import Callback
 from simulations.workloads.base import LoadedWorkload, Request
 from simulations.workloads.base.split import Split, rescale
 

@@ -30,9 +30,8 @@ def plan(name: str) -> dict[str, float]:
     """Seconds of a plan after its data are there."""
     from simulations.plan import plan as plans
     from simulations.settings.published import resolve
-    from simulations.settings.settings import from_mapping
 
-    base = plans.prepare(from_mapping(resolve({"workload": "digits", **FEDERATIONS[name]})))
+    base = plans.prepare(resolve({"workload": "digits", **FEDERATIONS[name]}))
     before = time.process_time()
     plans.client_terms(base)
     return {name: time.process_time() - before}

@@ -12,7 +12,7 @@ from typing import Any
 
 import strategies
 from fedlsg.setting import Declared
-from simulations.api.simulate import MORE, simulate
+from simulations.run.simulate import MORE, simulate
 from simulations.settings.settings import AUTOMATIC, all_settings
 from simulations.workloads import Workload
 from strategies.private_step import PrivateStep
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MADE = "Made by ``python -m docs._sphinx.typed``: do not edit."
 INTERNAL = ("auto", "from_preset", "run_dir", "settings")
 """Settings that a run writes and nobody gives."""
-STRATEGIES, API = "strategies/settings_typed.py", "simulations/api/settings_typed.py"
+STRATEGIES, API = "strategies/settings_typed.py", "simulations/run/settings_typed.py"
 SHARES = ("noise_share", "colluders")
 
 

@@ -46,7 +46,7 @@ from simulations.server.ready import ready_plan
 from simulations.settings.checks import refuse_groups, refuse_shuffled
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
-from simulations.settings.settings import Settings, from_mapping, names_given
+from simulations.settings.settings import Settings, names_given
 
 SHADOWS = 16
 USED = frozenset({
@@ -75,7 +75,7 @@ def membership_command(
     check_shadows(shadows)
     folder = output_folder([] if run is None else [run], out)
     began = time.monotonic()
-    wanted = from_mapping(resolve(given)) if run is None else checked(run, STATE, console).read_config()
+    wanted = resolve(given) if run is None else checked(run, STATE, console).read_config()
     refuse_shuffled(wanted, "--membership")
     refuse_groups(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:

@@ -247,7 +247,7 @@ def made_on(run: RunDir, settings: Settings) -> Device:
 
     An unfinished run has no summary that names it: its setting counts.
     """
-    used = run.read_summary(strict=False)["device"] if run.summary.exists() else settings.device
+    used = run.read_summary()["device"] if run.summary.exists() else settings.device
     return "cpu" if used == "cpu" else "auto"
 
 

@@ -17,7 +17,7 @@ from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
 from simulations.report.progress import count_bar
 from simulations.report.terminal import print_line
-from simulations.run import continued
+from simulations.run.commands import continued
 from simulations.rundir.lock import create
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
@@ -25,7 +25,7 @@ from simulations.server.summary import refuse_diverged
 from simulations.settings.checks import all_refused, left_out, refusal
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
-from simulations.settings.settings import from_mapping, parse, values_of
+from simulations.settings.settings import parse, values_of
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
 """Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
@@ -112,7 +112,7 @@ def record_like(
     asked = min(int(before["clients_per_round"]), FEW_CLIENTS)
     rounds = max(FEWEST_ROUNDS, math.ceil(examples / ONE_EXAMPLE / asked))
     if settings.noise_multiplier is None and run.summary.exists():  # clients with different sigmas: the largest
-        before |= {"noise_multiplier": sigma} if (sigma := run.read_summary(strict=False)["noise_multiplier"]) else {}
+        before |= {"noise_multiplier": sigma} if (sigma := run.read_summary()["noise_multiplier"]) else {}
     if "epsilon" in given:
         before.pop("noise_multiplier", None)
     small = {"batch_size": 1, "rounds": rounds, "clients_per_round": asked, "augment": "none"}
@@ -135,7 +135,7 @@ def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, devic
         return str(directory)
     print_line(f"recording {wanted['rounds']} rounds of {wanted['method']} in {directory}", console)
     with console.status("loading data") as status:
-        plan = ready_plan(from_mapping(resolve({**wanted, "device": device})), progress=status.update)
+        plan = ready_plan(resolve({**wanted, "device": device}), progress=status.update)
     run = create(str(directory), plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(run.path)))
     begin(plan, run)
@@ -180,7 +180,7 @@ def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
 
 def check_recorded(directory: Path, wanted: Mapping[str, Any]) -> None:
     """Raise ValueError if the existing run has other settings than ``wanted``."""
-    before, now = values_of(RunDir.open(str(directory)).read_config()), values_of(from_mapping(resolve(wanted)))
+    before, now = values_of(RunDir.open(str(directory)).read_config()), values_of(resolve(wanted))
     for name in wanted:
         old, new = before.get(name), now.get(name)
         if old != new:

@@ -30,12 +30,13 @@ from simulations.cli.options import (
     OwnWorkload,
     RayAddress,
     TrustCode,
+    WithSettings,
     console,
+    elsewhere,
     only_code,
     option,
     starting,
 )
-from simulations.cli.with_settings import WithSettings, elsewhere
 from simulations.engines.process import sigterm_raises
 from simulations.settings.settings import RUN, merge
 
@@ -92,7 +93,7 @@ def run(
     use_cluster(ray_address, name)
     with ahead(name):
         with starting():
-            from simulations.run import run_command
+            from simulations.run.commands import run_command
 
         run_command(given, out, console, opens=opens)
 
@@ -114,7 +115,7 @@ def plan(
 
     first_look(given)
     with starting():
-        from simulations.estimate import plan_command
+        from simulations.run.estimate import plan_command
 
     plan_command(given, console, phones=phones, dropout=phone_dropout, as_json=json)
 
@@ -140,7 +141,7 @@ def resume(
     use_cluster(ray_address, name)
     with ahead(name):
         with starting():
-            from simulations.run import resume_command
+            from simulations.run.commands import resume_command
 
         resume_command(directory, console, named, trust_code=trust_code, opens=opens)
 
@@ -162,7 +163,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, with its witness."""
-    from simulations.run import calibrate_command
+    from simulations.run.commands import calibrate_command
 
     calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console, epoch_batches=epoch_batches)
 

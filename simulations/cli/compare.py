@@ -152,6 +152,6 @@ def runs(
     Nothing of a run is run. A directory that cannot be read is named, and left out.
     """
     with starting():
-        from simulations.exports.runs import runs_command
+        from simulations.cli.runs import runs_command
 
     runs_command(folder, console, sort=sort, reverse=reverse, json=json, compare=compare or (), html=html, opens=opens)

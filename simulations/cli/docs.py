@@ -135,15 +135,14 @@ def list_names(
     what: Annotated[str, typer.Argument(metavar="methods|workloads|codecs|presets", show_default=False)],
     words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
     json: Annotated[bool, option("--json", help="Of presets: every setting, for programs.")] = False,
-    markdown: Annotated[bool, option("--markdown", help="Of presets: the page docs/presets.md.")] = False,
 ) -> None:
     """Names with a sentence each: what --method, WORKLOAD, --codec and --preset of fedlsg run take."""
     choose("list", what, dict.fromkeys(LISTS))
     if what == "presets":  # without torch, which takes a second
         from simulations.settings.published.show import presets_command
 
-        return presets_command(words or "", json, markdown, console)
-    if words or json or markdown:
+        return presets_command(words or "", json, console)
+    if words or json:
         raise ValueError(f"fedlsg list {what} takes no other words and no options: they are for presets")
     from simulations.settings.show import list_command
 
@@ -152,9 +151,8 @@ def list_names(
 
 def settings(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One setting, to see all of it.")] = None,
-    markdown: Annotated[bool, option("--markdown", help="The page docs/settings.md.")] = False,
 ) -> None:
     """Every setting that -c NAME=VALUE takes, or one whole: meaning, unit, range, default, who uses it."""
     from simulations.settings.show import settings_command
 
-    settings_command(name, markdown, console)
+    settings_command(name, console)

@@ -7,13 +7,10 @@ from click.core import ParameterSource
 
 from simulations.cli.options import (
     Choice,
-    OwnMethod,
-    OwnWorkload,
     TrustCode,
     console,
     device_in,
     let_run,
-    only_code,
     option,
     setting,
     starting,
@@ -183,27 +180,22 @@ def export(
     ],
     out: Annotated[str | None, option(help="New folder; default export/ in the run, or figures-RUN here.")] = None,
     merge_lora: Annotated[bool, option("--merge-lora", help="Write W_0 + s B A, and no factors of LoRA.")] = False,
-    workload: OwnWorkload = None,
-    method: OwnMethod = None,
-    trust_code: TrustCode = False,
 ) -> None:
     """Write the trained model as a folder that plain torch, or transformers, loads without fedlsg.
 
-    With figures: the curves as PDF, SVG and PNG instead, as wide as a column of a paper with two. For the model, code
-    of the run's own is needed only for a run of an older version, which left no model.safetensors.
+    With figures: the curves as PDF, SVG and PNG instead, as wide as a column of a paper with two.
     """
     *rest, directory = what
     if rest == ["figures"]:
-        from simulations.exports import figures_command
+        from simulations.cli.export import figures_command
 
         figures_command(directory, out, console)
         return
     if rest:
         raise ValueError(f"expected RUN, or figures and RUN, got {' '.join(what)}")
-    from simulations.exports import export_command
+    from simulations.cli.export import export_command
 
-    named = only_code(merge({"workload": workload, "method": method}, None))
-    export_command(directory, out, merge_lora, console, lambda: let_run([directory], named, trust_code))
+    export_command(directory, out, merge_lora, console)
 
 
 def payload(
@@ -211,18 +203,13 @@ def payload(
     round: Annotated[int, option(help="Round, from 1.")],
     client: Annotated[int, option(help="Client, from 0.")],
     out: Annotated[str, option(help="New file, .npz.")],
-    workload: OwnWorkload = None,
-    method: OwnMethod = None,
-    trust_code: TrustCode = False,
 ) -> None:
     """Write one recorded payload (fedlsg run --record-updates) as arrays that numpy reads.
 
     indices and values: what was sent, in the flat vector of the round's frame.json. dW/NAME: the gradient of each
     parameter that the payload implies (Eq. 3). All are sums over the client's batch; divided by the array divisor,
-    the client's expected batch size q N, they are its mean gradient (times K with K local steps). Code of the run's
-    own is needed only for a run of an older version, which left no frame.json.
+    the client's expected batch size q N, they are its mean gradient (times K with K local steps).
     """
-    from simulations.exports.payload import payload_command
+    from simulations.cli.payload import payload_command
 
-    named = only_code(merge({"workload": workload, "method": method}, None))
-    payload_command(directory, round, client, out, console, lambda: let_run([directory], named, trust_code))
+    payload_command(directory, round, client, out, console)

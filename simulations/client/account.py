@@ -33,8 +33,8 @@ from fedlsg.privacy.ledger_entry import decode_entry
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import RoundPlan
+from simulations.client.node.refusals import OverBudgetError
 from simulations.client.replica import History
-from simulations.grids.virtual import OverBudgetError
 from simulations.plan.base import Base
 from simulations.rundir.last_payload import FeedbackBox, LastPayload, batch_key
 from simulations.rundir.rundir import RunDir

@@ -24,9 +24,10 @@ from fedlsg.user_code import permit
 from fedlsg.user_code.failure import without_exit
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
+from simulations.client.node.refusals import RefusalError, SettingsError, log_failure
 from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer
-from simulations.grids.virtual import SHARED, RefusalError, SettingsError, in_simulation, log_failure
+from simulations.client.virtual import SHARED, in_simulation
 from simulations.rundir.files import cause_of
 from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, code_in

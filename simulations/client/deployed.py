@@ -20,11 +20,7 @@ from simulations.client.account import Account
 from simulations.client.model import Process, assemble, set_up
 from simulations.client.node.conditions import check_base, check_mechanism, usable
 from simulations.client.node.folder import Budget, NodeFolder
-from simulations.client.node.terms import Terms, form_of, read_terms, reader
-from simulations.client.rehearsal import rehearse
-from simulations.client.secure_sum import answer_stage
-from simulations.client.train import answer_in
-from simulations.grids.virtual import (
+from simulations.client.node.refusals import (
     OverBudgetError,
     OwnDataError,
     RefusalError,
@@ -32,6 +28,10 @@ from simulations.grids.virtual import (
     TermsError,
     log_failure,
 )
+from simulations.client.node.terms import Terms, form_of, read_terms, reader
+from simulations.client.rehearsal import rehearse
+from simulations.client.secure_sum import answer_stage
+from simulations.client.train import answer_in
 from simulations.plan.base import Base, Own
 from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare

@@ -19,8 +19,8 @@ from fedlsg.gradients import Checked
 from fedlsg.gradients.supported import check
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.tensors import keep_freed_memory
+from simulations.client.node.refusals import FrameDiffersError
 from simulations.client.replica import History, Replica, basis_bytes, load_basis, own_basis, read_basis_of
-from simulations.grids.virtual import FrameDiffersError
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import parse_checkpoint, save_bytes
 from simulations.rundir.updates import FAR

@@ -31,9 +31,9 @@ from simulations.client.ahead import AHEAD, Ahead
 from simulations.client.app import simulated_settings
 from simulations.client.drawing import batches, draws, groups, sampler_of
 from simulations.client.model import Process, process
+from simulations.client.piles import Pile, Task
 from simulations.client.train import follow, given_account, own_terms
-from simulations.grids.piles import Pile, Task
-from simulations.grids.virtual import FIRST_NODE
+from simulations.client.virtual import FIRST_NODE
 from simulations.plan.base import Base
 from simulations.settings.settings import Settings
 from strategies.federation.wire import read_round

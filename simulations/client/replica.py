@@ -27,7 +27,7 @@ from fedlsg.gradients import trainable
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
 from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
 from fedlsg.state.server_update import read_steps
-from simulations.grids.virtual import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
+from simulations.client.node.refusals import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
 from simulations.rundir.files import load_bytes, save_bytes
 from simulations.rundir.updates import FAR

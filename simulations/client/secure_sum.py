@@ -20,7 +20,7 @@ from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.state import RoundPlan
 from fedlsg.training.client import AddNoise
-from simulations.grids.virtual import SecureSumRefusedError
+from simulations.client.node.refusals import SecureSumRefusedError
 from simulations.plan.base import Base
 from strategies.federation.stages import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage
 

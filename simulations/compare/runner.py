@@ -75,7 +75,7 @@ class Folder:
         """State of a cell: "done" where it has its summary and did not diverge, else what the record says."""
         if self.run(cell).summary.exists():
             with suppress(ValueError):  # the readers of its numbers report the damage
-                summary = self.run(cell).read_summary(strict=False)
+                summary = self.run(cell).read_summary()
                 if summary.get("diverged"):
                     return Outcome(status="failed", reason=str(summary["stopped"]))
             return Outcome(status="done")

@@ -151,7 +151,7 @@ def run_cell(job: Job, ray: ExitStack) -> Outcome:
 def _run(job: Job, log: IO[str]) -> None:
     from rich.console import Console
 
-    from simulations.run import resume_command, run_command
+    from simulations.run.commands import resume_command, run_command
     from simulations.rundir.examined import SETTINGS, open_run
     from simulations.rundir.manifest import accept
     from simulations.rundir.rundir import RunDir

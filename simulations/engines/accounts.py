@@ -20,10 +20,10 @@ from fedlsg.privacy.ledger_entry import encode_entry
 from fedlsg.state import RoundPlan
 from simulations.client.account import RECORD, SimulatedAccount, array_in, bytes_of, entry_of, takes_part_in_secret
 from simulations.client.app import refusal
+from simulations.client.piles import Answer, Pile, Task
 from simulations.client.secure_sum import RECORD as SECRETS
 from simulations.client.train import keeps_payload, memory_size, own_terms, question_of, remembers, stored_payload
-from simulations.grids.piles import Answer, Pile, Task
-from simulations.grids.virtual import FIRST_NODE, give_id
+from simulations.client.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir

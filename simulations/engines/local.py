@@ -16,14 +16,10 @@ from flwr.common.logger import log
 
 from fedlsg.participation import ClientLimit
 from fedlsg.state import RoundPlan
-from simulations.callbacks import Callback
 from simulations.client.app import app
 from simulations.client.model import is_served, process, serving
-from simulations.engines.accounts import Accounts
-from simulations.engines.passes import Passes
-from simulations.engines.process import logging_to
-from simulations.grids.piles import Task
-from simulations.grids.virtual import (
+from simulations.client.piles import Task
+from simulations.client.virtual import (
     FIRST_NODE,
     ClientFunction,
     VirtualGrid,
@@ -36,10 +32,14 @@ from simulations.grids.virtual import (
     task_identity,
     too_slow,
 )
+from simulations.engines.accounts import Accounts
+from simulations.engines.passes import Passes
+from simulations.engines.process import logging_to
 from simulations.plan.plan import Plan, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.app import serve
+from simulations.server.callbacks import Callback
 from simulations.settings.settings import as_config
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import over_the_wire

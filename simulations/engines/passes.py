@@ -12,8 +12,8 @@ from flwr.common.logger import log
 from simulations.client.app import app
 from simulations.client.model import process
 from simulations.client.one_pass import compute_ahead, passes
-from simulations.grids.piles import Pile, Task
-from simulations.grids.virtual import call_until
+from simulations.client.piles import Pile, Task
+from simulations.client.virtual import call_until
 
 
 class Passes:

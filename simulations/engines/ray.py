@@ -12,19 +12,19 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from fedlsg.state import RoundPlan
-from simulations.callbacks import Callback
+from simulations.client.piles import PILE_SECONDS, Pace, Pile
+from simulations.client.virtual import VirtualGrid, give_id, task_identity
 from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready
 from simulations.engines.process import ignore_interrupts, logging_to
 from simulations.engines.watchers import RayLostError
 from simulations.engines.worker import CLIENT
 from simulations.engines.workers import LostError, Outcome, Workers
-from simulations.grids.piles import PILE_SECONDS, Pace, Pile
-from simulations.grids.virtual import VirtualGrid, give_id, task_identity
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.app import serve
+from simulations.server.callbacks import Callback
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import WORKER_DIED, failure
 

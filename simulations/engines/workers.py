@@ -11,12 +11,12 @@ from uuid import uuid4
 
 from flwr.common.logger import log
 
+from simulations.client.piles import Answer, Pace, Pile, divide, pack, unpack
+from simulations.client.virtual import learn, limit_by, limit_of
 from simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
 from simulations.engines.process import write_log
 from simulations.engines.shipping import put, shipment
 from simulations.engines.worker import Job
-from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
-from simulations.grids.virtual import learn, limit_by, limit_of
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config

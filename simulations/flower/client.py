@@ -20,7 +20,7 @@ import strategies
 from fedlsg.user_code.digest import digest_of
 from simulations import workloads
 from simulations.client.app import make_app
-from simulations.grids.virtual import SettingsError
+from simulations.client.node.refusals import SettingsError
 from simulations.settings.settings import AUTO, Settings, from_mapping
 from simulations.workloads import Workload
 from simulations.workloads.own import MODEL, make

@@ -25,6 +25,7 @@ from fedlsg.training.client import AddNoise
 from fedlsg.units import CLIENT
 from fedlsg.user_code.failure import without_exit
 from simulations.client.app import is_simulated, refusal
+from simulations.client.node.refusals import OverBudgetError, SettingsError
 from simulations.client.node.terms import absolute
 from simulations.flower.client import note_other_torch
 from simulations.flower.secure_update import answer_stage, masked_update
@@ -43,7 +44,6 @@ from simulations.flower.whole_update import (
     read_terms,
     to_cpu,
 )
-from simulations.grids.virtual import OverBudgetError, SettingsError
 from simulations.rundir.updates import save_whole
 from strategies.federation.stages import MASKED
 from strategies.federation.wire import NO_REASON, stage_of

@@ -20,13 +20,13 @@ from fedlsg.owner_only import make_folder
 from fedlsg.payload import pack
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.state import Phase, RoundPlan
-from simulations.api.simulate import workload_name
 from simulations.plan.plan import prepare
 from simulations.plan.trust import keep_code
+from simulations.run.simulate import workload_name
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import payload_files, round_folder, write_frame
 from simulations.settings.published import resolve
-from simulations.settings.settings import as_config, from_mapping, permit_code
+from simulations.settings.settings import as_config, permit_code
 from simulations.workloads import Workload
 from strategies.private_step import PrivateStep
 
@@ -77,9 +77,7 @@ class Recording:
     def __init__(self, folder: str | Path, client: int, settings: Mapping[str, Any]) -> None:
         permit_code(settings)
         given = {name: value for name, value in settings.items() if value is not None}
-        self.base = prepare(
-            from_mapping(resolve({**given, "engine": "local", "device": "cpu", "record_updates": True}))
-        )
+        self.base = prepare(resolve({**given, "engine": "local", "device": "cpu", "record_updates": True}))
         if self.base.method.carrier.source is not None:
             raise ValueError(
                 f"method {self.base.method.name!r} has carriers of probes, whose source an app has not told"

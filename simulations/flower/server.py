@@ -14,14 +14,14 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 import strategies
-from simulations.api.finished import Run
-from simulations.callbacks import Callback, as_callbacks
 from simulations.flower.client import OWN_CODE, AnnouncingGrid, announcement, code_digest, give, note_other_torch
+from simulations.run.finished import Run
 from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
 from simulations.server.app import last_line, run_on
+from simulations.server.callbacks import Callback, as_callbacks
 from simulations.settings.published import resolve
-from simulations.settings.settings import AUTO, RUN, Settings, as_config, from_mapping, permit_code
+from simulations.settings.settings import AUTO, RUN, Settings, as_config, permit_code
 from simulations.workloads import Workload
 from strategies.strategy import FedLSG
 
@@ -146,7 +146,7 @@ class Strategy(FlowerStrategy):
             strategies.check_name(name)
         given = {**translated(settings), "workload": give(workload), "method": name}
         permit_code({**settings, "method": name})
-        self.settings: Settings = from_mapping(resolve(given))
+        self.settings: Settings = resolve(given)
         self.run: Run | None = None
         self._inner: FedLSG | None = None
 

@@ -27,7 +27,7 @@ from fedlsg.method import Method, Schedule, initial_needed
 from fedlsg.payload import Dither, Expected, find_codec, pack, unpack
 from fedlsg.randomness import own_draws
 from fedlsg.state import PublicState
-from simulations.grids.virtual import SettingsError
+from simulations.client.node.refusals import SettingsError
 from strategies.federation.stages import MESSAGE as SUM_MESSAGE
 from strategies.federation.stages import read_stage
 from strategies.federation.wire import STAGE as SUM_TERMS

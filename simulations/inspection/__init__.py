@@ -32,7 +32,7 @@ from simulations.rundir.tables import Row
 from simulations.settings.checks import refuse_client_level
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
-from simulations.settings.settings import Settings, from_mapping
+from simulations.settings.settings import Settings
 from simulations.workloads import Progress, silent, to_device
 from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
@@ -156,7 +156,7 @@ def subject_of_settings(given: Mapping[str, object], *, progress: Progress = sil
 
     ``clients``: also with unit=client.
     """
-    return _subject(from_mapping(resolve(given)), None, None, progress, clients=clients)
+    return _subject(resolve(given), None, None, progress, clients=clients)
 
 
 def refuse_settings(run: str | None, given: Mapping[str, object]) -> None:

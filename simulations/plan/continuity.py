@@ -76,7 +76,6 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     refuse_own_noise(run, vars(plan.settings))
     now = fingerprint(plan)
     before, after = {"unit": "example", **saved["settings"]}, now["settings"]  # the only one up to version 0.1
-    before.pop("grouped", None)  # a setting of engine flower, up to version 0.1
     names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
     changed = [k for k in _changed(before, after) if names[k] not in MOVED]
     refused = [k for k in changed if names[k] not in HARMLESS]
@@ -121,7 +120,7 @@ def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = N
     if before is None:
         before = recorded(run.path).get("own_code")
     if before is None and base.own_code and run.summary.exists():
-        before = run.read_summary(strict=False).get("own_code") or {}
+        before = run.read_summary().get("own_code") or {}
     if before is not None and (changed := _changed(before, base.own_code)):
         raise other_code(changed)
 

@@ -5,7 +5,7 @@ in other folders. The source of a probe is found when a process first draws: onl
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,10 +20,9 @@ from fedlsg.carriers.probe.carrier import Draw, on_device_of
 from fedlsg.randomness import public_generator
 from fedlsg.user_code import DATA, shown
 from simulations import workloads
-from simulations.callbacks.named import absolute_names
 from simulations.models.pretrained import FOLDER_FILE, digest_of, facts_of
 from simulations.settings.run import Resolved
-from simulations.settings.settings import Settings
+from simulations.settings.settings import Settings, callbacks_with, from_values, values_of
 from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.features.encoders import SCATTERING, written
 from simulations.workloads.public_data import forms, probe_source
@@ -80,13 +79,13 @@ def row_name(workload: str, dataset: str | None) -> str:
     return f"{DATA}{shown(workload)}" + (f" {dataset}" if dataset else "")
 
 
-def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name, with absolute paths of weights and public data that are in the working folder.
+def from_root(settings: Settings) -> Settings:
+    """The settings with absolute paths of weights and public data that are in the working folder.
 
     Other names stay: of a built-in encoder or data set, of a repository on the hub, of a file that is not here.
     Not for a deployed client: what it finds at a name of the server's would be known by it.
     """
-    found = dict(given)
+    found = values_of(settings)
     weights, features = (str(found.get(name, RANDOM)) for name in ("pretrained", "features"))
     if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
         found["pretrained"] = str(Path(weights).expanduser().resolve())
@@ -104,8 +103,8 @@ def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
     if trace.is_file():
         found["availability"] = str(trace.resolve())
     if found.get("callbacks"):
-        found["callbacks"] = absolute_names(found["callbacks"])
-    return found
+        found["callbacks"] = callbacks_with(found["callbacks"], user_code.absolute)
+    return from_values(found)
 
 
 def _holds_weights(place: Path) -> bool:

@@ -12,7 +12,7 @@ from fedlsg.units import EXAMPLE, UNITS, unit_in
 from simulations import workloads
 from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration
-from simulations.rundir.results import PROMISED, Result
+from simulations.rundir.results import Result
 from simulations.settings.resolve import FALLBACK, GRID
 from simulations.settings.settings import all_settings
 from simulations.settings.show import by_group, text_of
@@ -51,11 +51,6 @@ PUBLIC_ROWS = (
     "The clients held public rows (setting public_rows: {}), and the training split of the workload was not "
     "opened. Accuracy and epsilon are about these rows."
 )
-OWN_NOISE = (
-    "This run counted each client's own noise as protection against that client. The epsilon that it reported holds "
-    "for readers outside of the sum only, and so do rounds.csv and the curve of epsilon. The epsilon here is against "
-    "one of its clients, computed from its ledgers. It cannot be continued."
-)
 UNKNOWN = "not on record"
 
 
@@ -83,7 +78,6 @@ def row_warnings(results: Sequence[Result]) -> list[str]:
     public = [str(rows) for run in results if (rows := run.settings.get("public_rows")) is not None]
     names = dict.fromkeys(rows if "/" not in rows else f"data:{Path(rows).name}" for rows in public)
     held_out = [HELD_OUT] if any(run.held_out for run in results) else []
-    held_out += [OWN_NOISE] if any(PROMISED in run.summary for run in results) else []
     return [*held_out, *([PUBLIC_ROWS.format(", ".join(names))] if names else [])]
 
 

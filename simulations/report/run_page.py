@@ -11,7 +11,6 @@ from typing import Any
 import strategies
 from fedlsg.user_code import is_reference, shown
 from simulations import workloads
-from simulations.callbacks.named import shown_names
 from simulations.plan.advice import RHO_MEANING
 from simulations.report.chart import Axis, Chart, Series, guessing
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
@@ -37,7 +36,7 @@ from simulations.rundir.files import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
+from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN, callbacks_with
 from simulations.workloads.base.split import beats_chance
 
 log = logging.getLogger(__name__)
@@ -171,7 +170,7 @@ def _without_folders(name: str, value: Any) -> Any:
     """A setting without the folders of this machine."""
     if not isinstance(value, str) or name not in NAME_FILES:
         return value
-    return shown_names(value) if name == "callbacks" else shown(value)
+    return callbacks_with(value, shown) if name == "callbacks" else shown(value)
 
 
 def _is_named(result: Result) -> bool:

@@ -17,7 +17,7 @@ from simulations.report.words import (
     readers_line,
     strongest,
 )
-from simulations.rundir.results import PROMISED, Result
+from simulations.rundir.results import Result
 
 OUTSIDE = "private only for the outside"
 
@@ -34,7 +34,7 @@ def privacy_badge(result: Result) -> tuple[str, Badge]:
     if summary["trust"] == "aggregate":
         return ("private only if the sum is secure, which is assumed", "limited")
     readers = summary.get("epsilon_by_reader", {})
-    if PROMISED in summary or any(not math.isfinite(float(value)) for value in readers.values()):
+    if any(not math.isfinite(float(value)) for value in readers.values()):
         return (OUTSIDE, "limited")
     return ("private", "good")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlsg.units import unit_in
 from simulations.rundir.journal import LINKS
-from simulations.rundir.results import PROMISED, Result
+from simulations.rundir.results import Result
 from simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -180,11 +180,6 @@ def readers_line(summary: Mapping[str, Any]) -> str:
     if not t or not found or not summary["private"]:
         return ""
     said = {name: epsilon_words(float(value)) for name, value in found.items()}
-    if PROMISED in summary:
-        return (
-            f"epsilon {said['participant']} against one participant; {said['outside']}, which the run reported, holds "
-            "against the outside and the server alone"
-        )
     one = "" if t == 1 else f"; {said['participant']} against one of them"
     who = "one participant" if t == 1 else f"{t} participants"
     return (

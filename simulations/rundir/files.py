@@ -128,16 +128,15 @@ def seal(record: Mapping[str, Any], *, indent: int | None = None) -> bytes:
     return (json.dumps(plain | {SEAL: _digest(plain)}, indent=indent) + "\n").encode()
 
 
-def unseal(path: Path, *, otherwise: str, strict: bool = True) -> dict[str, Any]:
-    """The record of a sealed file. ``strict=False`` also takes a file without a digest: one of an older version.
+def unseal(path: Path, *, otherwise: str) -> dict[str, Any]:
+    """The record of a sealed file.
 
     Raises FileNotFoundError; DamagedError, which ends with ``otherwise``: what to do then.
     """
     content = path.read_bytes()
     try:
         record = json.loads(content)
-        written = record.pop(SEAL, None)
-        if written == _digest(record) or (written is None and not strict):
+        if record.pop(SEAL, None) == _digest(record):
             return dict(record)
     except (ValueError, AttributeError, TypeError, RecursionError):
         pass

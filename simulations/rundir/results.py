@@ -1,23 +1,19 @@
-"""A run directory as one row of ``results.csv``: a run that is finished, interrupted or failed, of any version.
+"""A run directory as one row of ``results.csv``: a run that is finished, interrupted or failed.
 
 Runs of before version 0.1 may have counted a client's own noise as protection against that client. With trust=secure
 and colluders=0, or with trust=aggregate, each client added 1 / sqrt(m) of the noise, m the fewest clients of a sum.
-Their epsilon holds for a reader outside of the sum. A client of the sum does not know m - 1 shares.
+Their epsilon holds for a reader outside of the sum. A client of the sum does not know m - 1 shares. They are refused.
 """
 
 import csv
 import io
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import strategies
-from fedlsg.accounting import Event, Spread, spread
 from fedlsg.mechanisms import is_silent
-from fedlsg.privacy.run_ledger import ClientCharges
 from simulations.rundir.journal import Link, read_lines, transfer_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
@@ -160,9 +156,8 @@ def read_run(
         rows = tuple(Row.parse(row) for row in run.read_rounds())
     except (KeyError, ValueError, TypeError):
         raise ValueError(f"{run.rounds} is damaged, or of another version: restore it from a copy") from None
-    summary = _read_summary(run, settings)
-    if not summary and counts_own_noise(run, settings):  # its rows say too little
-        rows = tuple(replace(row, epsilon_max=math.inf, epsilon_median=math.inf) for row in rows)
+    summary = _read_summary(run)
+    refuse_own_noise(run, settings)
     ended = "failed" if summary.get("diverged") else "done"
     return Result(
         name=path.name,
@@ -177,16 +172,16 @@ def read_run(
     )
 
 
-def _read_summary(run: RunDir, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _read_summary(run: RunDir) -> dict[str, Any]:
     try:
-        summary = run.read_summary(strict=False)
+        summary = run.read_summary()
     except FileNotFoundError:
         return {}
     bytes_ = set() if summary.get("trust") == "server" else {"uplink_bytes", "uplink_bytes_dense"}
     missing = {"accuracy", "epsilon_max", "private", *bytes_} - summary.keys()
     if missing:
         raise ValueError(f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or damaged")
-    return corrected(run, settings, summary)
+    return summary
 
 
 def results_csv(results: Iterable[Result]) -> str:
@@ -208,62 +203,27 @@ def as_csv(rows: Sequence[Mapping[str, Any]], *, otherwise: str) -> str:
     return text.getvalue()
 
 
-PROMISED = "epsilon_promised"
-"""What such a run said of its epsilon, in the summary that a reader gets."""
-UNKNOWN = Spread(largest=math.inf, median=math.inf, worst=0)
-
-
-def counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
-    """Whether a run is one of those; ``settings``: by field name, resolved."""
-    trust, survivors = settings.get("trust"), int(settings.get("min_survivors") or 1)
-    if survivors < 2 or trust not in ("secure", "aggregate"):
-        return False
-    if trust == "secure":
-        return not settings.get("colluders")
-    entries = [entry for ledger in _ledgers(run) for entry in ledger.entries]
-    if not entries:  # a finished run whose ledgers are gone: its summary would name readers if it were of today
-        return run.summary.exists() and "epsilon_by_reader" not in json.loads(run.summary.read_text())
-    return any(entry.private and not entry.min_survivors for entry in entries)
-
-
 def refuse_own_noise(run: RunDir, settings: Mapping[str, Any] | None = None) -> None:
     """Raise ValueError for a run that counts a client's own noise; ``settings``: those of its config.toml if left out.
 
     What it promised is false, and a mechanism of today has other shares of the noise.
     """
-    if counts_own_noise(run, run.read_values() if settings is None else settings):
+    if _counts_own_noise(run, run.read_values() if settings is None else settings):
         raise ValueError(
-            f"{run.path} began with a version that counted each client's own noise as protection against that client: "
-            "its epsilon is too small against every client. It cannot be continued, attacked or audited: start a new "
-            "run (fedlsg report shows it, with the epsilon that holds)"
+            f"{run.path} is of before version 0.1, which counted each client's own noise as protection against that "
+            "client: its epsilon is too small against every client, and no command shows, continues, attacks or "
+            "audits it. Start a new run; what it spent is in its ledgers"
         )
 
 
-def corrected(run: RunDir, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a run with the epsilon that holds against each of its clients; as it is for all other runs."""
-    said = float(summary["epsilon_max"])
-    if "epsilon_by_reader" in summary or not math.isfinite(said) or not counts_own_noise(run, settings):
-        return dict(summary)
-    found = _against_a_client(run, int(settings["min_survivors"]), float(summary["delta"]))
-    return {
-        **summary,
-        "epsilon_max": found.largest,
-        "epsilon_median": found.median,
-        "epsilon_by_reader": {"outside": said, "server": said, "participant": found.largest},
-        PROMISED: said,
-    }
-
-
-def _against_a_client(run: RunDir, survivors: int, delta: float) -> Spread:
-    left = math.sqrt((survivors - 1) / survivors) * (1 - 4 * 2.0**-53)
-    population: Sequence[tuple[Event, ...]] = [
-        tuple(replace(event, noise_multiplier=event.noise_multiplier * left) for event in ledger.events())
-        for ledger in _ledgers(run)
-    ]
-    return spread(population, delta=delta) if any(population) else UNKNOWN
-
-
-def _ledgers(run: RunDir) -> list[ClientCharges]:
-    """Those of the clients. Raises ValueError for a damaged one."""
-    ledger = run.charges
-    return [ledger.of(client) for client in ledger.clients()]
+def _counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
+    trust, survivors = settings.get("trust"), int(settings.get("min_survivors") or 1)
+    if survivors < 2 or trust not in ("secure", "aggregate"):
+        return False
+    if trust == "secure":
+        return not settings.get("colluders")
+    if run.summary.exists():
+        return "epsilon_by_reader" not in run.read_summary()
+    charges = run.charges
+    entries = (entry for client in charges.clients() for entry in charges.of(client).entries)
+    return any(entry.private and not entry.min_survivors for entry in entries)

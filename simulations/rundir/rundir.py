@@ -216,9 +216,7 @@ class RunDir:
         Raises ValueError for a directory that holds none, or an unknown setting.
         """
         try:
-            given = tomllib.loads(self.config.read_text(encoding="utf-8"))
-            given.pop("grouped", None)  # a setting of Flower's own simulation, up to version 0.1
-            return from_file(given)
+            return from_file(tomllib.loads(self.config.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -235,12 +233,10 @@ class RunDir:
         clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
         write_atomically(self.summary, seal(clean, indent=2))
 
-    def read_summary(self, *, strict: bool = True) -> dict[str, Any]:
-        """What ``write_summary`` wrote, without its digest. ``strict=False`` accepts a file without a digest, too.
-
-        Raises FileNotFoundError; DamagedError.
-        """
-        return unseal(self.summary, otherwise="restore it from a copy", strict=strict)
+    def read_summary(self) -> dict[str, Any]:
+        """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError; DamagedError."""
+        otherwise = "restore it from a copy (a run of before version 0.1 is read by the version that made it)"
+        return unseal(self.summary, otherwise=otherwise)
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, atomically and durably; keep the one before."""

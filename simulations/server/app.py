@@ -26,8 +26,6 @@ from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import keep_freed_memory
 from fedlsg.user_code.failure import without_exit
-from simulations.callbacks import Callback, CallbackList, StopRun, Watched
-from simulations.callbacks.named import named
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
 from simulations.rundir.files import resumable
@@ -35,7 +33,9 @@ from simulations.rundir.lock import create, exclusive
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.rundir.updates import write_model
+from simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
 from simulations.server.deployment import Deployment, most_examples
+from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan
 from simulations.server.recorder import OnRound, Recorder, make_downlink
 from simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize

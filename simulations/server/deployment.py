@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.units import UNITS
-from simulations.grids.virtual import kind_of, limit_by
+from simulations.client.virtual import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import RUN, Settings
 from strategies.federation.expectations import EXAMPLES, reason_of

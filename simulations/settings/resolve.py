@@ -15,7 +15,7 @@ from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.automatic import choose_method, fill_auto
 from simulations.settings.participation import fill_participation
-from simulations.settings.run import Resolved
+from simulations.settings.run import Resolved, void
 from simulations.settings.settings import (
     AUTO,
     RUN,
@@ -52,12 +52,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
     check_parameters(settings.parameters)
     settings = choose_method(settings, workload)
-    given = settings.parameters
     tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
     preset = {**FALLBACK, **tuned}
-    kind = given.get("mechanism", strategies.default_mechanism(settings.method))
-    if settings.noise_multiplier is not None or is_silent(kind):
-        preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
     if settings.partition is None and workload.parts is not None:
         preset["partition"] = GIVEN
     scheme = settings.partition or preset["partition"]
@@ -65,14 +61,10 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         preset["clients"] = len(natural_parts(workload, str(scheme)))
     chosen = fill_auto(settings, workload, tuned, int(settings.clients or preset["clients"]))
     preset, settings = preset | chosen, replace(settings, auto=chosen.get(AUTO, settings.auto))
-    if settings.batch_size is not None:
-        preset.pop("sample_rate")
-    elif settings.sample_rate is not None:
-        preset.pop("batch_size", None)
-    if str(given.get("optimizer", preset.get("optimizer", "sgd"))).lower() != "sgd":
-        preset.pop("momentum", None)  # a preset's momentum is that of SGD
+    given = values_of(settings)
+    gone = void(preset, given, silent=is_silent(given.get("mechanism", strategies.default_mechanism(settings.method))))
     if "learning_rate" in given and "classifier_learning_rate" in preset and _trains_heads_alone(settings):
-        preset.pop("classifier_learning_rate")  # it is that of a new head on a network that is trained, too
+        gone.add("classifier_learning_rate")  # it is that of a new head on a network that is trained, too
     wanted = {
         *FALLBACK,
         "clients_per_round",
@@ -81,8 +73,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         *strategies.own_settings(settings.method),
         *server_settings(),
     }
-    gaps = {name: value for name, value in preset.items() if name in wanted and name not in values_of(settings)}
-    filled = fill_codecs(from_values({**values_of(settings), **gaps}))
+    gaps = {name: value for name, value in preset.items() if name in wanted - gone and name not in given}
+    filled = fill_codecs(from_values({**given, **gaps}))
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     assert per_round is not None
     spare = per_round // SPARE

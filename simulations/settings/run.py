@@ -5,6 +5,7 @@ Settings of methods, mechanism, server and codecs are declared where they are us
 puts all of them together. Nothing here imports torch: what is wrong with these is said before anything is started.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, Literal
@@ -231,3 +232,34 @@ class Resolved(Settings):
     partition: str
     alpha: float
     shards_per_client: int
+
+
+HEADS = ("linear", "mlp", "cnn")
+"""Models of ``simulations.models.small``, which torch need not be imported for."""
+
+
+def void(preset: Mapping[str, object], given: Mapping[str, object], *, silent: bool) -> set[str]:
+    """Settings of a preset, of a paper or a workload, that a given one replaces or leaves without meaning.
+
+    A noise multiplier, or no noise (``silent``), drops the epsilon; a batch size the rate, and a rate the batch size;
+    an optimizer other than SGD the momentum, and another optimizer the options; a model that is no head the features; a
+    constant learning rate its final value.
+    """
+    gone: set[str] = set()
+    if silent or "noise_multiplier" in given:
+        gone.add("epsilon")
+    if "batch_size" in given:
+        gone.add("sample_rate")
+    if "sample_rate" in given:
+        gone |= {"batch_size", "sampling"}
+    before = str(preset.get("optimizer", "sgd")).lower()
+    optimizer = str(given.get("optimizer", before)).lower()
+    if optimizer != "sgd":
+        gone.add("momentum")
+    if "optimizer" in preset and optimizer != before:
+        gone.add("optimizer_options")
+    if given.get("model", "cnn") not in HEADS:
+        gone |= {"features", "feature_norm"}
+    if given.get("schedule") == "constant":
+        gone.add("final_learning_rate")
+    return gone

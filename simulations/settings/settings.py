@@ -8,7 +8,7 @@ where they are used; functions import that, for it loads torch.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from types import MappingProxyType
@@ -249,6 +249,12 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
         if name in (*MAY_NAME_FILES, "callbacks") and (names := [absolute(word) for word in words if names_code(word)]):
             found[name] = names
     return found
+
+
+def callbacks_with(text: str, rename: Callable[[str], str]) -> str:
+    """The setting ``callbacks`` with other names: absolute paths for a run directory, short ones for people."""
+    parts = [shlex.split(part) for part in text.split(";") if part.strip()]
+    return "; ".join(shlex.join([rename(name), *given]) for name, *given in parts)
 
 
 def names_given(given: Mapping[str, object]) -> frozenset[str]:

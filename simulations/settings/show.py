@@ -1,5 +1,6 @@
-"""``fedlsg settings`` and ``list``: what there is, from the declarations, as tables and as a page."""
+"""``fedlsg settings`` and ``list``: what there is, from the declarations, as tables."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +13,10 @@ from rich.text import Text
 import strategies
 from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
+from fedlsg.rules import Rule, spell
 from fedlsg.setting import REQUIRED, Declared, unknown
 from simulations import workloads
-from simulations.settings import together
+from simulations.settings.checks import WORDS, all_rules, codec_lists
 from simulations.settings.resolve import FALLBACK
 from simulations.settings.settings import (
     GROUPS_OF_RUN,
@@ -26,20 +28,11 @@ from simulations.settings.settings import (
     server_settings,
 )
 
-HEAD = """# Settings
 
-Made by `fedlsg settings --markdown`; do not edit. `--name value` or `-c name=value` sets one, `fedlsg settings NAME`
-shows it. Under "range", x is the value. A default of `-` means that the setting is not used unless it is given, or that
-it follows from others. A setting that is in no list of methods is taken by every run. The value in a workload's preset
-goes before the default; `fedlsg list presets` has those of the papers."""
-
-
-def settings_command(name: str | None, markdown: bool, console: Console) -> None:
+def settings_command(name: str | None, console: Console) -> None:
     """``fedlsg settings``. Raises ValueError for an unknown name, with the nearest known one."""
     found = all_settings()
-    if markdown:
-        print(as_markdown(), end="")
-    elif name is None:
+    if name is None:
         console.print(overview(found), highlight=False)
     else:
         key = name.replace("-", "_")
@@ -74,9 +67,35 @@ def whole(one: Declared) -> Table:
         "used by": used.by,
         **({f"  {name}": line for name, line in summaries().items()} if one.name == "codec" else {}),
         "presets": by_value(used.workloads),
-        "goes with": together.rule_lines(one.name),
+        "goes with": rule_lines(one.name),
     }
     return name_table({title: text for title, text in rows.items() if text})
+
+
+def rule_lines(name: str) -> str:
+    """The rules of a setting, a line each."""
+    return "\n".join(_words(rule) for rule in all_rules() if rule.name == name)
+
+
+def _words(rule: Rule) -> str:
+    wanted, without = sides(rule)
+    verb = "has an effect with" if rule.idle else "needs" if wanted else "does not go with"
+    return f"{rule.of.replace('|', ' or ')} {verb} {wanted or without}".replace("`", "")
+
+
+def sides(rule: Rule) -> tuple[str, str]:
+    """What a rule needs, and what it does not go with."""
+    if rule.needs.startswith("not "):
+        return "", plain(WORDS.get(rule.needs[4:], f"`{rule.needs[4:]}`"))
+    return plain(spell(rule.needs, WORDS)), ""
+
+
+def plain(text: str) -> str:
+    """A text without what only a run knows."""
+    for name, value in codec_lists().items():
+        text = text.replace(f"{{{name}}}", str(value))
+    text = re.sub(r" \([^()]*\{[^()]*\)|=\{\w+\}", "", text)
+    return re.sub(r"\{(\w+)(!r)?\}", r"\1", text)
 
 
 def range_of(one: Declared) -> str:
@@ -114,25 +133,6 @@ def by_group(found: Mapping[str, Declared]) -> dict[str, list[str]]:
     for name in in_order(found):
         groups.setdefault(own.get(name) or _group_of_run(name), []).append(name)
     return groups
-
-
-def as_markdown() -> str:
-    """The page docs/settings.md."""
-    found = all_settings()
-    lines = [HEAD]
-    for group, names in by_group(found).items():
-        lines += ["", f"## {group}", "", "| name | meaning | unit | range | default |", "|" + "---|" * 5]
-        for one in (found[name] for name in names):
-            cells = (f"`{one.name}`", one.setting.meaning, one.setting.unit, range_of(one), default_of(one))
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        used = {name: used_by(name) for name in names}
-        for title, values in (
-            ("Methods that take each of them, by default:", {name: one.defaults for name, one in used.items()}),
-            ("Values in presets of workloads:", {name: one.workloads for name, one in used.items()}),
-        ):
-            listed = [f"- `{name}`: {by_value(own)}" for name, own in values.items() if own]
-            lines += ["", title, "", *listed] if listed else []
-    return "\n".join([*lines, "", *together.as_markdown(), ""])
 
 
 LISTS: Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str], str], str]] = {

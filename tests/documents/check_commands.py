@@ -20,18 +20,18 @@ from torch import nn
 import simulations.compare.command
 import simulations.compare.search
 import simulations.engines
-import simulations.run
+import simulations.run.commands
 from fedlsg.choices import choose
 from fedlsg.payload import find_codec
 from simulations import workloads
 from simulations.attack.images import IMAGE_ATTACKS
 from simulations.attack.texts import TEXT_ATTACKS
 from simulations.cli.app import app
-from simulations.cli.with_settings import WithSettings, option_of
+from simulations.cli.options import WithSettings, option_of
 from simulations.inspection import refuse_settings
 from simulations.settings.published import find, from_run_config, matching, resolve
 from simulations.settings.resolve import build_method, fill
-from simulations.settings.settings import RUN, Settings, all_settings, from_mapping, merge
+from simulations.settings.settings import RUN, Settings, all_settings, merge
 from simulations.workloads.partition import SCHEMES
 from tests.places import REPOSITORY
 
@@ -66,7 +66,7 @@ def without_work() -> Iterator[None]:
         raise WorkBeginsError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulations.run, "ready_plan", fill_and_begin)
+        patch.setattr(simulations.run.commands, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
         patch.setattr(simulations.compare.command, "compare_command", begin)
         patch.setattr(simulations.compare.search, "search_and_runs", begin)
@@ -145,7 +145,7 @@ def check_settings(name: str, context: click.Context) -> None:
         if not matching(context.params["words"]):
             find(context.params["words"])
     elif (given := settings_of(context)) and name != "resume":
-        fit_together(from_mapping(resolve({key: value for key, value in given.items() if key not in LOOKS_AT})))
+        fit_together(resolve({key: value for key, value in given.items() if key not in LOOKS_AT}))
 
 
 def check_look(name: str, context: click.Context) -> None:

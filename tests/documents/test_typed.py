@@ -13,8 +13,8 @@ import pytest
 
 import strategies
 from docs._sphinx.typed import INTERNAL, SHARES, explicit, files
-from simulations.api.settings_typed import RunSettings
-from simulations.api.simulate import MORE, simulate
+from simulations.run.settings_typed import RunSettings
+from simulations.run.simulate import MORE, simulate
 from simulations.settings.settings import all_settings
 from strategies.private_step import PrivateStep
 from strategies.settings_typed import MethodSettings, StepSettings

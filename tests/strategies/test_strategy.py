@@ -9,7 +9,7 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedlsg.payload.message import pack
-from simulations.grids.virtual import FIRST_NODE
+from simulations.client.virtual import FIRST_NODE
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import FRAME_DIFFERS, IN_RUN_LOG, LOST, failure, over_the_wire, read_frame, update
 from tests.strategies.small_federation import Federation, server_state, values_for

@@ -7,7 +7,7 @@ import typer
 
 from docs._sphinx.reference.markdown import page, table
 from simulations.cli.app import app
-from simulations.cli.with_settings import WithSettings
+from simulations.cli.options import WithSettings
 
 STATUS = {
     "0": "done; for `audit`: not falsified",

@@ -10,8 +10,8 @@ from pathlib import Path
 import strategies
 from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.mechanisms import DP, KINDS
+from simulations.client.node.refusals import SettingsError, TermsError
 from simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
-from simulations.grids.virtual import SettingsError, TermsError
 from simulations.models.encoder_source import NAMES
 from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from simulations.plan.plan import Base

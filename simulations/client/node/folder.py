@@ -22,8 +22,8 @@ from typing import Any
 from fedlsg.owner_only import FOLDER, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
+from simulations.client.node.refusals import OverBudgetError, TermsError
 from simulations.client.node.terms import Terms
-from simulations.grids.virtual import OverBudgetError, TermsError
 from simulations.rundir.files import write_atomically
 from simulations.rundir.lock import locked_folder
 from simulations.rundir.rundir import RunDir

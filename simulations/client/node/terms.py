@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedlsg.units import EXAMPLE, UNITS
 from simulations import workloads
-from simulations.grids.virtual import OwnDataError, TermsError, log_failure
+from simulations.client.node.refusals import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Options, Split

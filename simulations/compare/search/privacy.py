@@ -17,7 +17,7 @@ from fedlsg.accounting.events import canonical, split
 from fedlsg.units import UNITS
 from simulations import workloads
 from simulations.report.words import epsilon_words
-from simulations.rundir.results import counts_own_noise
+from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import Settings
 from simulations.workloads import Options, public_rows
@@ -151,6 +151,7 @@ def read_trials(folder: Path) -> list[Trial]:
 
 def _read(run: RunDir) -> Trial:
     settings, charges = run.read_values(), run.charges
+    refuse_own_noise(run, settings)
     ledgers = [charges.of(client) for client in charges.clients()]
     charged = [ledger for ledger in ledgers if ledger.entries]
     if not all(UNITS[entry.unit].single for ledger in charged for entry in ledger.entries):
@@ -160,8 +161,9 @@ def _read(run: RunDir) -> Trial:
     return Trial(
         partition=tuple(settings.get(name) for name in PARTITION),
         events={ledger.client: ledger.events() for ledger in charged},
-        private=not counts_own_noise(run, settings)
-        and not any(ledger.reproducible or not all(entry.private for entry in ledger.entries) for ledger in charged),
+        private=not any(
+            ledger.reproducible or not all(entry.private for entry in ledger.entries) for ledger in charged
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """The papers' table rows as named presets (``Published``), one module a paper, and how they enter a run.
 
-    settings = from_mapping(resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1}))
+    settings = resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1})
 
 A preset is a mapping of settings; the user's own settings override it. The merge happens once, on the command line or
 at ``flwr run``. The result names the preset as ``from_preset``, not as ``preset``. So config.toml, a resumed run and
@@ -19,7 +19,8 @@ from fedlsg.mechanisms import is_silent
 from fedlsg.user_code import is_reference
 from simulations.settings.published import dp_ssgd, lsg, rgp, rs
 from simulations.settings.published.preset import GROUP_RATES, Published
-from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
+from simulations.settings.run import void
+from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_values, parse
 
 PAPERS = (
     lsg.presets, rgp.presets, lsg.lora_presets, rs.presets, dp_ssgd.presets, dp_ssgd.de_et_al_presets,
@@ -34,14 +35,9 @@ def presets() -> tuple[Published, ...]:
 
 @cache
 def by_name() -> Mapping[str, Published]:
-    """Every name and alias. Raises ValueError where two presets share one."""
-    return index(presets())
-
-
-def index(listed: tuple[Published, ...]) -> Mapping[str, Published]:
     """Presets by name and alias. Raises ValueError where two share one."""
     table: dict[str, Published] = {}
-    for preset in listed:
+    for preset in presets():
         for name in (preset.name, *preset.aliases):
             if name in table:
                 raise ValueError(f"preset name {name!r} is taken: {table[name].source}, and {preset.source}")
@@ -82,8 +78,6 @@ def by_size(name: str) -> tuple[tuple[int, float, str], ...]:
     return tuple((1, float(part), "") if index % 2 else (0, 0.0, part) for index, part in enumerate(parts))
 
 
-HEADS = ("linear", "mlp", "cnn")
-"""Models of ``simulations.models.small``, which torch need not be imported for."""
 WORKLOADS = (
     "digits", "cifar10", "cifar100", "svhn", "fashion-mnist", "imagenet", "hf-image", "glue-sst2", "glue-qnli",
     "glue-qqp", "glue-mnli", "hf-text",
@@ -94,23 +88,29 @@ FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""
 
 
-def resolve(given: Mapping[str, object]) -> dict[str, object]:
-    """Settings by field name: the preset that ``given`` names, if any, under everything else that it gives.
+def resolve(given: Mapping[str, object]) -> Settings:
+    """Settings of raw values: the preset that ``given`` names, if any, under everything else that it gives.
 
-    Preset values that a given setting makes void are left out (see ``void``). Raises ValueError as ``find`` and
-    ``settings.parse`` do, also for a ``from_preset`` that is no preset.
+    What a given setting makes ``void``, or the preset's method alone takes, is left out. Raises ValueError as ``find``
+    and ``settings.parse`` do, also for a ``from_preset`` that is no preset.
     """
-    known: dict[str, object] = dict(parse(given))
+    known = parse(given)
     check_origin(known)
     name = known.pop("preset", None)
     if name is None:
-        return known
+        return from_values(known)
     preset = find(str(name))
-    gone = void(preset.settings, known)
-    under: dict[str, object] = {key: value for key, value in preset.settings.items() if key not in gone}
+    method = str(known.get("method", preset.settings["method"]))
+    gone = void(preset.settings, known, silent=method == "sgd" or is_silent(known.get("mechanism")))
+    if method != preset.settings["method"]:
+        import strategies  # imports torch, which listing presets must not
+
+        strategies.check_name(method)
+        gone |= strategies.own_settings(str(preset.settings["method"])) - strategies.own_settings(method)
+    under = parse({key: value for key, value in preset.settings.items() if key not in gone})
     if "learning_rate" in known:  # the papers' one rate for every group moves as one
         under |= dict.fromkeys(GROUP_RATES, known["learning_rate"])
-    return {**under, **known, "from_preset": preset.name}
+    return from_values({**under, **known, "from_preset": preset.name})
 
 
 def check_origin(known: Mapping[str, object]) -> None:
@@ -121,38 +121,6 @@ def check_origin(known: Mapping[str, object]) -> None:
             find(name)
         except ValueError as error:
             raise ValueError(f"from_preset={name}: {error}; a run writes it: give --preset NAME") from None
-
-
-def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset[str]:
-    """Settings of a preset that a given one replaces or leaves without meaning.
-
-    Another method drops what only the preset's method takes; a noise multiplier, or no noise, drops the epsilon; a
-    batch size the rate, and a rate the batch size; an optimizer other than SGD the momentum, and another optimizer the
-    options; a model that is no head the features; a constant learning rate its final value.
-    """
-    gone: set[str] = set()
-    method = str(given.get("method", preset["method"]))
-    if method != preset["method"]:
-        import strategies  # imports torch, which listing presets must not
-
-        strategies.check_name(method)
-        gone |= strategies.own_settings(str(preset["method"])) - strategies.own_settings(method)
-    silent = method == "sgd" or is_silent(given.get("mechanism"))
-    if silent or "noise_multiplier" in given:
-        gone.add("epsilon")
-    if "batch_size" in given:
-        gone.add("sample_rate")
-    if "sample_rate" in given:
-        gone |= {"batch_size", "sampling"}
-    if str(given.get("optimizer", "sgd")).lower() != "sgd":
-        gone.add("momentum")
-    if "optimizer" in given and given["optimizer"] != preset.get("optimizer"):
-        gone.add("optimizer_options")
-    if given.get("model", "cnn") not in HEADS:
-        gone |= {"features", "feature_norm"}
-    if given.get("schedule") == "constant":
-        gone.add("final_learning_rate")
-    return frozenset(gone)
 
 
 def first_look(given: Mapping[str, object]) -> str:
@@ -196,7 +164,7 @@ def from_run_config(config: Mapping[str, object]) -> Settings:
     if "preset" not in known:
         return from_values(known)
     defaults = {name: declared.default for name, declared in RUN.items()}
-    return from_mapping(resolve({name: value for name, value in known.items() if value != defaults.get(name)}))
+    return resolve({name: value for name, value in known.items() if value != defaults.get(name)})
 
 
 def unfolded(config: Mapping[str, object]) -> dict[str, object]:

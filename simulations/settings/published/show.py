@@ -1,4 +1,4 @@
-"""Presets as a table for the terminal, one preset in full, JSON, and Markdown."""
+"""Presets as a table for the terminal, one preset in full, and JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -34,12 +34,12 @@ FEW = 20
 """Most presets of a list that shows the texts of the notes."""
 
 
-def presets_command(words: str, json: bool, markdown: bool, console: Console) -> None:
+def presets_command(words: str, json: bool, console: Console) -> None:
     """``fedlsg list presets``. Raises ValueError where nothing matches, with the nearest name."""
     one = by_name().get(words)
     listed = (one,) if one else matching(words) or (find(words),)
-    if json or markdown:
-        print(as_json(listed) if json else as_markdown(listed), end="\n" if json else "")
+    if json:
+        print(as_json(listed))
     else:
         console.print(whole(one) if one else overview(listed, console.width), highlight=False)
 
@@ -146,32 +146,3 @@ def as_json(listed: Iterable[Published]) -> str:
         for preset in listed
     ]
     return json.dumps(found, indent=2, ensure_ascii=False)
-
-
-HEAD = """# Presets: the papers' rows by name
-
-Made by `fedlsg list presets --markdown`; do not edit. A preset is one row of a paper's table as settings. Run it with
-`fedlsg run --preset NAME`; other options override the preset's settings. `fedlsg list presets NAME` shows all of them.
-
-Each preset is the paper's own setting: one client that holds all data. The accuracies (%) are the papers' numbers, not
-measured with fedlsg. A preset costs as much computing as the paper's run; most need a GPU. Names are
-`method-workload[-model]-eps[-r][-p]`, without the models WRN-28-4, RoBERTa-base and ResNet-50. Column C is the clip
-norm, r the rank, p the share of frozen weights or units (for DP-SSGD: pre-pruned share +
-dropped share).""".splitlines()
-
-
-def as_markdown(listed: Sequence[Published]) -> str:
-    """The page docs/presets.md: a table for each paper, and the numbered notes."""
-    numbers = numbered(listed)
-    lines = [*HEAD]
-    titles = [title for title, _ in COLUMNS]
-    for paper in dict.fromkeys(preset.paper for preset in listed):
-        lines += ["", f"## {paper}", "", f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
-        for preset in listed:
-            if preset.paper == paper:
-                cells = list(row(preset, numbers))
-                cells[0] = "<br>".join(f"`{name}`" for name in (preset.name, *preset.aliases))
-                cells[1] = preset.where
-                lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Notes", "", *(f"{index}. {note}" for note, index in numbers.items()), ""]
-    return "\n".join(lines)

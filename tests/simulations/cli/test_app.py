@@ -192,5 +192,5 @@ def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedls
 def test_a_record_is_read_with_the_frames_of_its_server(used, setting, device):
     """Carriers have other last digits on another device. A finished run names its server's."""
     summary = SimpleNamespace(exists=lambda: used is not None)
-    run: Any = SimpleNamespace(summary=summary, read_summary=lambda strict: {"device": used})
+    run: Any = SimpleNamespace(summary=summary, read_summary=lambda: {"device": used})
     assert made_on(run, Settings(device=setting)) == device

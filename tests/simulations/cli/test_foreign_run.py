@@ -24,7 +24,7 @@ READS = (
 )  # fmt: skip
 NEEDS = (
     "resume UNFINISHED", "inspect RUN", "audit RUN", "attack RUN", "attack --membership RUN",
-    "attack --record RUN", "export OLD --out x", "payload OLD --round 1 --client 0 --out x.npz",
+    "attack --record RUN",
 )  # fmt: skip
 OTHERS = {
     "run": "run --out RUN --engine local", "compare": "compare digits --methods lsg --epsilons 8 --out GRID",
@@ -54,7 +54,7 @@ class Sent:
 
 @pytest.fixture(scope="module")
 def received(tmp_path_factory: pytest.TempPathFactory) -> Sent:
-    """Two rounds of code of the sender's own; also without a summary, as of an older version, and in a grid."""
+    """Two rounds of code of the sender's own; also without a summary, and in a grid."""
     folder = tmp_path_factory.mktemp("sent")
     sent = Sent(folder, folder / "ran")
     write(sent.mine, f"import pathlib\npathlib.Path({str(sent.marker)!r}).touch()\n{MINE}{OTHER}")
@@ -64,11 +64,10 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Sent:
         patch.setenv("XDG_CONFIG_HOME", str(folder / "sender"))
         quick(folder / "RUN", workload=names["workload"], rounds=2, **settings)
     manifest = ["manifest.json*", "clients/manifest.json*"]  # it would tell that the copies are not whole
-    for copy, without in (("UNFINISHED", ["summary.json"]), ("OLD", ["model.safetensors", "updates/*/frame.*"])):
-        shutil.copytree(folder / "RUN", folder / copy)
-        for pattern in (*without, *manifest):
-            for path in (folder / copy).glob(pattern):
-                path.unlink()
+    shutil.copytree(folder / "RUN", folder / "UNFINISHED")
+    for pattern in ("summary.json", *manifest):
+        for path in (folder / "UNFINISHED").glob(pattern):
+            path.unlink()
     shutil.copytree(folder / "RUN", folder / "GRID/cells/lsg-epsilon8-seed0")
     write(folder / "GRID/grid.toml", f'workload = "{names["workload"]}"\n[methods.lsg]\nmethod = "{names["recipe"]}"\n')
     cell = {"given": {"method": names["recipe"]}, "status": "done"}
@@ -116,7 +115,7 @@ def test_other_commands_run_nothing_of_it(command, sent, fedlsg: Command, monkey
 
 def test_negative_control_where_the_user_is_not_asked_it_runs(sent, fedlsg: Command, monkeypatch):
     monkeypatch.setattr(simulations.plan.trust, "is_known", lambda digest, path: True)
-    fedlsg(*sent.words("export OLD --out x"))
+    fedlsg(*sent.words("inspect RUN --out x"))
     assert sent.marker.exists()
 
 
@@ -189,7 +188,8 @@ def test_no_link_leads_out_of_it(command, name, sent, fedlsg: Command, tmp_path)
     (tmp_path / "RUN" / name).unlink(missing_ok=True)
     (tmp_path / "RUN" / name).symlink_to(precious)
     named = ("--workload", f"{sent.mine}:workload", "--method", f"{sent.mine}:recipe")
-    more = {"resume": (*named, "-c", f"callbacks={sent.mine}:watch"), "report": ()}.get(command.split()[0], named)
+    watched = (*named, "-c", f"callbacks={sent.mine}:watch")
+    more = {"resume": watched, "report": (), "export": ()}.get(command.split()[0], named)
     status, _, err = fedlsg(*Sent(tmp_path, tmp_path / "ran").words(command), *more)
     assert status == 1
     assert f"{tmp_path / 'RUN' / name} is a link to {precious}, outside of the run directory" in err

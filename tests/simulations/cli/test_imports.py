@@ -44,7 +44,7 @@ def test_before_a_command_runs_nothing_heavy_is_imported():
         "import simulations.cli.app",
         "import simulations.engines.cluster",
         "from simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
-        "from simulations.settings import published, settings; settings.from_mapping(published.resolve({}))",
+        "from simulations.settings import published, settings; published.resolve({})",
         "import sys; sys.argv = ['fedlsg', '--help']\nfrom simulations.cli.app import app\napp(standalone_mode=False)",
     )
     *nothing, planted = imported(*codes, "import scipy.special")

@@ -20,13 +20,13 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 import simulations.plan.base
 import strategies.federation.sums as server_noise
 from fedlsg.client_level import release_round
-from simulations.callbacks import Callback
-from simulations.callbacks.named import metrics_of, names_of, results_of
 from simulations.report.run_page import run_page
-from simulations.run import execute
+from simulations.run.commands import execute
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released
 from simulations.rundir.journal import EVENTS as FILE
 from simulations.rundir.results import read_run, results_csv
+from simulations.server.callbacks import Callback
+from simulations.server.named_callbacks import metrics_of, names_of, results_of
 from strategies.federation.exchange import Exchange
 from tests.simulations.client_level.test_runs import CLIENT_LEVEL
 from tests.simulations.support.runs import plan_at, run_local

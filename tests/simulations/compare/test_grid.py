@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from simulations.cli.runs import listed
 from simulations.compare.command import accepted
 from simulations.compare.grid_file import check_cells, parse_varied, read_varied
 from simulations.compare.lines import lines
 from simulations.compare.table import sentences
-from simulations.exports.runs import listed
 from simulations.rundir.journal import EVENTS
 from simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import grid, result

@@ -8,8 +8,8 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from simulations.client.node.conditions import usable
+from simulations.client.node.refusals import OwnDataError, TermsError
 from simulations.client.node.terms import KEYS, Terms, read_terms
-from simulations.grids.virtual import OwnDataError, TermsError
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from tests.places import REPOSITORY

@@ -12,8 +12,8 @@ from flwr.app import Context, Message, RecordDict
 import strategies.federation.nodes
 from benchmarks.flower.false_node import KINDS, FalseNode
 from benchmarks.flower.node_fuzz import fuzz
+from simulations.client.virtual import FIRST_NODE, give_id
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import make_plan
 from simulations.report.run_page import read_run, run_page
 from simulations.rundir.rundir import RunDir

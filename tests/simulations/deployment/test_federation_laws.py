@@ -15,7 +15,7 @@ from fedlsg.frame import Frame
 from fedlsg.randomness import reproducible_stream
 from fedlsg.state.server_state import ServerState
 from simulations.client.app import app
-from simulations.grids.virtual import ClientFunction
+from simulations.client.virtual import ClientFunction
 from strategies.federation.wire import Announcement
 from tests.simulations.support.runs import Run, run_local
 

@@ -9,8 +9,8 @@ from flwr.common.serde import message_to_proto
 
 from simulations.cli.app import app as cli
 from simulations.client.app import app
+from simulations.client.virtual import ClientFunction
 from simulations.engines import local, ray
-from simulations.grids.virtual import ClientFunction
 from strategies.federation.wire import read_update
 from tests.simulations.support import bad_clients
 from tests.simulations.support.bad_clients import HONEST, KINDS

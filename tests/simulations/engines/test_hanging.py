@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 from fedlsg.participation import health as limit
 from fedlsg.privacy import SERVER, RunLedger
 from simulations.client.app import app
-from simulations.grids.virtual import ClientFunction
+from simulations.client.virtual import ClientFunction
 from strategies.federation import report
 from strategies.federation.sums import ServerNoiseExchange
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after

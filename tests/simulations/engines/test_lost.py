@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 
+from simulations.client.piles import Task
+from simulations.client.virtual import FIRST_NODE, task_identity
 from simulations.engines.process import sigterm_raises
 from simulations.engines.ray import RayGrid
 from simulations.engines.workers import LostError
-from simulations.grids.piles import Task
-from simulations.grids.virtual import FIRST_NODE, task_identity
 from tests.places import REPOSITORY
 from tests.simulations.engines.test_cluster import command_of, marked, short_tmp, wait_until
 from tests.simulations.support.two_nodes import of_node, two_nodes

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from simulations.client import one_pass
+from simulations.client.piles import pack, unpack
+from simulations.client.virtual import task_identity
 from simulations.engines import passes
 from simulations.engines.accounts import Accounts
 from simulations.engines.ray import RayGrid
 from simulations.engines.worker import CLIENT, Job, Worker
-from simulations.grids.piles import pack, unpack
-from simulations.grids.virtual import task_identity
 from simulations.server.app import serve
 from simulations.settings.settings import as_config
 from strategies.federation.proofs import own_identity

@@ -19,9 +19,9 @@ import simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.discrete import plan_release
 from fedlsg.privacy import Ledger, LedgerError
+from simulations.client.virtual import FIRST_NODE
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.whole_update import KEY
-from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.stages import KEYS, SHARES
 from strategies.federation.wire import over_the_wire, stage_of
 

@@ -15,7 +15,7 @@ from fedlsg.selection import UNIFORM
 from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan
 from simulations.plan.start import from_root
-from simulations.run import run_command
+from simulations.run.commands import run_command
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import write_model
 from simulations.settings.settings import from_mapping
@@ -179,13 +179,14 @@ def test_paths_are_from_the_root_and_names_stay(here):
     rows = f"data:{here / 'rows.pt'}"
     weights = str(here / "my weights")
     expected = {"pretrained": weights, "features": weights, "source": rows, "public_rows": rows}
-    assert from_root(given) == from_root(expected) == expected
+    absolute = from_mapping(expected)
+    assert from_root(from_mapping(given)) == from_root(absolute) == absolute
     for names in (
         {"pretrained": "none", "features": "scattering", "source": "leaves", "public_rows": "synthetic"},
         {"pretrained": "owner/name", "features": "minilm", "source": "data:digits", "public_rows": "data:cifar10"},
         {"source": "data:nowhere", "public_rows": None, "rank": 4},
     ):
-        assert from_root(names) == names
+        assert from_root(from_mapping(names)) == from_mapping(names)
 
 
 def test_a_run_continues_in_another_folder(here, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.exports import save_paper
+from simulations.cli.export import save_paper
 from simulations.report.chart import Axis, Chart, Series
 from simulations.report.colours import LOOKS
 from simulations.report.figure import interactive

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from docs._sphinx.settings import presets_page
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from simulations.settings.published import Published, find, presets, resolve
 from simulations.settings.published.rs import PAPERS_NOISE
-from simulations.settings.published.show import as_markdown
 from simulations.settings.resolve import build_method
-from simulations.settings.settings import Settings, from_mapping, values_of
+from simulations.settings.settings import Settings, values_of
 from tests.places import REPOSITORY
 
 ALL = presets()
@@ -18,7 +18,7 @@ ROOT = REPOSITORY
 
 def settings_of(name: str, **given: object) -> Settings:
     """Settings of a preset with a user's own over it."""
-    return from_mapping(resolve({"preset": name, **given}))
+    return resolve({"preset": name, **given})
 
 
 def test_presets_parse_and_build_their_methods():
@@ -91,8 +91,8 @@ def test_given_settings_win_and_drop_what_they_make_void(given, kept, gone):
 
 def test_the_page_is_current():
     page = (ROOT / "docs" / "presets.md").read_text()
-    assert page == as_markdown(ALL), "write it again: fedlsg list presets --markdown > docs/presets.md"
-    assert page != as_markdown((replace(ALL[0], accuracy=1.0), *ALL[1:]))
+    assert page == presets_page(ALL), "write it again: python -m docs._sphinx.settings"
+    assert page != presets_page((replace(ALL[0], accuracy=1.0), *ALL[1:]))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs._sphinx.settings import settings_page
 from fedlsg.setting import Declared
 from simulations.settings.published import FREE_FORM, from_run_config
 from simulations.settings.settings import (
@@ -23,7 +24,6 @@ from simulations.settings.settings import (
     from_values,
     parse,
 )
-from simulations.settings.show import as_markdown
 from tests.places import REPOSITORY
 
 ALL = all_settings()
@@ -144,7 +144,7 @@ PAGE = (REPOSITORY / "docs" / "settings.md").read_text()
 
 
 def test_the_page_is_up_to_date():
-    assert as_markdown() == PAGE, "write it anew: fedlsg settings --markdown > docs/settings.md"
+    assert settings_page() == PAGE, "write it anew: python -m docs._sphinx.settings"
     listed = re.findall(r"^\| `(\w+)`", PAGE.partition("## What goes together")[0], re.MULTILINE)
     assert listed != sorted(all_settings())
     assert sorted(listed) == sorted(all_settings())

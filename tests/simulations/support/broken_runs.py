@@ -15,7 +15,7 @@ from fedlsg.privacy import GENESIS, SERVER, Ledger
 from fedlsg.privacy.ledger_entry import encode_entry, encode_line
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.run import resume_command
+from simulations.run.commands import resume_command
 from simulations.rundir.journal import read_lines
 from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local

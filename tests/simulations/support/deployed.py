@@ -19,8 +19,8 @@ from simulations import workloads
 from simulations.client.app import app
 from simulations.client.deployed import node_process
 from simulations.client.model import process
+from simulations.client.virtual import FIRST_NODE, give_id
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan, make_plan
 from simulations.settings.settings import as_config, from_mapping
 from strategies.federation.proofs import CODE, Held, code_record, held_record, read_news

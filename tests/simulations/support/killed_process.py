@@ -16,7 +16,9 @@ def start(run: Path, kill_at: int = 0) -> BaseProcess:
 
     It ends with status 0, -9 or, where resume refused, 1; the number of operations, or the refusal, is in ``said``.
     """
-    CONTEXT.set_forkserver_preload(["simulations.run", "simulations.engines.local", "simulations.report.run_page"])
+    CONTEXT.set_forkserver_preload(
+        ["simulations.run.commands", "simulations.engines.local", "simulations.report.run_page"]
+    )
     process = CONTEXT.Process(target=_resume, args=(str(run), kill_at))
     process.start()
     return process
@@ -31,7 +33,7 @@ def _resume(run: str, kill_at: int) -> None:
     from rich.console import Console
 
     import simulations.report.run_page
-    from simulations.run import resume_command
+    from simulations.run.commands import resume_command
 
     count = 0
 

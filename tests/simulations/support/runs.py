@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedlsg.privacy import SERVER, Entry
 from simulations.client.app import app
+from simulations.client.virtual import ClientFunction
 from simulations.engines import local
-from simulations.grids.virtual import ClientFunction
 from simulations.plan.plan import Plan, make_plan
 from simulations.report import run_page
 from simulations.report.run_page import write_run_page

@@ -1,6 +1,5 @@
 """Trials of a search that run nothing: an accuracy that depends on the settings, and a ledger."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def finish(job: Job, *, diverged: bool = False) -> Outcome:
         "uplink_bytes": 10, "uplink_bytes_dense": 40, "downlink_bytes": 40, "wall_seconds": 3.0, "chance": CHANCE,
         "delta": 1e-5, "versions": {}, "diverged": diverged, "stopped": "the loss is nan" if diverged else None,
     }  # fmt: skip
-    run.summary.write_text(json.dumps(summary))
+    run.write_summary(summary)
     Ledger(run.ledger(0), client=0).charge(
         Entry(client=0, round=1, attempt=0, mechanism="dp", clip_norm=1.0, num_examples=100, **SPENT)
     )

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import ConfigRecord, Message
 
 import strategies.federation.nodes
+from simulations.client.virtual import FIRST_NODE
 from simulations.engines.local import LocalGrid
-from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.nodes import Roster
 from strategies.federation.wire import failure, identity
 

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import Context, Message
 
 from simulations.client.app import app as honest
-from simulations.grids.virtual import FrameDiffersError
+from simulations.client.node.refusals import FrameDiffersError
 from strategies.federation.nodes import Roster
 from strategies.federation.report import AWAY
 from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, update

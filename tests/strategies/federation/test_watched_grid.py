@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from fedlsg.participation import ClientLimit
-from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id
+from simulations.client.virtual import FIRST_NODE, VirtualGrid, give_id
 from strategies.federation import watched_grid
 from strategies.federation.expectations import BoundError
 from strategies.federation.watched_grid import NODE_GONE, Limits, WatchedGrid

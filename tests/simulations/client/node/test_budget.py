@@ -13,8 +13,8 @@ from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.deployed import NodeAccount
 from simulations.client.node.folder import Budget, NodeFolder
+from simulations.client.node.refusals import OverBudgetError
 from simulations.client.node.terms import read_terms
-from simulations.grids.virtual import OverBudgetError
 from tests.simulations.support.deployed import (
     Server,
     digits_file,

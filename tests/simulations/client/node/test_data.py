@@ -12,8 +12,8 @@ from fedlsg.privacy.ledger import LedgerError
 from simulations import workloads
 from simulations.client.node import conditions
 from simulations.client.node.folder import NodeFolder
+from simulations.client.node.refusals import TermsError
 from simulations.client.node.terms import read_terms
-from simulations.grids.virtual import TermsError
 from simulations.plan.continuity import data_digest
 from simulations.workloads.rows.decode import read_client
 from tests.simulations.client.node.test_budget import BUDGET, STEPS

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import fedlsg
 import simulations.client.deployed
 from simulations.client.deployed import check_own_rows, node_process
+from simulations.client.node.refusals import OwnDataError, SettingsError
 from simulations.client.node.terms import read_terms
 from simulations.flower.client import OWN_CODE, code_digest
-from simulations.grids.virtual import OwnDataError, SettingsError
 from simulations.plan.base import Own
 from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from simulations.client.node.refusals import TermsError
 from simulations.client.node.terms import read_terms
-from simulations.grids.virtual import TermsError
 from strategies.federation.proofs import Held
 from tests.simulations.support.deployed import Server, digits_file, entries, examples, payload, refusal, terms
 

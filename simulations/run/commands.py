@@ -16,13 +16,10 @@ from fedlsg.carriers import layer_table
 from fedlsg.privacy.sampling import epochs_begun
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
-from simulations.callbacks import Callback
-from simulations.callbacks.named import named
 from simulations.engines import engine
 from simulations.engines.choice import with_engine
 from simulations.engines.door import limited_memory
 from simulations.engines.watchers import RayLostError, last_word
-from simulations.live.follow import following
 from simulations.plan.advice import (
     CLAIM,
     advice,
@@ -40,16 +37,19 @@ from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, re
 from simulations.report.progress import lasting, showing, working
 from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import epsilon_words, features_line
+from simulations.run.live import following
 from simulations.rundir.lock import create, exclusive
 from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
+from simulations.server.callbacks import Callback
 from simulations.server.deployment import refuse_deployed_run
+from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan, restore
 from simulations.server.summary import refuse_diverged
 from simulations.settings.automatic import method_line, rule_line
 from simulations.settings.published import resolve
-from simulations.settings.settings import as_config, from_mapping, names_given
+from simulations.settings.settings import as_config, names_given
 
 KILLED = "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was lost"
 
@@ -58,7 +58,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console, *, ope
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page follows the run."""
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
-    settings = from_mapping(from_root(resolve(given)))
+    settings = from_root(resolve(given))
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with working(console, "loading data, calibrating noise") as say:
         plan = ready_plan(settings, progress=say, given=names_given(given))

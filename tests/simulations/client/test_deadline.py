@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from simulations.grids.virtual import OutOfTimeError, ending
+from simulations.client.virtual import OutOfTimeError, ending
 
 
 def hang() -> None:

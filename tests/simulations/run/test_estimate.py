@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulations.estimate import facts_of
 from simulations.plan.plan import make_plan
+from simulations.run.estimate import facts_of
 from simulations.rundir.journal import read_lines
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local

@@ -25,9 +25,9 @@ from simulations.client.app import app
 from simulations.client.model import Held, Process, serving
 from simulations.client.rehearsal import NoAccount
 from simulations.client.train import train_round
+from simulations.client.virtual import task_identity
 from simulations.engines.accounts import Accounts
 from simulations.engines.local import LocalGrid
-from simulations.grids.virtual import task_identity
 from simulations.plan.base import Base
 from simulations.plan.plan import Plan, probes
 from simulations.rundir.rundir import RunDir

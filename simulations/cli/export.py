@@ -7,33 +7,29 @@ PDF, SVG and PNG for a column of a paper.
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedlsg.carriers import merge
 from fedlsg.owner_only import make_parents
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import PLAIN, drawn
 from simulations.models.encoder import save_pretrained
 from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.plan.continuity import check_own_code
-from simulations.plan.plan import prepare
 from simulations.report.chart import Chart, keys
 from simulations.report.figure import PIXELS, STYLE, draw_chart, legend_entries, panel_grid, save, use_style, wrap
 from simulations.report.run_page import course
 from simulations.report.terminal import checked, print_line, print_whole
+from simulations.run.finished import left_model, without_adapters
 from simulations.rundir.examined import MODEL
 from simulations.rundir.files import check_writable, seal, write_atomically, writing_to
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import WEIGHTS, read_model, write_model
-from simulations.server.summary import FinalModel, final_model
+from simulations.rundir.updates import WEIGHTS, write_model
+from simulations.server.summary import FinalModel
 from simulations.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -44,10 +40,8 @@ ABOUT = "fedlsg-run.json"
 """What config.json of a run says: in an exported folder that name belongs to transformers."""
 
 
-def export_command(
-    directory: str, out: str | None, merge_lora: bool, console: Console, let_run: Callable[[], object] = lambda: None
-) -> None:
-    """Write the folder, whole or not at all, and print how to load it; ``let_run``: as in ``read_final``.
+def export_command(directory: str, out: str | None, merge_lora: bool, console: Console) -> None:
+    """Write the folder, whole or not at all, and print how to load it.
 
     Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA that cannot be
     merged, or has to be.
@@ -60,7 +54,13 @@ def export_command(
     if folder.exists():
         raise ValueError(f"{folder} exists: nothing is overwritten, choose another --out")
     check_writable(folder.parent)
-    final = read_final(run, settings, let_run)
+    try:
+        final = left_model(run)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{directory} holds no {Path(error.filename).name}: restore it from a copy; a run of before version 0.1, "
+            "which left none, is exported by the version that made it"
+        ) from None
     lora, said = final.facts["lora"], final.facts["transformers"]
     if merge_lora:
         final = without_adapters(final)
@@ -82,48 +82,6 @@ def export_command(
         shutil.rmtree(partial, ignore_errors=True)
     print_whole(f"exported to {folder}", console)
     print_whole(how_to_load(folder, said), console)
-
-
-def read_final(run: RunDir, settings: Settings, let_run: Callable[[], object] = lambda: None) -> FinalModel:
-    """The model that a run left; that of its checkpoint if an older version of fedlsg left no model.
-
-    ``let_run`` is called before code of the run's own is needed, which is for the model of a checkpoint alone.
-    Raises ValueError if there is neither; DamagedError.
-    """
-    try:
-        tensors, facts = read_model(run.path)
-        return FinalModel(tensors=tensors, facts=facts)
-    except FileNotFoundError as error:
-        if not run.has_checkpoint:
-            name = Path(error.filename).name
-            raise ValueError(f"{run.path} holds no {name} and no checkpoint: restore one from a copy") from None
-    let_run()
-    base = prepare(replace(settings, device="cpu"))
-    check_own_code(base, run)
-    state = base.server_state()
-    state.load_state_dict(run.load_checkpoint()["server"])
-    return final_model(base, state)
-
-
-def without_adapters(final: FinalModel) -> FinalModel:
-    """The same model with W_0 + s B A in place of LoRA's factors.
-
-    Raises ValueError for a model without them, or whose layers are not linear in their weights.
-    """
-    lora = final.facts["lora"]
-    if lora is None:
-        raise ValueError(f"method {final.facts['method']!r} trains no factors of LoRA: leave --merge-lora out")
-    if not lora["merges"]:
-        raise ValueError(
-            "this model standardises its weights: W_0 + s B A in one layer is another function than the two that were "
-            "trained; leave --merge-lora out"
-        )
-    paths, trained = lora["layers"], set(final.facts["trained"])
-    tensors = merge(final.tensors, paths, lora["scale"])
-    trained |= {f"{path}.weight" for path in paths}
-    trained |= {f"{path}.bias" for path in paths if f"{path}.base.bias" in trained}
-    changed = {"lora": None, "lora_merged": True, "trained": [name for name in tensors if name in trained]}
-    return FinalModel(tensors=tensors, facts={**final.facts, **changed})
 
 
 def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> None:

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal
 
 from fedlsg.choices import did_you_mean
 from fedlsg.setting import Setting, declared, unknown
-from fedlsg.user_code import absolute, is_reference, load, shown
-from simulations.callbacks import Callback, Columns, Function, StopRun, Watched
+from fedlsg.user_code import is_reference, load, shown
 from simulations.rundir.files import write_atomically
 from simulations.rundir.tables import scalars_of
+from simulations.server.callbacks import Callback, Columns, Function, StopRun, Watched
 
 Monitor = Annotated[str, Setting("Column of rounds.csv that is watched.")]
 Mode = Annotated[
@@ -223,21 +223,6 @@ BUILT_IN: Mapping[str, type[Callback]] = MappingProxyType(
 def named(text: str | None) -> tuple[Callback, ...]:
     """The callbacks of a setting. Raises ValueError for an unknown name or parameter, with the nearest known one."""
     return tuple(_callback(*shlex.split(part)) for part in (text or "").split(";") if part.strip())
-
-
-def absolute_names(text: str) -> str:
-    """The same setting, with absolute paths of files: a run may be resumed in another folder."""
-    return _renamed(text, absolute)
-
-
-def shown_names(text: str) -> str:
-    """The same setting for people, without the folders of this machine."""
-    return _renamed(text, shown)
-
-
-def _renamed(text: str, rename: Callable[[str], str]) -> str:
-    parts = [shlex.split(part) for part in text.split(";") if part.strip()]
-    return "; ".join(shlex.join([rename(name), *given]) for name, *given in parts)
 
 
 def _callback(name: str, *given: str) -> Callback:

@@ -1,9 +1,13 @@
-"""What goes together, for a reader: every rule of the one checker, and matrices that the checker itself fills."""
+"""``python -m docs._sphinx.settings``: docs/settings.md and docs/presets.md, from the declarations and the presets.
 
-import re
+Of what goes together, the page has every rule of the one checker, and matrices that the checker itself fills. Tests in
+``tests/simulations/settings`` compare the pages with what this makes.
+"""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import strategies
@@ -11,9 +15,14 @@ from fedlsg.mechanisms import DP
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.rules import Facts, Rule, example, spell
 from fedlsg.units import UNITS
-from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts, unit_facts
+from simulations.settings.checks import SHARE, WORDS, all_rules, method_facts, unit_facts
+from simulations.settings.published import Published, presets
+from simulations.settings.published.show import COLUMNS, numbered, row
 from simulations.settings.run import Settings
+from simulations.settings.settings import all_settings
+from simulations.settings.show import by_group, by_value, default_of, plain, range_of, sides, used_by
 
+PAGES = Path(__file__).resolve().parents[1]
 MODES = (
     "trust=secure", "trust=aggregate", "trust=server", "unit=client", "sampling=shuffle", "personal", "downlink=sparse",
     "indices=explicit", "over_selection", "deadline", "evaluate_clients", "record_updates", "deployed",
@@ -26,7 +35,7 @@ FREE: Mapping[str, Sequence[str]] = {
 """Settings whose other values are tried before a pair is called impossible."""
 PRIVATE = {"mechanism": DP.name, "private": True, "noise": True, "clip": "joint", "grid_from_noise": False}
 
-HEAD = """## What goes together
+TOGETHER = """## What goes together
 
 Every setting declares what it needs; one checker reads that before data are loaded, with the gaps filled, and with the
 method built. A name alone stands for the setting with any value that is not off. A setting that only has no effect is
@@ -34,19 +43,39 @@ refused where its user gave it; a preset may have it, and a comparison in which 
 NO_EFFECT = "Settings that have no effect otherwise:"
 MATRIX = "Pairs of options, each with the rest chosen as it needs; `x`: they exclude each other."
 METHODS = "Methods and options; `x`: the method does not go with it."
+HEAD = """# Settings
+
+Made by `python -m docs._sphinx.settings`; do not edit. `--name value` or `-c name=value` sets one,
+`fedlsg settings NAME` shows it. Under "range", x is the value. A default of `-` means that the setting is not used
+unless it is given, or that it follows from others. A setting that is in no list of methods is taken by every run. The
+value in a workload's preset goes before the default; `fedlsg list presets` has those of the papers."""
 
 
-def rule_lines(name: str) -> str:
-    """The rules of a setting, a line each."""
-    return "\n".join(_words(rule) for rule in all_rules() if rule.name == name)
+def settings_page() -> str:
+    """The page docs/settings.md."""
+    found = all_settings()
+    lines = [HEAD]
+    for group, names in by_group(found).items():
+        lines += ["", f"## {group}", "", "| name | meaning | unit | range | default |", "|" + "---|" * 5]
+        for one in (found[name] for name in names):
+            cells = (f"`{one.name}`", one.setting.meaning, one.setting.unit, range_of(one), default_of(one))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        used = {name: used_by(name) for name in names}
+        for title, values in (
+            ("Methods that take each of them, by default:", {name: one.defaults for name, one in used.items()}),
+            ("Values in presets of workloads:", {name: one.workloads for name, one in used.items()}),
+        ):
+            listed = [f"- `{name}`: {by_value(own)}" for name, own in values.items() if own]
+            lines += ["", title, "", *listed] if listed else []
+    return "\n".join([*lines, "", *_together(), ""])
 
 
-def as_markdown() -> list[str]:
+def _together() -> list[str]:
     """The lines of the section."""
     rules = all_rules()
     hard, idle = (_merged(rules, idle=idle) for idle in (False, True))
     return [
-        HEAD, "", *_table(("setting", "needs", "not with", "why, and what to do"), hard), "",
+        TOGETHER, "", *_table(("setting", "needs", "not with", "why, and what to do"), hard), "",
         NO_EFFECT, "", *_table(("setting", "has an effect with"), [row[:2] for row in idle]), "",
         MATRIX, "", *_table(("", *map(_name, MODES)), _pairs(rules)), "",
         METHODS, "", *_table(("method", *map(_name, OF_METHODS)), _of_methods(rules)),
@@ -94,30 +123,9 @@ def _merged(rules: Sequence[Rule], *, idle: bool) -> list[Sequence[str]]:
     found: dict[tuple[str, ...], list[str]] = {}
     for rule in rules:
         if rule.idle == idle:
-            row = (*_sides(rule), "" if idle else _plain(rule.why))
+            row = (*sides(rule), "" if idle else plain(rule.why))
             found.setdefault(row, []).append(_name(spell(rule.of, WORDS)))
     return [(", ".join(dict.fromkeys(names)), *row) for row, names in found.items()]
-
-
-def _sides(rule: Rule) -> tuple[str, str]:
-    """What a rule needs, and what it does not go with."""
-    if rule.needs.startswith("not "):
-        return "", _plain(WORDS.get(rule.needs[4:], f"`{rule.needs[4:]}`"))
-    return _plain(spell(rule.needs, WORDS)), ""
-
-
-def _words(rule: Rule) -> str:
-    wanted, without = _sides(rule)
-    verb = "has an effect with" if rule.idle else "needs" if wanted else "does not go with"
-    return f"{rule.of.replace('|', ' or ')} {verb} {wanted or without}".replace("`", "")
-
-
-def _plain(text: str) -> str:
-    """Without what only a run knows."""
-    for name, value in codec_lists().items():
-        text = text.replace(f"{{{name}}}", str(value))
-    text = re.sub(r" \([^()]*\{[^()]*\)|=\{\w+\}", "", text)
-    return re.sub(r"\{(\w+)(!r)?\}", r"\1", text)
 
 
 def _name(mode: str) -> str:
@@ -127,3 +135,37 @@ def _name(mode: str) -> str:
 def _table(head: Sequence[str], rows: Any) -> list[str]:
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines]
+
+
+PRESETS = """# Presets: the papers' rows by name
+
+Made by `python -m docs._sphinx.settings`; do not edit. A preset is one row of a paper's table as settings. Run it with
+`fedlsg run --preset NAME`; other options override the preset's settings. `fedlsg list presets NAME` shows all of them.
+
+Each preset is the paper's own setting: one client that holds all data. The accuracies (%) are the papers' numbers, not
+measured with fedlsg. A preset costs as much computing as the paper's run; most need a GPU. Names are
+`method-workload[-model]-eps[-r][-p]`, without the models WRN-28-4, RoBERTa-base and ResNet-50. Column C is the clip
+norm, r the rank, p the share of frozen weights or units (for DP-SSGD: pre-pruned share +
+dropped share).""".splitlines()
+
+
+def presets_page(listed: Sequence[Published]) -> str:
+    """The page docs/presets.md: a table for each paper, and the numbered notes."""
+    numbers = numbered(listed)
+    lines = [*PRESETS]
+    titles = [title for title, _ in COLUMNS]
+    for paper in dict.fromkeys(preset.paper for preset in listed):
+        lines += ["", f"## {paper}", "", f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+        for preset in listed:
+            if preset.paper == paper:
+                cells = list(row(preset, numbers))
+                cells[0] = "<br>".join(f"`{name}`" for name in (preset.name, *preset.aliases))
+                cells[1] = preset.where
+                lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Notes", "", *(f"{index}. {note}" for note, index in numbers.items()), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    (PAGES / "settings.md").write_text(settings_page())
+    (PAGES / "presets.md").write_text(presets_page(presets()))

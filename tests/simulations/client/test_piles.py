@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.grids.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
-from simulations.grids.virtual import FIRST_NODE, task_identity
+from simulations.client.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
+from simulations.client.virtual import FIRST_NODE, task_identity
 from strategies.federation.wire import flat_bytes, raw_array, wire_size
 
 

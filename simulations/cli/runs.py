@@ -19,13 +19,13 @@ from fedlsg.choices import choose
 from fedlsg.units import unit_in
 from fedlsg.user_code import shown
 from simulations.compare.collect import CELLS
-from simulations.live import open_file
 from simulations.report.page import Page, Row, Section, Table, Text, json_text
 from simulations.report.run_page import PLACES
 from simulations.report.table import Column, make_table, records
 from simulations.report.template import render
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.report.words import NOT_PRIVATE, duration, epsilon_words, human_bytes, percent, strongest
+from simulations.run.live_page import open_file
 from simulations.rundir.examined import RESULTS, Say, open_run
 from simulations.rundir.files import write_atomically, writing_to
 from simulations.rundir.journal import EVENTS

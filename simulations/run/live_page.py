@@ -1,7 +1,7 @@
 """The page of a run that follows it while it trains: a small process with an HTTP server on loopback.
 
 ``LivePage`` is the page at this moment, that of report.html with a line and a script that follow the run.
-``LiveServer`` serves it; ``follow`` starts its process around a run and ends it, ``__main__`` is that process.
+``LiveServer`` serves it, in the process of ``live``.
 
 Who is answered: a browser of this machine that knows the token. Every user of a machine reaches loopback, and every
 page in a browser can send requests to it. So the first part of each path is a random token. A request also needs the

@@ -13,9 +13,9 @@ from torch import nn
 
 import strategies
 from fedlsg import user_code
+from fedlsg.carriers import merge
 from fedlsg.user_code.failure import without_exit
 from simulations import workloads
-from simulations.exports import read_final, without_adapters
 from simulations.plan.base import Base
 from simulations.plan.continuity import check_own_code
 from simulations.plan.prepare import prepare
@@ -30,6 +30,8 @@ from simulations.rundir.journal import read_lines
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
+from simulations.rundir.updates import read_model
+from simulations.server.summary import FinalModel, final_model
 from simulations.settings.settings import Settings
 from simulations.workloads import Workload, build_model
 from simulations.workloads.own import make
@@ -78,8 +80,8 @@ class Run:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        """What summary.json says; epsilon is corrected as on pages. Raises FileNotFoundError for an unfinished run."""
-        RunDir(self.directory).read_summary(strict=False)  # raises for an unfinished run
+        """What summary.json says. Raises FileNotFoundError for an unfinished run."""
+        RunDir(self.directory).read_summary()  # raises for an unfinished run
         found = read_run(self.directory).summary
         return {name: math.inf if value == "inf" else value for name, value in found.items()}
 
@@ -113,12 +115,17 @@ class Run:
         settings = run.read_config()
         if self._plan is None:
             self._code.allow(run.path, settings)
-        final = read_final(run, settings)
         if self._plan is None:
             base = prepare(replace(settings, device="cpu"))
             check_own_code(base, run)
         else:
             base = self._plan  # of this process: it holds the code and data that it ran
+        try:
+            final = left_model(run)
+        except FileNotFoundError:  # it has not finished
+            state = base.server_state()
+            state.load_state_dict(run.load_checkpoint()["server"])
+            final = final_model(base, state)
         lora = final.facts["lora"]
         if lora is not None and not lora["merges"]:
             model = base.build_model().cpu()
@@ -158,6 +165,33 @@ class Run:
         data = base64.b64encode(png(self._course())).decode() if self._rows else None
         image = None if data is None else (f"data:image/png;base64,{data}", PLOT, WIDTH)
         return notebook_cell(self._facts().items(), image)
+
+
+def left_model(run: RunDir) -> FinalModel:
+    """The evaluated model, which a run leaves at its end. Raises FileNotFoundError; DamagedError."""
+    tensors, facts = read_model(run.path)
+    return FinalModel(tensors=tensors, facts=facts)
+
+
+def without_adapters(final: FinalModel) -> FinalModel:
+    """The same model with W_0 + s B A in place of LoRA's factors.
+
+    Raises ValueError for a model without them, or whose layers are not linear in their weights.
+    """
+    lora = final.facts["lora"]
+    if lora is None:
+        raise ValueError(f"method {final.facts['method']!r} trains no factors of LoRA: leave --merge-lora out")
+    if not lora["merges"]:
+        raise ValueError(
+            "this model standardises its weights: W_0 + s B A in one layer is another function than the two that were "
+            "trained; leave --merge-lora out"
+        )
+    paths, trained = lora["layers"], set(final.facts["trained"])
+    tensors = merge(final.tensors, paths, lora["scale"])
+    trained |= {f"{path}.weight" for path in paths}
+    trained |= {f"{path}.bias" for path in paths if f"{path}.base.bias" in trained}
+    changed = {"lora": None, "lora_merged": True, "trained": [name for name in tensors if name in trained]}
+    return FinalModel(tensors=tensors, facts={**final.facts, **changed})
 
 
 def load_run(

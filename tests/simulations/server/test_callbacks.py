@@ -7,9 +7,9 @@ import torch
 
 import fedlsg
 from fedlsg import user_code
-from simulations.callbacks.named import named
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
+from simulations.server.named_callbacks import named
 from tests.simulations.support.own import quick
 
 

@@ -1,13 +1,10 @@
-"""Simulated clients: the Flower Grid whose nodes they are, the call of one, its time limit, and why it does not train.
+"""Simulated clients: the Flower Grid whose nodes they are, the call of one, and its time limit.
 
 Both engines share it: node ids are known in advance, and a client sees the same Message and Context on both.
 
 The limit of a client follows from the settings of its run and the messages that it answers: others' replies must not be
 lost with one that hangs. Under a trusted server (``trust=server``) there is none: who slows the machine down would
 decide whether others reply in time, and epsilon counts on each client being in the sum, or not, by its own data alone.
-
-The text of a ``RefusalError`` may leave a client, because no example was touched before it. Any other error near a
-client's data becomes one constant reply: its type or text may reveal data.
 """
 
 import math
@@ -15,94 +12,30 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from logging import ERROR
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlsg.participation import ClientLimit
 from fedlsg.user_code.failure import OwnEnd
-from simulations.grids.piles import Task
+from simulations.client.node.refusals import log_failure
+from simulations.client.piles import Task
 from simulations.settings.run import Settings
 from strategies.federation.stages import MASKED
 from strategies.federation.wire import (
     FAILED,
-    FRAME_DIFFERS,
     IN_RUN_LOG,
-    OVER_BUDGET,
-    REFUSED_TERMS,
-    REPLICA_DIFFERS,
-    REPLICA_MISSING,
     TOO_SLOW,
     failure,
     stage_of,
 )
-
-
-def log_failure() -> None:
-    """Write the current exception to the log of this process, which stays with its owner."""
-    log(ERROR, traceback.format_exc().encode("utf-8", "backslashreplace").decode())
-
-
-class RefusalError(RuntimeError):
-    """A client does not train. Its text is about settings, files and public data only; it leaves with ``code``."""
-
-    code = FAILED
-
-
-class FrameDiffersError(RefusalError):
-    """This machine derives another frame than the server; it must be sent. Nothing was trained or charged."""
-
-    code = FRAME_DIFFERS
-
-
-class ReplicaMissingError(RefusalError):
-    """No replica of the version that the message starts from. Nothing was trained or charged."""
-
-    code = REPLICA_MISSING
-
-
-class ReplicaDiffersError(RefusalError):
-    """The replica's weights are not those of the server. Nothing was trained or charged."""
-
-    code = REPLICA_DIFFERS
-
-
-class OverBudgetError(RefusalError):
-    """The next round would pass this client's privacy budget. Nothing was trained or charged."""
-
-    code = OVER_BUDGET
-
-
-class SecureSumRefusedError(RefusalError):
-    """A stage of a secure sum that its protocol forbids. Nothing was trained or charged for it."""
-
-
-class SettingsError(RefusalError):
-    """The run's settings cannot be used on this client. Nothing was trained or charged."""
-
-
-class TermsError(RefusalError):
-    """The client's own terms forbid the request, or are incomplete. Nothing was trained or charged."""
-
-    code = REFUSED_TERMS
-
-
-class OwnDataError(RefusalError):
-    """The client's own data cannot be loaded or used. The text is always the same: the reason may quote a row."""
-
-    def __init__(self) -> None:
-        super().__init__("refused: data; only this client's own log says why")
-
 
 ClientFunction = Callable[[Message, Context], Message]
 

@@ -7,7 +7,7 @@ server instead adds the clients and divides by clients a round times expected ba
 """
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +35,8 @@ class Context:
     expected_batch: float
 
 
-def payload_command(
-    directory: str, round: int, client: int, out: str, console: Console, let_run: Callable[[], object] = lambda: None
-) -> None:
-    """Write the arrays of one payload as npz. ``let_run`` is called before code of the run's own is needed.
+def payload_command(directory: str, round: int, client: int, out: str, console: Console) -> None:
+    """Write the arrays of one payload as npz.
 
     Raises ValueError for a run without recorded updates, a round or client that is not there (it lists those that
     are), an existing file, and a damaged payload.
@@ -50,7 +48,7 @@ def payload_command(
     run = checked(directory, (SETTINGS, *LISTS, f"{here}frame.*", f"{here}client-{client:06d}.bin"), console)
     path = find(run, round, client)
     check_writable(file.parent)
-    arrays = read_payload(run, round, client, path, let_run)
+    arrays = read_payload(run, round, client, path)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     with writing_to(file.parent):
@@ -83,19 +81,13 @@ def find(run: RunDir, round: int, client: int) -> Path:
     return files[round][client]
 
 
-def read_payload(
-    run: RunDir, round: int, client: int, path: Path, let_run: Callable[[], object] = lambda: None
-) -> dict[str, np.ndarray]:
+def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, np.ndarray]:
     """``indices`` (k,) int64 in the flat vector of frame.json, ``values`` (k,) float32, ``divisor`` () and ``dW/NAME``.
 
     Gradients are those of Eq. 3, or of what else the parameter's form says, in the shape of the parameter. Raises
     ValueError for a damaged record.
     """
-    try:
-        context = recorded(run, round, client, path)
-    except FileNotFoundError:
-        let_run()
-        context = derived(run, round, client)
+    context = recorded(run, round, client, path)
     message, expected, frame = path.read_bytes(), context.expected, context.frame
     try:
         values = unpack(message, expected)
@@ -112,8 +104,14 @@ def read_payload(
 
 
 def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
-    """From the files of the round alone. Raises FileNotFoundError if an older version wrote no frame.json."""
-    frame, about = read_frame(path.parent)
+    """From the files of the round alone. Raises ValueError if an older version wrote no frame.json; DamagedError."""
+    try:
+        frame, about = read_frame(path.parent)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{error.filename} is missing: restore it from a copy; updates of before version 0.1, which have none, are "
+            "read by the version that recorded them"
+        ) from None
     settings, own = run.read_config(), about["clients"].get(str(client))
     if own is None:
         raise ValueError(f"{path} is of an attempt that the server did not count: {path.parent / 'frame.json'} does "
@@ -130,16 +128,6 @@ def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
         most=about["most"],
     )
     return Context(frame=frame, expected=expected, expected_batch=own["expected_batch"])
-
-
-def derived(run: RunDir, round: int, client: int) -> Context:
-    """From the public weights of the round, as the client derived its frame: this loads the data and the model."""
-    from simulations.attack.observations import load_record
-
-    record = load_record(run)
-    plan = record.plan(round, client, record.model_of(round))
-    batch = plan.local.sample_rate * record.entry(round, client).num_examples
-    return Context(frame=plan.frame, expected=record.expected(plan, client), expected_batch=batch)
 
 
 def spans(numbers: Mapping[int, object]) -> str:

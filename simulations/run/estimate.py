@@ -19,18 +19,18 @@ from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.state import mean_frame
 from fedlsg.units import unit_in
 from fedlsg.user_code import shown
-from simulations.callbacks.named import named
 from simulations.engines.choice import with_engine
 from simulations.engines.cluster import processors
-from simulations.estimate.trial import Trial, time_step, try_rounds
 from simulations.plan.advice import rho_of, sum_bits
 from simulations.plan.plan import Plan, count_blocks, events_of
 from simulations.plan.start import from_root
 from simulations.report.terminal import facts_shown, print_note, print_whole
 from simulations.report.words import duration, epsilon_words, human_bytes
+from simulations.run.trial import Trial, time_step, try_rounds
+from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan
 from simulations.settings.published import resolve
-from simulations.settings.settings import from_mapping, names_given
+from simulations.settings.settings import names_given
 
 PHONES, DROPOUT = 1000, 0.2
 LEVELS = ("values", "payload", "wire")
@@ -207,7 +207,7 @@ NOTE = (
 
 def plan_command(given: dict[str, Any], console: Console, *, phones: int, dropout: float, as_json: bool) -> None:
     """``fedlsg plan``: it refuses what ``run`` refuses, in the same words. Nothing is charged, and no run begins."""
-    settings = from_mapping(from_root(resolve(given)))
+    settings = from_root(resolve(given))
     named(settings.callbacks)
     with console.status("loading data, calibrating noise") as status:
         plan = ready_plan(settings, progress=status.update, given=names_given(given))

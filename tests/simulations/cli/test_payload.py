@@ -12,7 +12,7 @@ from rich.console import Console
 import strategies
 from fedlsg import user_code
 from fedlsg.gradients import trainable
-from simulations.exports.payload import find, payload_command, read_payload
+from simulations.cli.payload import find, payload_command, read_payload
 from simulations.rundir.files import DamagedError
 from simulations.rundir.updates import payload_files, read_frame, round_folder
 from tests.fedlsg.support.own_methods import OWN_RECIPE

@@ -13,17 +13,17 @@ from fedlsg.method import Method
 from fedlsg.randomness import alone
 from fedlsg.user_code.failure import without_exit
 from simulations import workloads
-from simulations.api.finished import Run
-from simulations.api.settings_typed import RunSettings
-from simulations.callbacks import Callback, as_callbacks
-from simulations.callbacks.named import named
 from simulations.engines import ahead
 from simulations.plan.start import from_root
-from simulations.run import begun, continued, execute
+from simulations.run.commands import begun, continued, execute
+from simulations.run.finished import Run
+from simulations.run.settings_typed import RunSettings
 from simulations.rundir.rundir import RunDir
+from simulations.server.callbacks import Callback, as_callbacks
+from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
-from simulations.settings.settings import check_names_of, from_mapping, names_given, parse, permit_code, values_of
+from simulations.settings.settings import check_names_of, from_mapping, names_given, permit_code, values_of
 from simulations.workloads import Workload
 from simulations.workloads.own import MODEL, make
 
@@ -124,7 +124,7 @@ def _run(
         plan = continued(directory, console, given)
         by_name = named(plan.settings.callbacks)
     else:
-        settings = from_mapping(from_root(resolve(given)))
+        settings = from_root(resolve(given))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
         plan = ready_plan(settings, given=names_given(given))
         plan, directory = begun(plan, None if out is None else str(out), console)
@@ -135,12 +135,9 @@ def _run(
 
 def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
     """Raise ValueError if a resumed run is given other settings than those that it has: it would not follow them."""
-    kept = values_of(directory.read_config())
-    said = {
-        name: value
-        for name, value in from_root(parse(given)).items()
-        if name not in ("preset", "data_dir", "data_root") and (name, value) != ("engine", "auto")
-    }
+    kept, asked = values_of(directory.read_config()), values_of(from_root(from_mapping(given)))
+    names = names_given(given) & asked.keys() - {"preset", "data_dir", "data_root"}
+    said = {name: asked[name] for name in sorted(names) if (name, asked[name]) != ("engine", "auto")}
     if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 

@@ -1,1 +1,0 @@
-"""Python's way in: ``fedlsg.simulate`` and what it returns; ``fedlsg`` offers these names."""

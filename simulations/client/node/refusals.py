@@ -1,0 +1,75 @@
+"""Why a client does not train.
+
+The text of a ``RefusalError`` may leave a client, because no example was touched before it. Any other error near a
+client's data becomes one constant reply: its type or text may reveal data.
+"""
+
+import traceback
+from logging import ERROR
+
+from flwr.common.logger import log
+
+from strategies.federation.wire import (
+    FAILED,
+    FRAME_DIFFERS,
+    OVER_BUDGET,
+    REFUSED_TERMS,
+    REPLICA_DIFFERS,
+    REPLICA_MISSING,
+)
+
+
+def log_failure() -> None:
+    """Write the current exception to the log of this process, which stays with its owner."""
+    log(ERROR, traceback.format_exc().encode("utf-8", "backslashreplace").decode())
+
+
+class RefusalError(RuntimeError):
+    """A client does not train. Its text is about settings, files and public data only; it leaves with ``code``."""
+
+    code = FAILED
+
+
+class FrameDiffersError(RefusalError):
+    """This machine derives another frame than the server; it must be sent. Nothing was trained or charged."""
+
+    code = FRAME_DIFFERS
+
+
+class ReplicaMissingError(RefusalError):
+    """No replica of the version that the message starts from. Nothing was trained or charged."""
+
+    code = REPLICA_MISSING
+
+
+class ReplicaDiffersError(RefusalError):
+    """The replica's weights are not those of the server. Nothing was trained or charged."""
+
+    code = REPLICA_DIFFERS
+
+
+class OverBudgetError(RefusalError):
+    """The next round would pass this client's privacy budget. Nothing was trained or charged."""
+
+    code = OVER_BUDGET
+
+
+class SecureSumRefusedError(RefusalError):
+    """A stage of a secure sum that its protocol forbids. Nothing was trained or charged for it."""
+
+
+class SettingsError(RefusalError):
+    """The run's settings cannot be used on this client. Nothing was trained or charged."""
+
+
+class TermsError(RefusalError):
+    """The client's own terms forbid the request, or are incomplete. Nothing was trained or charged."""
+
+    code = REFUSED_TERMS
+
+
+class OwnDataError(RefusalError):
+    """The client's own data cannot be loaded or used. The text is always the same: the reason may quote a row."""
+
+    def __init__(self) -> None:
+        super().__init__("refused: data; only this client's own log says why")

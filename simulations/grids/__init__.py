@@ -1,1 +1,0 @@
-"""What knows Flower messages only: a grid of simulated clients, piles of messages, and refusals."""
