@@ -27,7 +27,6 @@ from simulations.workloads.features import check_options, with_features
 from simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
 from simulations.workloads.own import Workload, make
 from simulations.workloads.partition import check_disjoint
-from simulations.workloads.rows.decode import read_client as read_rows
 from simulations.workloads.text_sets import TASKS, HubTexts
 
 __all__ = [
@@ -142,7 +141,7 @@ def load(
     for setting in ("train_rows", "holdout"):
         if getattr(options, setting) is not None:
             raise ValueError(f"{setting} chooses among training rows, and clients hold data of their own: leave it out")
-    return loaded if options.features is None else with_features(loaded, request, read_rows)
+    return loaded if options.features is None else with_features(loaded, request)
 
 
 def _with_weights(workload: LoadedWorkload, options: Options, say: Progress) -> Mapping[str, Callable[[], nn.Module]]:
@@ -168,7 +167,7 @@ def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
     if options.train_rows is not None:
         workload = _only(workload, _fewer_rows(workload, options.train_rows))
     if options.features is not None:
-        workload = with_features(workload, request, read_rows)
+        workload = with_features(workload, request)
     if options.holdout is not None:
         kept, held_out = _hold_out(workload, options.holdout)
         test = workload.train.pick(held_out)

@@ -31,7 +31,6 @@ from simulations.workloads.base.cache import cache_folder
 from simulations.workloads.base.split import NoRows
 from simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
 from simulations.workloads.rows import Columns
-from simulations.workloads.rows.decode import read_client
 from simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
@@ -126,9 +125,9 @@ def _by_path(path: Path, workload: LoadedWorkload, cache: Path, say: Progress, g
             raise _own_data(given, workload, "it holds the files of the run's own workload")
     if workload.pixels is not None:
         return _images(path, workload.pixels, say, given)
-    if workload.read is not None:
-        return PublicRows(workload.read(path, cache), None, False)
-    return PublicRows(read_client(path, workload, cache), None, False)
+    if workload.read is None:
+        raise ValueError(f"{given}: workload {workload.name} reads no rows from a path")
+    return PublicRows(workload.read(path, cache), None, False)
 
 
 def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows:

@@ -84,8 +84,8 @@ def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()
         raise ValueError("expected a test_split other than 'train', which is what the clients hold")
 
 
-Parquet = Callable[[Sequence[Path], Path], Split]
-"""Reads parquet files; the decoded or tokenised rows go to a cache folder."""
+Read = Callable[[Path, Path], Split]
+"""Reads a client's own rows at a path; decoded or tokenised rows go to a cache folder of that client."""
 
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
@@ -115,9 +115,7 @@ class LoadedWorkload:
     parts: rows of each client, for partition=given.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
-    parquet: reads parquet files of a client's own rows; None if the workload has no such form.
-    read: reads a client's own rows from any path, given a cache folder of the client; None if the workload reads
-        parquet or .npz files.
+    read: reads a client's own rows, in the form of the public ones; None if clients cannot hold their own.
     synthetic: public inputs from no data at all, by name, the default first; empty if nothing is known that fits.
     pixels: how images are stored, so that other images can take their form; None for other inputs.
     places: files and folders that the splits were read from, as far as they are known.
@@ -145,8 +143,7 @@ class LoadedWorkload:
     parts: Sequence[Tensor] | None = None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    parquet: Parquet | None = None
-    read: Callable[[Path, Path], Split] | None = None
+    read: Read | None = None
     synthetic: Mapping[str, Draw] = field(default_factory=dict)
     pixels: Pixels | None = None
     places: tuple[Path, ...] = ()
@@ -245,7 +242,7 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
 class NormalisedRead:
     """Reads a deployed client's own rows, and normalises them by the same public constants."""
 
-    read: Callable[[Path, Path], Split]
+    read: Read
     constants: dict[str, Tensor]
 
     def __call__(self, path: Path, cache: Path) -> Split:

@@ -27,7 +27,7 @@ from simulations.workloads.base.split import Augment, NoRows, Split, by_channel
 from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.images.augment import PAD, crop, flip_crop
 from simulations.workloads.rows import describe_data
-from simulations.workloads.rows.decode import Shape, decode
+from simulations.workloads.rows.decode import OwnRows, Shape, decode
 from simulations.workloads.rows.hub import HubSet, find_set, of_shards
 
 
@@ -82,6 +82,7 @@ class ImageSet:
         build = partial(read, self.hub_name, found.splits, shape=self.shape, progress=request.progress)
         arrays = load_or_build(cache_folder(request.cache_dir), key, build, progress=request.progress)
         prepare = by_channel(self.mean, self.std)
+        test = _split("test", arrays, prepare)
         _, channels, side, _ = arrays["test_images"].shape
         shape = Shape(channels=channels, side=side)
 
@@ -94,13 +95,13 @@ class ImageSet:
         return LoadedWorkload(
             name=self.name,
             train=_split("train", arrays, prepare) if "train_images" in arrays else NoRows(),
-            test=_split("test", arrays, prepare),
+            test=test,
             num_classes=self.num_classes,
             models=models.vision(channels, side, self.num_classes),
             augment=self.augment if side > PAD else None,
             defaults=self.defaults,
             method_defaults=self.method_defaults,
-            parquet=own_rows,
+            read=OwnRows(name=self.name, test=test, parquet=own_rows, mirror=found.mirror),
             synthetic=image_draws(pixels),
             pixels=pixels,
             places=() if found.folder is None else (found.folder,),

@@ -21,6 +21,7 @@ from simulations.workloads.base import LoadedWorkload, Request, refuse_unused
 from simulations.workloads.base.split import NoRows, Split, by_channel
 from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.images.augment import flip_crop
+from simulations.workloads.rows.decode import OwnRows
 from simulations.workloads.rows.hub import data_root
 from simulations.workloads.rows.images import list_images, open_image
 
@@ -94,6 +95,7 @@ def load(request: Request) -> LoadedWorkload:
         augment=flip_crop,
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
+        read=OwnRows(name=NAME, test=splits["val"]),
         synthetic=image_draws(pixels),
         pixels=pixels,
         places=(root,),

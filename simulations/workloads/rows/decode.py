@@ -9,17 +9,17 @@ client's own: they are as private as the rows.
 import io
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from simulations.workloads.base import LoadedWorkload, Progress
+from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Split
 from simulations.workloads.rows.files import published_of, read_npz
-from simulations.workloads.rows.hub import Part, content_of, find_splits, is_image
+from simulations.workloads.rows.hub import Part, content_of, find_folder, find_splits, is_image, split_names
 from simulations.workloads.rows.images import open_image
 
 CHANNELS = {"L": 1, "RGB": 3}
@@ -236,36 +236,42 @@ def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int
     ), "the largest label of the public test split, plus one"
 
 
-def read_client(path: Path, workload: LoadedWorkload, cache: Path) -> Split:
-    """Rows of a file, or of a folder with the shards ``train-0000i-of-0000N.parquet``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnRows:
+    """Reads a client's own rows from a file, or from a folder with shards of ``train``: a workload's ``read``.
 
-    Raises ValueError or OSError for any other file, or for rows that are not in the workload's form.
+    test: public rows, whose form is wanted. parquet: reads such files, given the cache folder; None where rows are
+    arrays. mirror: name and subset of the set, in whose layout of the hub a folder may be.
     """
-    if path.is_dir():
-        return _parquet_rows(find_splits(path, ("train",))["train"], workload, cache)
-    if path.suffix.lower() == ".parquet":
-        return _parquet_rows([path], workload, cache)
-    if path.suffix.lower() != ".npz":
-        raise ValueError(f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards")
-    return _arrays(path, workload)
 
+    name: str
+    test: Split
+    parquet: Callable[[Sequence[Path], Path], Split] | None = None
+    mirror: tuple[str, str | None] | None = None
 
-def _parquet_rows(paths: Sequence[Path], workload: LoadedWorkload, cache: Path) -> Split:
-    if workload.parquet is None:
-        raise ValueError(f"workload {workload.name} reads .npz files, not {paths[0]}")
-    return workload.parquet(paths, cache)
+    def __call__(self, path: Path, cache: Path) -> Split:
+        """Raises ValueError or OSError for any other file, or for rows that are not in the workload's form."""
+        whole, suffix = path.is_dir(), path.suffix.lower()
+        if suffix == ".npz" and not whole:
+            return self._arrays(path)
+        if suffix != ".parquet" and not whole:
+            raise ValueError(f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards")
+        if self.parquet is None:
+            raise ValueError(f"workload {self.name} reads .npz files, not {path}")
+        if whole and self.mirror is not None and "train" not in split_names(path):
+            path = find_folder(*self.mirror, data_dir=path) or path
+        return self.parquet(find_splits(path, ("train",))["train"] if whole else [path], cache)
 
-
-def _arrays(path: Path, workload: LoadedWorkload) -> Split:
-    one = workload.test.inputs[np.array([0])]
-    if not isinstance(one, np.ndarray):
-        raise ValueError(f"workload {workload.name} reads .parquet files, not {path}")
-    inputs, labels = read_npz(path)
-    if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
-        raise ValueError(
-            f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in {path}, got {inputs.dtype} "
-            f"{inputs.shape}"
-        )
-    if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
-        raise ValueError(f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} {labels.shape}")
-    return Split(inputs=inputs, labels=torch.from_numpy(labels.astype(np.int64)), prepare=workload.test.prepare)
+    def _arrays(self, path: Path) -> Split:
+        one = self.test.inputs[np.array([0])]
+        if not isinstance(one, np.ndarray):
+            raise ValueError(f"workload {self.name} reads .parquet files, not {path}")
+        inputs, labels = read_npz(path)
+        if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
+            raise ValueError(
+                f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in {path}, got "
+                f"{inputs.dtype} {inputs.shape}"
+            )
+        if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
+            raise ValueError(f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} {labels.shape}")
+        return Split(inputs=inputs, labels=torch.from_numpy(labels.astype(np.int64)), prepare=self.test.prepare)

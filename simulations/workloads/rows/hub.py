@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,12 +190,16 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HubSet:
-    """The parts of each split, by our own names of the splits; ``digest(columns)`` depends on their whole content."""
+    """The parts of each split, by our own names of the splits; ``digest(columns)`` depends on their whole content.
+
+    mirror: name and subset of the set on the hub; None for files that are named by their paths.
+    """
 
     splits: Mapping[str, Sequence[Part]]
     place: str
     digest: Callable[[Sequence[str]], str]
     folder: Path | None = None
+    mirror: tuple[str, str | None] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -219,10 +223,12 @@ def find_set(options: Options, data_dir: Path | None, splits: Mapping[str, str],
         folder = _download(options.dataset, str(options.subset), tuple(splits.values()))
     if folder is not None:
         found = find_splits(folder, tuple(splits.values()))
-        return of_shards({name: found[split] for name, split in splits.items()}, folder)
+        shards = of_shards({name: found[split] for name, split in splits.items()}, folder)
+        return replace(shards, mirror=(options.dataset, options.subset))
     loaded = load_from_hub(options.dataset, options.subset, tuple(splits.values()))
     parts = {name: [_of_library(loaded[split], f"{options.dataset}, {name} split")] for name, split in splits.items()}
-    return HubSet(splits=parts, place=options.dataset, digest=partial(_digest, parts))
+    mirror = (options.dataset, options.subset)
+    return HubSet(splits=parts, place=options.dataset, digest=partial(_digest, parts), mirror=mirror)
 
 
 def of_shards(shards: Mapping[str, Sequence[Path]], folder: Path | None = None) -> HubSet:
