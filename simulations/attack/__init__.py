@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.findings import Findings
-from simulations.attack.images import attack_images, image_findings
+from simulations.attack.findings import Findings, findings_of
+from simulations.attack.images import Images
 from simulations.attack.observations import Record, open_record
 from simulations.attack.recording import record_all, record_like
 from simulations.attack.report import in_short, output_folder, refusals, write
-from simulations.attack.target import LARGE_BATCH, Options, batch_sizes
+from simulations.attack.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
 from simulations.attack.whole_updates import attack_whole_updates, has_whole_updates
 from simulations.compare.grid_file import numbers, words
 from simulations.report.progress import Tick, bar
@@ -154,11 +154,16 @@ def refuse_features(features: str | None) -> None:
 
 def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
     """What attacks find on one run of images or texts. Raises ValueError for an attack of the other kind."""
-    if is_text(record.base.workload):
-        from simulations.attack.texts import attack_texts, text_findings
+    return findings_of(attack_each(kind_of(record), record, threat, options, tick))
 
-        return text_findings(attack_texts(record, threat, options, tick))
-    return image_findings(attack_images(record, threat, options, tick))
+
+def kind_of(record: Record) -> Kind:
+    """Images, or texts, with what is public of those of the run."""
+    if is_text(record.base.workload):
+        from simulations.attack.texts import Texts
+
+        return Texts(record)
+    return Images(record)
 
 
 def is_text(workload: LoadedWorkload) -> bool:
