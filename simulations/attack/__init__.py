@@ -1,8 +1,8 @@
 """``fedlsg attack``: what an adversary gets from recorded updates, next to what it can guess without them.
 
-observations  what a run recorded      target  which updates, and the attempts on each      recording  runs for attacks
-images, texts  attacks of either kind (``_score``: compared with the truth)      findings, report  tables, verdict, page
-membership  who was trained on: ``shadows``, ``membership_measure``, ``membership_rounds``, ``membership_findings``
+observations  what a run recorded      target  which updates, and all attacks on each      recording  runs for attacks
+images, texts  what differs between the two (``_score``: compared with the truth)      findings, report  verdict, page
+membership  who was trained on, by shadow models
 whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
 """
 

@@ -14,8 +14,8 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
 from fedlsg.attacks.replay import unexplained
 from simulations.attack.images import image_prior
+from simulations.attack.membership.shadows import accuracy_of, confidences, is_cross_entropy
 from simulations.attack.observations import open_record
-from simulations.attack.shadows import accuracy_of, confidences, is_cross_entropy
 from simulations.attack.target import truth_of
 from simulations.inspection import batch_gradient, subject_of_settings
 from simulations.inspection.measure import own_clip

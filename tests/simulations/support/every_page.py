@@ -9,11 +9,11 @@ from rich.console import Console
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack import attack_one
 from simulations.attack.membership import page as membership_page
-from simulations.attack.membership_findings import Report
-from simulations.attack.membership_measure import Limit, attack, by_epsilon
+from simulations.attack.membership.findings import Report
+from simulations.attack.membership.measure import Limit, attack, by_epsilon
+from simulations.attack.membership.shadows import Trained
 from simulations.attack.observations import open_record
 from simulations.attack.report import write as write_attack
-from simulations.attack.shadows import Trained
 from simulations.attack.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View

@@ -1,6 +1,8 @@
 """``fedlsg attack --membership``: was this example in the training set? Trains shadow models of a run's settings.
 
 Writes membership.json and membership.html: rates next to guessing and to what the claim allows, and assumptions.
+
+shadows  the models      measure  attacks on them      rounds  the game of one round      findings  tables and verdict
 """
 
 import time
@@ -16,11 +18,11 @@ from rich.console import Console
 from fedlsg.attacks.membership import LossThreshold, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.randomness import public_generator
-from simulations.attack.membership_findings import Report, bounded, facts, granted, tables, verdict
-from simulations.attack.membership_measure import GRID, attack, claimed, over_the_claim
-from simulations.attack.membership_rounds import per_round
+from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
+from simulations.attack.membership.measure import GRID, attack, claimed, over_the_claim
+from simulations.attack.membership.rounds import per_round
+from simulations.attack.membership.shadows import check_shadows, confidences, train_all
 from simulations.attack.report import output_folder
-from simulations.attack.shadows import check_shadows, confidences, train_all
 from simulations.inspection import refuse_settings
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan
