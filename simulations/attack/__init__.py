@@ -22,7 +22,6 @@ from simulations.attack.observations import Record, open_record
 from simulations.attack.recording import record_all, record_like
 from simulations.attack.report import in_short, output_folder, refusals, write
 from simulations.attack.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
-from simulations.attack.whole_updates import attack_whole_updates, has_whole_updates
 from simulations.compare.grid_file import numbers, words
 from simulations.report.progress import Tick, bar
 from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table, print_written
@@ -78,6 +77,8 @@ def attack_command(
         raise ValueError("--sparsities and --sigmas are of runs that --compare records: add that, or leave them out")
     folder = output_folder(runs, out)
     if len(runs) == 1 and not record and has_whole_updates(runs[0]):
+        from simulations.attack.whole_updates import attack_whole_updates
+
         return attack_whole_updates(runs[0], console, out=out)
     for path in runs:
         refuse_features(checked(path, RESULTS if record else RECORD, console).read_config().features)
@@ -120,6 +121,11 @@ def check_subjects(runs: Sequence[str], compare: str | None, given: Mapping[str,
             "short run with these settings"
         )
     refuse_features(given.get("features"))
+
+
+def has_whole_updates(path: str) -> bool:
+    """Whether a folder is a record of whole updates, which ``fedlsg.flower`` made."""
+    return any(Path(path).expanduser().glob("round-*/client-*.npz"))
 
 
 def places(runs: Sequence[str]) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from simulations.models.pretrained import with_pretrained
 from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model
 from simulations.workloads.base.split import Fetch, Split, fetcher, to_device
-from simulations.workloads.features import check_options, with_features
+from simulations.workloads.features import with_features
 from simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
 from simulations.workloads.own import Workload, make
 from simulations.workloads.partition import check_disjoint
@@ -132,7 +132,6 @@ def load(
     request = Request(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
-    check_options(options)
     loaded: LoadedWorkload = _source(name).load(request)
     if options.pretrained is not None and loaded.test.lengths is None:  # texts name a checkpoint by their model
         loaded = replace(loaded, models=_with_weights(loaded, options, progress))

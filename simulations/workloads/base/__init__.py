@@ -34,6 +34,7 @@ class Options:
     """Settings of data and model next to the workload's name; None is the workload's default.
 
     A loader refuses, naming the setting, what it does not use; every workload uses what is in EVERYWHERE.
+    Raises ValueError, naming setting and fix, for settings of features that do not fit together.
     """
 
     model: str | None = None
@@ -52,6 +53,21 @@ class Options:
     train_rows: int | None = None
     holdout: float | None = None
     data_root: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.features is None:
+            for name in ("feature_norm", "head_width"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(f"{name}={value} is for public features: give features, too, or leave it out")
+            return
+        if self.head_width is not None and self.model in (None, "linear"):
+            raise ValueError(f"head_width={self.head_width} is for model=mlp and model=cnn: give one, or leave it out")
+        for name, why in (
+            ("pretrained", "name its weights by features"),
+            ("train_layers", "its layers are all frozen"),
+        ):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"features={self.features} is frozen, and {why}: leave {name}={value} out")
 
 
 EVERYWHERE = (

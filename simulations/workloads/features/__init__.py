@@ -25,20 +25,6 @@ from simulations.workloads.features.encoders import SCATTERING, image_encoder, t
 LAST = "commit 569be536 of November 2026 still has it"
 
 
-def check_options(options: Options) -> None:
-    """Raise ValueError, naming setting and fix, for settings of features that do not fit together."""
-    if options.features is None:
-        for name in ("feature_norm", "head_width"):
-            if (value := getattr(options, name)) is not None:
-                raise ValueError(f"{name}={value} is for public features: give features, too, or leave it out")
-        return
-    if options.head_width is not None and options.model in (None, "linear"):
-        raise ValueError(f"head_width={options.head_width} is for model=mlp and model=cnn: give one, or leave it out")
-    for name, why in (("pretrained", "name its weights by features"), ("train_layers", "its layers are all frozen")):
-        if (value := getattr(options, name)) is not None:
-            raise ValueError(f"features={options.features} is frozen, and {why}: leave {name}={value} out")
-
-
 def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
     """The workload whose inputs are features of ``raw``'s, by ``request.options``; loss and partitions stay.
 
