@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import LossFunction
 from simulations.workloads.base.split import Augment, Inputs, NoRows, Split
-from simulations.workloads.base.synthetic import Pixels
+from simulations.workloads.base.synthetic import Pixels, image_draws
 
 Progress = Callable[[str], None]
 
@@ -246,10 +246,14 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
     deviation = torch.where(deviation > LEAST_DEVIATION, deviation, 1.0)
     constants = {"mean": mean.to(inputs.dtype), "deviation": deviation.to(inputs.dtype)}
 
-    read = workload.read
+    read, pixels = workload.read, workload.pixels
+    if pixels is not None:  # what is drawn or named as public images is normalised, too
+        pixels = replace(pixels, prepare=Normalised(prepare=pixels.prepare, **constants))
     return replace(
         workload.with_splits(lambda _, split: replace(split, prepare=Normalised(prepare=split.prepare, **constants))),
         read=None if read is None else NormalisedRead(read=read, constants=constants),
+        pixels=pixels,
+        synthetic=workload.synthetic if pixels is None else {**workload.synthetic, **image_draws(pixels)},
         normalised={name: value.tolist() for name, value in constants.items()},
     )
 

@@ -60,3 +60,18 @@ def test_a_clients_own_files_are_normalised_as_the_public_rows(place, tmp_path):
     rows = cifar10(public_only=True).read(folder / place, tmp_path / "own")
     wanted, _ = cifar10(public_only=False).train.batch(torch.arange(12))
     assert torch.equal(rows.batch(torch.arange(12))[0], wanted)
+
+
+@pytest.mark.parametrize("features", [None, "scattering"])
+def test_public_images_are_normalised_as_the_rows_are(features, tmp_path):
+    """Those that a probe draws, and those of named public data: the model sees both in the range that it trains on."""
+    plain = workloads.load("digits", cache_dir=tmp_path, options=workloads.Options(features=features))
+    made = normalised(plain)
+    mean, deviation = (torch.tensor(made.normalised[name]) for name in ("mean", "deviation"))
+    for name, draw in plain.synthetic.items():
+        inputs, found = (one(3, torch.Generator().manual_seed(0)) for one in (draw, made.synthetic[name]))
+        torch.testing.assert_close(found, (inputs - mean.view(-1, 1, 1)) / deviation.view(-1, 1, 1))
+    if features is None:
+        rows = torch.arange(5)
+        again = made.pixels.inputs(made.pixels.images(made.test.inputs[rows.numpy()]))
+        assert torch.equal(again, made.test.batch(rows)[0])
