@@ -5,8 +5,9 @@ statistics are published constants, not computed from the run's data. Preset and
 ``cifar10`` alone; the other data sets take them with the delta of the papers.
 
 hf-image: ``-c dataset=OWNER/NAME`` names a set; ``subset``, ``input_columns`` (one column), ``label_column`` and
-``test_split`` choose what its description leaves open. All images must have the same size and mode. The labels must be
-a ``ClassLabel`` feature, which publishes the number of classes: it is never counted in the examples, which are private.
+``test_split`` choose what its description leaves open. Images must be squares of one size; palettes, transparency, and
+grey ones among colours are read as those of a folder are. The labels must be a ``ClassLabel`` feature, which publishes
+the number of classes: it is never counted in the examples, which are private.
 """
 
 import hashlib

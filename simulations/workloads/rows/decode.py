@@ -20,10 +20,10 @@ from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Split
 from simulations.workloads.rows.files import published_of, read_npz
 from simulations.workloads.rows.hub import Part, content_of, find_folder, find_splits, is_image, split_names
-from simulations.workloads.rows.images import open_image
+from simulations.workloads.rows.images import open_image, pixels_of
 
-CHANNELS = {"L": 1, "RGB": 3}
-"""Colour channels of the image modes (Pillow's names) that are read: greyscale and RGB, 8 bits each."""
+MODES = {1: "L", 3: "RGB"}
+"""Pillow's names of greyscale and colours of 8 bits, by their channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,7 @@ class Shape:
     side: int
 
     def __str__(self) -> str:
-        mode = next(mode for mode, channels in CHANNELS.items() if channels == self.channels)
-        return f"{self.side}x{self.side} {mode}"
+        return f"{self.side}x{self.side} {MODES[self.channels]}"
 
 
 def decode(
@@ -52,7 +51,7 @@ def decode(
     columns: of images, a struct with ``bytes``, and of labels, integers.
     shape: of every image; None takes the shape of the first image.
     Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image without bytes or that
-    does not decode, one of another size or mode (with the sizes that were seen), a file that cannot be read.
+    does not decode, one of another size, or in colour among grey ones (with those that there are), an unreadable file.
     """
     started = time.monotonic()
     sizes = {split: sum(part.size for part in parts) for split, parts in splits.items()}
@@ -100,27 +99,29 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
         )
 
 
-def _decode_batch(
-    encoded: list[bytes | None], shape: Shape | None, place: str, start: int
-) -> tuple[np.ndarray, Shape | None]:
-    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1."""
-    given = shape
+def _decode_batch(encoded: list[bytes | None], shape: Shape | None, place: str, start: int) -> tuple[np.ndarray, Shape]:
+    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1.
+
+    By the rule of ``rows.images``; a grey image among coloured ones has three equal channels.
+    """
     rows = []
     for row, content in enumerate(encoded, start):
         name = f"image {row} of {place}"
         if content is None:
             raise ValueError(f"{name} holds no bytes; expected the images inside the file, not their paths")
-        image = open_image(content, name, fix="download it again")
-        found = f"{image.width}x{image.height} {image.mode}"
-        if shape is None:
-            if image.mode not in CHANNELS or image.height != image.width:
-                kinds = " or ".join(CHANNELS)
-                raise ValueError(f"expected square images, {kinds}, got {name} with {found}: convert the images first")
-            shape = Shape(channels=CHANNELS[image.mode], side=image.width)
-        if found != str(shape):
-            seen = "" if given else f"; it holds {_sizes(encoded)}: bring them to one size first"
-            raise ValueError(f"expected {name} to be {shape}, got {found}{seen}")
-        rows.append(np.asarray(image).reshape(image.height, image.width, shape.channels).transpose(2, 0, 1))
+        pixels = np.atleast_3d(pixels_of(open_image(content, name, fix="download it again"), None))
+        if pixels.dtype != np.uint8:
+            raise ValueError(f"{name} has more than 8 bits a pixel: convert the images first")
+        shape = shape or Shape(channels=pixels.shape[2], side=pixels.shape[1])
+        if pixels.shape[2] < shape.channels:
+            pixels = np.repeat(pixels, shape.channels, axis=2)
+        if pixels.shape != (shape.side, shape.side, shape.channels):
+            found = f"{pixels.shape[1]}x{pixels.shape[0]} {MODES[pixels.shape[2]]}"
+            raise ValueError(
+                f"expected {name} to be {shape}, got {found}; there are {_sizes(encoded)}: make all of them squares of "
+                "one size first"
+            )
+        rows.append(pixels.transpose(2, 0, 1))
     return np.stack(rows), shape
 
 
