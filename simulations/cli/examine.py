@@ -72,9 +72,7 @@ def audit(
     noise_multiplier: Annotated[float | None, option(help="Without a run: noise over clip norm, instead.")] = None,
     mode: Annotated[str, option(help="unit (canary gradients; default) or training (canary examples).")] = "unit",
     canaries: Annotated[int | None, option(help="How many; default 5000 in unit mode, 300 in training.")] = None,
-    canary_kind: Annotated[
-        str | None, option(help="In training mode: mislabelled, noise, two-tone or checkerboard.")
-    ] = None,
+    canary_kind: Annotated[str | None, option(help="In training mode: mislabelled or two-tone.")] = None,
     plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
     seed: Annotated[int | None, option(help="Repeats the audit's draws and noise; default fresh ones.")] = None,
     device: Annotated[str | None, setting("device")] = None,
