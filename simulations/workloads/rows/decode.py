@@ -99,7 +99,9 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
         )
 
 
-def _decode_batch(encoded: list[bytes | None], shape: Shape | None, place: str, start: int) -> tuple[np.ndarray, Shape]:
+def _decode_batch(
+    encoded: list[bytes | None], shape: Shape | None, place: str, start: int
+) -> tuple[np.ndarray, Shape | None]:
     """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1.
 
     By the rule of ``rows.images``; a grey image among coloured ones has three equal channels.
