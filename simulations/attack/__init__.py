@@ -28,6 +28,7 @@ from simulations.report.terminal import checked, facts_shown, print_line, print_
 from simulations.rundir.examined import RECORD, RESULTS
 from simulations.settings.automatic import device_of
 from simulations.settings.run import Device
+from simulations.workloads import own
 from simulations.workloads.base import LoadedWorkload
 
 FEW = 4
@@ -164,8 +165,13 @@ def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick
 
 
 def kind_of(record: Record) -> Kind:
-    """Images, or texts, with what is public of those of the run."""
+    """Images, or texts, with what is public of those of the run. Raises ValueError for texts without a tokenizer."""
     if is_text(record.base.workload):
+        if own(record.base.settings.workload) is not None:
+            raise ValueError(
+                f"workload {record.base.workload.name} is of your own, and names no tokenizer, by which texts are "
+                "attacked: record a run of hf-text on these texts, or use --membership"
+            )
         from simulations.attack.texts import Texts
 
         return Texts(record)

@@ -1,6 +1,7 @@
 """Published image sets and any set of the hub: read from made shards and fakes, normalised by constants."""
 
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,6 +202,20 @@ def test_images_of_any_size_are_squares_and_labels_follow_the_folders(folder):
         assert labels.tolist() == [2, 0, 1]
         assert inputs.mean((2, 3)).argmax(1).tolist() == [2, 0, 1]  # the colour of the class
     assert loaded.default_model == "resnet-50"
+
+
+def test_a_clients_own_folder_has_the_classes_of_the_public_data(folder, tmp_path):
+    whole, public = (workloads.load("imagenet", data_dir=folder, public_only=only) for only in (False, True))
+    for place in (folder, folder / "train"):
+        rows = public.read(place, tmp_path)
+        assert rows.labels.equal(whole.train.labels)
+        assert torch.equal(rows.batch(torch.tensor([3, 9]))[0], whole.train.batch(torch.tensor([3, 9]))[0])
+    one = tmp_path / "own" / CLASSES_OF_IMAGENET[2]
+    shutil.copytree(folder / "train" / CLASSES_OF_IMAGENET[2], one)
+    assert public.read(one.parent, tmp_path).labels.tolist() == [2] * 4  # by name, not by place
+    one.rename(one.parent / "n99")
+    with pytest.raises(ValueError, match="has the class n99, which the public data has not"):
+        public.read(one.parent, tmp_path)
 
 
 @pytest.mark.slow
