@@ -79,7 +79,7 @@ class ImageSet:
         columns = (self.image_column, self.label_column)
         salt = f"uint8 nchw, version 3: {self.name} {columns} {self.num_classes} {found.digest(columns)}"
         key = f"{self.name}-{hashlib.sha256(salt.encode()).hexdigest()[:32]}"
-        read = partial(decode, columns=columns, num_classes=self.num_classes)
+        read = partial(decode, columns=columns, num_classes=self.num_classes, mixed=self.shape is None)
         build = partial(read, self.hub_name, found.splits, shape=self.shape, progress=request.progress)
         arrays = load_or_build(cache_folder(request.cache_dir), key, build, progress=request.progress)
         prepare = by_channel(self.mean, self.std)

@@ -44,12 +44,13 @@ def decode(
     *,
     num_classes: int,
     shape: Shape | None = None,
+    mixed: bool = False,
     progress: Progress,
 ) -> dict[str, np.ndarray]:
     """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for every split.
 
     columns: of images, a struct with ``bytes``, and of labels, integers.
-    shape: of every image; None takes the shape of the first image.
+    shape: of every image; None takes the shape of the first image. mixed: grey images may be among coloured ones.
     Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image without bytes or that
     does not decode, one of another size, or in colour among grey ones (with those that there are), an unreadable file.
     """
@@ -67,7 +68,9 @@ def decode(
             for batch in part.batches(columns):
                 found = np.array([-1 if label is None else label for label in batch[columns[1]]], dtype=np.int64)
                 _check_labels(found, num_classes, part.place)
-                pixels, shape = _decode_batch([content_of(one) for one in batch[columns[0]]], shape, part.place, first)
+                pixels, shape = _decode_batch(
+                    [content_of(one) for one in batch[columns[0]]], shape, part.place, first, mixed=mixed
+                )
                 if images is None:
                     images = np.empty((sizes[split], *pixels.shape[1:]), dtype=np.uint8)
                 stop = start + len(found)
@@ -100,11 +103,11 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
 
 
 def _decode_batch(
-    encoded: list[bytes | None], shape: Shape | None, place: str, start: int
+    encoded: list[bytes | None], shape: Shape | None, place: str, start: int, *, mixed: bool
 ) -> tuple[np.ndarray, Shape | None]:
     """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1.
 
-    By the rule of ``rows.images``; a grey image among coloured ones has three equal channels.
+    By the rule of ``rows.images``; with ``mixed`` a grey image among coloured ones has three equal channels.
     """
     rows = []
     for row, content in enumerate(encoded, start):
@@ -115,7 +118,7 @@ def _decode_batch(
         if pixels.dtype != np.uint8:
             raise ValueError(f"{name} has more than 8 bits a pixel: convert the images first")
         shape = shape or Shape(channels=pixels.shape[2], side=pixels.shape[1])
-        if pixels.shape[2] < shape.channels:
+        if mixed and pixels.shape[2] < shape.channels:
             pixels = np.repeat(pixels, shape.channels, axis=2)
         if pixels.shape != (shape.side, shape.side, shape.channels):
             found = f"{pixels.shape[1]}x{pixels.shape[0]} {MODES[pixels.shape[2]]}"
