@@ -6,29 +6,22 @@ The models are 64-64-10 with initial weights. Images are drawn from the test spl
 (C = 0.1). All results derive from the seeds and are reproducible.
 """
 
-import argparse
-import math
-import platform
-import sys
-import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import strategies
 from benchmarks.privacy import least_squares as theorem
+from benchmarks.privacy.digits_client import cross_entropy, network, payload, report
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.membership import Membership, play, rates
 from fedlsg.attacks.metrics import mean_interval
 from fedlsg.attacks.observation import Observation
 from fedlsg.gradients import per_example_gradients
-from fedlsg.method import LocalTraining, Schedule, client_step
+from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream
 from fedlsg.state import PublicState
@@ -52,37 +45,13 @@ Measured with the clip and noise of runs.""",
 Lines = Iterator[str]
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One loss an example."""
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def network(seed: int) -> nn.Module:
-    """(B, 1, 8, 8) -> 64 -> 64 -> 10 in float64, with tanh."""
-    torch.manual_seed(seed)
-    layers = OrderedDict(
-        flatten=nn.Flatten(), hidden=nn.Linear(64, 64), activation=nn.Tanh(),
-        classifier=nn.Linear(64, 10),
-    )  # fmt: skip
-    return nn.Sequential(layers).double()
-
-
 def observe(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int) -> Observation:
     """The payload, without noise, of a client that takes all of these examples."""
     method = strategies.recipe(name, mechanism="clip-only", clip_norm=0.1, **METHODS[name])
     public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
     initial = {parameter: W * 0.9 for parameter, W in public.parameters.items()}
     frame = replace(public, initial=initial).frame(2, updates=1)
-    local = LocalTraining(expected_batch=float(len(y)))
-    values = client_step(
-        model, lambda rows: (x[rows], y[rows]), cross_entropy, frame=frame, mechanism=method.mechanism,
-        local=local, num_examples=len(y), sampler=reproducible_stream(seed, "sampler"), charge=lambda: None,
-        noise=reproducible_stream(seed, "noise"),
-    )  # fmt: skip
-    return Observation(
-        model=model, loss_fn=cross_entropy, frame=frame, values=values, mechanism=method.mechanism, local=local,
-        noise_std=0.0,
-    )  # fmt: skip
+    return payload(method, model, frame, (x, y), seed=seed)
 
 
 def digits(count: int, *labels: object) -> tuple[Tensor, Tensor]:
@@ -154,7 +123,7 @@ def membership(trials: int) -> Lines:
     for name in METHODS:
         for sigma in (0.5, 1.0, 2.0):
             x, y = digits(4, "company")
-            seen = observe(name, network(0), x, y, seed=0)
+            seen = observe(name, network(0, 64), x, y, seed=0)
             gradients = per_unit(per_example_gradients(seen.model, cross_entropy, x, y, seen.frame), seen.frame, 1)
             mechanism = Mechanism(clip_norm=0.1, noise_multiplier=sigma)
             found = measure(gradients, mechanism, reproducible_stream(0, name, str(sigma)), trials=trials)
@@ -167,32 +136,15 @@ def membership(trials: int) -> Lines:
     yield f"{inside} of 24 intervals contain the closed form; 1.2 are expected not to. {trials} payloads each."
 
 
-def main() -> None:
-    """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--trials", type=int, default=5000)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    start, text = time.monotonic(), ["# Attacks in closed form on digits", ""]
-    tables = theorem_5_1(options.seeds), membership(options.trials)
+def both(seeds: int, trials: int) -> Lines:
+    """Both tables, with their notes."""
+    yield "# Attacks in closed form on digits\n"
+    tables = theorem_5_1(seeds), membership(trials)
     for (title, note), lines in zip(NOTES.items(), tables, strict=True):
-        text += [f"## {title}", note, ""]
-        print(f"\n{title}", flush=True)
-        for line in lines:
-            print(line, flush=True)
-            text.append(line)
-        text.append("")
-    minutes = math.ceil((time.monotonic() - start) / 60)
-    text.append(
-        f"Seeds 0 to {options.seeds - 1}; {platform.machine()}, one thread of a 2-core virtual machine, no GPU, "
-        f"{minutes} minutes; torch {torch.__version__}, Python {platform.python_version()}. "
-        f"Command: `python -m benchmarks.privacy.attack_closed_forms {' '.join(sys.argv[1:])}`"
-    )
-    if options.out is not None:
-        options.out.write_text("\n".join(text) + "\n")
+        yield f"## {title}\n{note}\n"
+        yield from lines
+        yield ""
 
 
 if __name__ == "__main__":
-    main()
+    report(__doc__, both, trials=5000)

@@ -8,29 +8,23 @@ is above 20 dB and 3 dB above that of the blind guess, the mean public image. Gu
 without a guess have the blind one.
 """
 
-import argparse
-import math
-import platform
-import time
-from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import strategies
-from benchmarks.privacy.attack_closed_forms import cross_entropy
 from benchmarks.privacy.craft import fishing, imprint, traps
+from benchmarks.privacy.digits_client import network, payload, report
 from benchmarks.privacy.read import read
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, mean_interval, psnr, squared_errors
-from fedlsg.attacks.observation import DoesNotApply, Observation
+from fedlsg.attacks.observation import DoesNotApply
 from fedlsg.carriers import prepare_model
-from fedlsg.method import LocalTraining, Method, Schedule, client_step
-from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.method import Method, Schedule
+from fedlsg.randomness import public_generator
 from fedlsg.state import PublicState
 from simulations.workloads import load
 
@@ -62,11 +56,7 @@ def images() -> tuple[Tensor, Tensor, Tensor]:
 
 def crafted(kind: str, method: Method, prior: Prior, target: int, *, seed: int) -> nn.Module:
     """The model with the server's weights, as the method trains it."""
-    torch.manual_seed(seed)
-    layers = OrderedDict(
-        flatten=nn.Flatten(), hidden=nn.Linear(64, HIDDEN), activation=nn.Tanh(), classifier=nn.Linear(HIDDEN, 10)
-    )
-    model = nn.Sequential(layers).double()
+    model = network(seed, HIDDEN)
     if kind == "traps":
         weights = traps(model, prior, batch=BATCH, generator=public_generator(seed, "traps"))
     elif kind == "fishing":
@@ -75,22 +65,6 @@ def crafted(kind: str, method: Method, prior: Prior, target: int, *, seed: int) 
         weights = imprint(model, prior, steer=kind.endswith("aimed"))
     model.load_state_dict(weights, strict=False)
     return prepare_model(model, method.carrier, classifier="classifier", seed=seed)
-
-
-def update(method: Method, model: nn.Module, batch: tuple[Tensor, Tensor], *, seed: int) -> Observation:
-    """A client's payload under the method."""
-    x, y = batch
-    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
-    frame, local = public.frame(1, updates=0), LocalTraining(expected_batch=float(len(y)))
-    values = client_step(
-        model, lambda rows: (x[rows], y[rows]), cross_entropy, frame=frame, mechanism=method.mechanism, local=local,
-        num_examples=len(y), sampler=reproducible_stream(seed, "sampler"), charge=lambda: None,
-        noise=reproducible_stream(seed, "noise"),
-    )  # fmt: skip
-    return Observation(
-        model=model, loss_fn=cross_entropy, frame=frame, values=values, mechanism=method.mechanism, local=local,
-        noise_std=method.mechanism.noise_std,
-    )  # fmt: skip
 
 
 def one(name: str, kind: str, mechanism: dict[str, Any], seed: int) -> tuple[int, float, float]:
@@ -102,7 +76,8 @@ def one(name: str, kind: str, mechanism: dict[str, Any], seed: int) -> tuple[int
     x, y = private[rows], labels[rows]
     prior = prior_from(public, low=float(public.min()), high=float(public.max()))
     model = crafted(kind, method, prior, int(y[0]), seed=seed)
-    seen = update(method, model, (x, y), seed=seed)
+    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    seen = payload(method, model, public.frame(1, updates=0), (x, y), seed=seed)
     blind = psnr(prior.expected(BATCH), x, data_range=prior.span)
     own = blind.clone()
     try:
@@ -142,27 +117,5 @@ def table(seeds: int) -> Iterator[str]:
             yield f"| `{name}` | {kind} | {' | '.join(cells)} |"
 
 
-def main() -> None:
-    """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seeds", type=int, default=20)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    start, lines = time.monotonic(), []
-    for line in table(options.seeds):
-        print(line, flush=True)
-        lines.append(line)
-    minutes = math.ceil((time.monotonic() - start) / 60)
-    lines += [
-        "",
-        f"Seeds 0 to {options.seeds - 1}; {platform.machine()}, one thread of a 2-core virtual machine, no GPU, "
-        f"{minutes} minutes; torch {torch.__version__}. "
-        f"Command: `python -m benchmarks.privacy.attack_malicious --seeds {options.seeds}`",
-    ]
-    if options.out is not None:
-        options.out.write_text("\n".join(lines) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, table)

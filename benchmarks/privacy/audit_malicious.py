@@ -8,29 +8,22 @@ the claim, for each of many seeds. The auditor knows all but the coins and the n
 images, half of every canary, and scores each canary along its clipped gradient. Bounds are those of ``fedlsg audit``.
 """
 
-import argparse
-import math
-import platform
-import time
-from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import strategies
-from benchmarks.privacy.attack_closed_forms import cross_entropy
 from benchmarks.privacy.craft import isolating
+from benchmarks.privacy.digits_client import network, payload, report
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.training_mode import look, scored
 from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
-from fedlsg.attacks.observation import Observation
 from fedlsg.carriers import prepare_model
-from fedlsg.method import LocalTraining, Method, Schedule, client_step
+from fedlsg.method import Method, Schedule
 from fedlsg.randomness import public_generator, reproducible_stream
 from fedlsg.state import PublicState
 from simulations.workloads import load
@@ -58,27 +51,14 @@ def audited(method: Method, *, crafted: bool, seed: int) -> tuple[Tensor, Tensor
     """(scores, coins) of the canaries of one client."""
     x, y, canaries = data(seed)
     targets = torch.zeros(CANARIES, dtype=y.dtype)
-    torch.manual_seed(seed)
-    layers = OrderedDict(
-        flatten=nn.Flatten(), hidden=nn.Linear(64, HIDDEN), activation=nn.Tanh(), classifier=nn.Linear(HIDDEN, 10)
-    )
-    model = nn.Sequential(layers).double()
+    model = network(seed, HIDDEN)
     if crafted:
         model.load_state_dict(isolating(model, canaries, x), strict=False)
     prepare_model(model, method.carrier, classifier="classifier", seed=seed)
     public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
     included = reproducible_stream(seed, "coins").bernoulli(CANARIES, 0.5)
     inputs, labels = torch.cat([x, canaries[included]]), torch.cat([y, targets[included]])
-    frame, local = public.frame(1, updates=0), LocalTraining(expected_batch=float(IMAGES), sample_rate=1.0)
-    values = client_step(
-        model, lambda rows: (inputs[rows], labels[rows]), cross_entropy, frame=frame, mechanism=method.mechanism,
-        local=local, num_examples=len(labels), sampler=reproducible_stream(seed, "sampler"), charge=lambda: None,
-        noise=reproducible_stream(seed, "noise"),
-    )  # fmt: skip
-    seen = Observation(
-        model=model, loss_fn=cross_entropy, frame=frame, values=values, mechanism=method.mechanism, local=local,
-        noise_std=method.mechanism.noise_std,
-    )  # fmt: skip
+    seen = payload(method, model, public.frame(1, updates=0), (inputs, labels), seed=seed, expected_batch=float(IMAGES))
     found = look(seen, (canaries, targets), (x, y), included)
     return scored([found], seen.noise_std, 1.0), included
 
@@ -113,27 +93,5 @@ def table(seeds: int) -> Iterator[str]:
                 )
 
 
-def main() -> None:
-    """Run, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seeds", type=int, default=20)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    start, lines = time.monotonic(), []
-    for line in table(options.seeds):
-        print(line, flush=True)
-        lines.append(line)
-    minutes = math.ceil((time.monotonic() - start) / 60)
-    lines += [
-        "",
-        f"Seeds 0 to {options.seeds - 1}, {options.seeds * CANARIES:,} canaries a row; {platform.machine()}, one "
-        f"thread of a 2-core virtual machine, no GPU, {minutes} minutes; torch {torch.__version__}. "
-        f"Command: `python -m benchmarks.privacy.audit_malicious --seeds {options.seeds}`",
-    ]
-    if options.out is not None:
-        options.out.write_text("\n".join(lines) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    report(__doc__, table, words=f", {CANARIES} canaries each")

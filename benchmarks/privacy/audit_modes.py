@@ -1,16 +1,15 @@
 """The audit in every trust mode and unit: correct code, and every mistake that the mode can have; one table.
 
-    python benchmarks/privacy/audit_modes.py --seeds 3 --canaries 200
+    python -m benchmarks.privacy.audit_modes --seeds 3 --canaries 200
 
-Prints a line for each audit, then the section of docs/results/audit.md. Seconds are those of recording and judging.
+Prints the section of docs/results/audit.md, a line for each audit. Seconds are those of recording and judging.
 """
 
-import argparse
 import time
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-
+from benchmarks.privacy.digits_client import report
 from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import silent_rounds
@@ -47,37 +46,26 @@ def fits(plant: str, audited: Audited) -> bool:
     return True
 
 
-def rows(mode: str, given: dict[str, Any], seeds: int, canaries: int) -> list[str]:
+def rows(mode: str, given: dict[str, Any], seeds: int, canaries: int) -> Iterator[str]:
     """A row for correct code and one for each plant."""
     audited = audited_settings(given)
     outputs = 2 * silent_rounds(audited.setting)
     clean = [audit(audited, None, canaries, seed) for seed in range(seeds)]
     accused = sum(verdict.falsified for verdict, _ in clean)
-    found = [f"| {mode} | none | {accused} of {seeds} accused | {outputs} | {clean[0][1]:.1f} |"]
-    print(found[0], flush=True)
+    yield f"| {mode} | none | {accused} of {seeds} accused | {outputs} | {clean[0][1]:.1f} |"
     for plant in PLANTS:
         if fits(plant, audited):
             verdict, seconds = audit(audited, plant, canaries, 0)
             names = dict.fromkeys(reason.split(",")[0] for reason in verdict.reasons)
-            found.append(f"| {mode} | {plant} | {', '.join(names) or '**missed**'} | {outputs} | {seconds:.1f} |")
-            print(found[-1], flush=True)
-    return found
+            yield f"| {mode} | {plant} | {', '.join(names) or '**missed**'} | {outputs} | {seconds:.1f} |"
 
 
-def main() -> None:
-    """Audit every mode, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--canaries", type=int, default=200)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    table = [row for mode, given in MODES.items() for row in rows(mode, given, args.seeds, args.canaries)]
-    print(
-        "\n".join(
-            ["| trust, unit | plant | falsified by | silent outputs | seconds |", "|---|---|---|---|---|", *table]
-        )
-    )
+def table(seeds: int, canaries: int) -> Iterator[str]:
+    """Every mode."""
+    yield "| trust, unit | plant | falsified by | silent outputs | seconds |\n|---|---|---|---|---|"
+    for mode, given in MODES.items():
+        yield from rows(mode, given, seeds, canaries)
 
 
 if __name__ == "__main__":
-    main()
+    report(__doc__, table, seeds=3, canaries=200)

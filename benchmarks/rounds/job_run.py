@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.flower.flower_app import simulate, write_project
-from benchmarks.rounds import bare, jobs, opacus_job, pfl_job
+from benchmarks.rounds import bare, jobs, pfl_job
 from benchmarks.rounds.gate import Gate
 from simulations.engines import local, passes, ray
 from simulations.plan.plan import Plan, make_plan
@@ -32,7 +32,7 @@ def run(engine: str, model: str, method: str, rounds: int) -> None:
         given = jobs.settings(model, method, rounds=rounds, engine="ray" if engine == "ray" else "local")
         plan = make_plan(from_mapping(given))
         if engine == "opacus":
-            bare_loop(opacus_job.private(plan), rounds)
+            bare_loop(bare.opacus(plan), rounds)
         elif engine == "bare":
             bare_loop((bare.plain if method == "sgd" else bare.private)(plan), rounds)
         else:

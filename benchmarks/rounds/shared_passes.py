@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.pairs import estimate, parser, write
-from benchmarks.rounds import bare, jobs, opacus_job
+from benchmarks.rounds import bare, jobs
 from simulations.engines import local, passes
 from simulations.plan.plan import make_plan
 from simulations.rundir.lock import create
@@ -26,7 +26,7 @@ from simulations.settings.settings import from_mapping
 def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
     """Medians of each arm, and ratios of the rounds that follow each other."""
     plan = make_plan(from_mapping(jobs.settings(model, method, rounds=2 * pairs + 3, engine="local")))
-    others = {"opacus": opacus_job.private(plan), "bare": bare.private(plan)}
+    others = {"opacus": bare.opacus(plan), "bare": bare.private(plan)}
     if model.startswith("mlp"):
         others |= {"floor": bare.floor(plan, payloads=False), "floor, payloads": bare.floor(plan, payloads=True)}
     arms = ("passes", "alone", *others)

@@ -1,8 +1,8 @@
 """``fedlsg attack``: what an adversary gets from recorded updates, next to what it can guess without them.
 
-observations  what a run recorded      target  which updates, and the attempts on each      recording  runs for attacks
-images, texts  attacks of either kind (``_score``: compared with the truth)      findings, report  tables, verdict, page
-membership  who was trained on: ``shadows``, ``membership_measure``, ``membership_rounds``, ``membership_findings``
+observations  what a run recorded      target  which updates, and all attacks on each      recording  runs for attacks
+images, texts  what differs between the two (``_score``: compared with the truth)      findings, report  verdict, page
+membership  who was trained on, by shadow models
 whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
 """
 
@@ -16,19 +16,19 @@ import torch
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.findings import Findings
-from simulations.attack.images import attack_images, image_findings
+from simulations.attack.findings import Findings, findings_of
+from simulations.attack.images import Images
 from simulations.attack.observations import Record, open_record
 from simulations.attack.recording import record_all, record_like
 from simulations.attack.report import in_short, output_folder, refusals, write
-from simulations.attack.target import LARGE_BATCH, Options, batch_sizes
-from simulations.attack.whole_updates import attack_whole_updates, has_whole_updates
+from simulations.attack.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
 from simulations.compare.grid_file import numbers, words
 from simulations.report.progress import Tick, bar
 from simulations.report.terminal import checked, facts_shown, print_line, print_note, print_table, print_written
 from simulations.rundir.examined import RECORD, RESULTS
 from simulations.settings.automatic import device_of
 from simulations.settings.run import Device
+from simulations.workloads import own
 from simulations.workloads.base import LoadedWorkload
 
 FEW = 4
@@ -78,6 +78,8 @@ def attack_command(
         raise ValueError("--sparsities and --sigmas are of runs that --compare records: add that, or leave them out")
     folder = output_folder(runs, out)
     if len(runs) == 1 and not record and has_whole_updates(runs[0]):
+        from simulations.attack.whole_updates import attack_whole_updates
+
         return attack_whole_updates(runs[0], console, out=out)
     for path in runs:
         refuse_features(checked(path, RESULTS if record else RECORD, console).read_config().features)
@@ -122,6 +124,11 @@ def check_subjects(runs: Sequence[str], compare: str | None, given: Mapping[str,
     refuse_features(given.get("features"))
 
 
+def has_whole_updates(path: str) -> bool:
+    """Whether a folder is a record of whole updates, which ``fedlsg.flower`` made."""
+    return any(Path(path).expanduser().glob("round-*/client-*.npz"))
+
+
 def places(runs: Sequence[str]) -> list[tuple[str, str]]:
     """Each run with the name of the folder that the short run like it is recorded in."""
     if len(runs) == 1:
@@ -154,11 +161,21 @@ def refuse_features(features: str | None) -> None:
 
 def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
     """What attacks find on one run of images or texts. Raises ValueError for an attack of the other kind."""
-    if is_text(record.base.workload):
-        from simulations.attack.texts import attack_texts, text_findings
+    return findings_of(attack_each(kind_of(record), record, threat, options, tick))
 
-        return text_findings(attack_texts(record, threat, options, tick))
-    return image_findings(attack_images(record, threat, options, tick))
+
+def kind_of(record: Record) -> Kind:
+    """Images, or texts, with what is public of those of the run. Raises ValueError for texts without a tokenizer."""
+    if is_text(record.base.workload):
+        if own(record.base.settings.workload) is not None:
+            raise ValueError(
+                f"workload {record.base.workload.name} is of your own, and names no tokenizer, by which texts are "
+                "attacked: record a run of hf-text on these texts, or use --membership"
+            )
+        from simulations.attack.texts import Texts
+
+        return Texts(record)
+    return Images(record)
 
 
 def is_text(workload: LoadedWorkload) -> bool:

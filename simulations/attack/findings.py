@@ -1,13 +1,11 @@
-"""What attacks found on one run, of images or of texts: a row for each attack and batch size, the verdict, the facts.
-
-``Kind`` holds all that differs between the two in tables and words.
-"""
+"""What attacks found on one run of images or of texts: a row for each attack and batch size, verdict and facts."""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,7 +13,7 @@ from torch import Tensor
 from fedlsg.attacks.metrics import Interval, mean_interval
 from fedlsg.attacks.observation import Guess, Observation
 from simulations.attack.observations import Record, privacy_facts, sigma_of
-from simulations.attack.target import Target
+from simulations.attack.target import Results, Target
 from simulations.report.page import Gallery, RowKind, Table, TokenLines
 from simulations.report.table import Column, make_table
 
@@ -67,13 +65,28 @@ def of_guess(attack: str, guess: Guess, seconds: float) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One attack over all updates of one run and batch size; images and texts add their figures.
+class Outcome(ABC):
+    """One attack over all updates of one run and batch size; images and texts add their figures and words.
 
     blind: mean of the blind guess. mean_gain: of the attack over it; gain: with its interval, None for fewer than two.
     unexplained: the largest share of an update that its guess leaves open; None for attacks that do not search.
+
+    columns: of tables, between the attack and its seconds; ``note``: what they mean. granted: assumptions in addition
+    to those of the threat model. limits: what a reader should know about the numbers. unit, scale: of a gain in
+    figures. things: what leaks. least: a gain that is a leak. single: said after the result of one update. nothing:
+    said where no attack gains more than ``least``.
     """
 
+    columns: ClassVar[tuple[Column, ...]]
+    note: ClassVar[str]
+    granted: ClassVar[Mapping[str, str]]
+    limits: ClassVar[str]
+    unit: ClassVar[str]
+    scale: ClassVar[float]
+    things: ClassVar[str]
+    least: ClassVar[float]
+    single: ClassVar[str]
+    nothing: ClassVar[str]
     attack: str
     batch: int
     blind: float
@@ -81,6 +94,21 @@ class Outcome:
     gain: Interval | None
     seconds: float
     unexplained: float | None = None
+
+    @property
+    @abstractmethod
+    def result(self) -> str:
+        """What the attack gets, in words."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> str:
+        """The interval of its gain, in words."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, results: Sequence[Any], batch: int) -> "Outcome":
+        """From the scores of one attack."""
 
 
 def common_figures(
@@ -97,32 +125,6 @@ def common_figures(
         "seconds": statistics.fmean(one.seconds for one in results),
         "unexplained": max(unexplained, default=None),
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What attacks on images, or on texts, say in tables and verdicts.
-
-    columns: between the attack and its seconds; ``note``: what they mean. granted: assumptions in addition to those of
-    the threat model. limits: what a reader should know about the numbers. unit, scale: of a gain in figures.
-    summarise: from the scores of one attack to their ``Outcome``. things: what leaks. least: a gain that is a leak.
-    result: what an attack gets, ``single``: after it, for one update; reach: its interval. nothing: what is said where
-    no attack gains more than ``least``.
-    """
-
-    columns: tuple[Column, ...]
-    note: str
-    granted: Mapping[str, str]
-    limits: str
-    unit: str
-    scale: float
-    summarise: Callable[[list[Any], int], Any]
-    things: str
-    least: float
-    result: Callable[[Any], str]
-    single: str
-    reach: Callable[[Interval], str]
-    nothing: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ class Best:
     high: float | None
 
 
-def best_of(rows: Sequence[Outcome], kind: Kind, record: Record, observation: Observation) -> Best | None:
+def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -> Best | None:
     """The strongest attack of the smallest batches."""
     known = [row for row in rows if split_name(row.attack)[1] != "naive"]
     smallest = [row for row in known if row.batch == min(other.batch for other in known)]
@@ -152,9 +154,9 @@ def best_of(rows: Sequence[Outcome], kind: Kind, record: Record, observation: Ob
     row, settings = max(smallest, key=lambda row: row.mean_gain), record.base.settings
     return Best(
         method=settings.method, sparsity=settings.parameters.get("sparsity"), sigma=sigma_of(observation),
-        attack=row.attack, unit=kind.unit, gain=kind.scale * row.mean_gain,
-        low=None if row.gain is None else kind.scale * row.gain.low,
-        high=None if row.gain is None else kind.scale * row.gain.high,
+        attack=row.attack, unit=row.unit, gain=row.scale * row.mean_gain,
+        low=None if row.gain is None else row.scale * row.gain.low,
+        high=None if row.gain is None else row.scale * row.gain.high,
     )  # fmt: skip
 
 
@@ -169,25 +171,25 @@ def not_converged(rows: Sequence[Outcome]) -> str:
     )
 
 
-def judge(rows: Sequence[Outcome], kind: Kind) -> str:
+def judge(rows: Sequence[Outcome]) -> str:
     """Whether the strongest attack gets more than the blind guess, which needs no payload, in words."""
     if not rows:
         return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
     best = max(rows, key=lambda row: (0.0 if row.gain is None else max(0.0, row.gain.low), row.mean_gain))
-    found = f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) {kind.result(best)}"
+    found = f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) {best.result}"
     stuck = not_converged(rows)
     if stuck and (best.gain is None or best.gain.low <= 0):
         return f"{stuck}: {found}"
     if best.gain is None:
-        return f"{found}{kind.single}: too few for a verdict"
-    found += kind.reach(best.gain)
-    if best.gain.low > kind.least:
-        return f"{LEAK} {kind.things}: {found}"
+        return f"{found}{best.single}: too few for a verdict"
+    found += best.reach
+    if best.gain.low > best.least:
+        return f"{LEAK} {best.things}: {found}"
     if best.gain.low > 0:
         return f"slightly better than a blind guess: {found}"
-    if any(row.gain is None or row.gain.high > kind.least for row in rows):
-        return f"undecided, too few {kind.things}: {found}"
-    return f"{kind.nothing}: {found}. {NOTHING}"
+    if any(row.gain is None or row.gain.high > row.least for row in rows):
+        return f"undecided, too few {best.things}: {found}"
+    return f"{best.nothing}: {found}. {NOTHING}"
 
 
 OF_ATTACK = (
@@ -225,13 +227,13 @@ class Findings:
     best: Best | None
 
 
-def summaries(one: Any, summarise: Callable[[list[Any], int], Any]) -> list[Any]:
+def summaries(found: Results) -> list[Any]:
     """One row for each attack and batch size: the attack of the largest gain first, its naive form after it."""
     groups: dict[tuple[str, int], list[Any]] = {}
-    for target, results in zip(one.targets, one.results, strict=True):
+    for target, results in zip(found.targets, found.results, strict=True):
         for result in results:
             groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
-    rows = [summarise(some, batch) for (_, batch), some in groups.items()]
+    rows = [found.kind.outcome.of(some, batch) for (_, batch), some in groups.items()]
     known, best = {row.attack for row in rows}, dict[str, float]()
     for row in rows:
         name, form = split_name(row.attack)
@@ -255,33 +257,30 @@ def update_numbers(target: Target) -> dict[str, Any]:
     }
 
 
-def findings_of(
-    one: Any, kind: Kind, facts: Mapping[str, str], shown: Callable[[Sequence[str]], Gallery | TokenLines],
-    update: Callable[[Target, Any, Any], Mapping[str, Any]], more: Mapping[str, Any] | None = None,
-) -> Findings:  # fmt: skip
-    """What attacks found on one run, whose ``Results`` are ``one``.
-
-    shown: recovered images or texts, of the attacks in the order of the table. update: what attack.json says of one
-    target, its blind guess and its scores; ``more``: of the run.
-    """
-    rows = summaries(one, kind.summarise)
-    updates = zip(one.targets, one.blind, one.results, strict=True)
+def findings_of(found: Results) -> Findings:
+    """What attacks found on one run."""
+    kind, seen, rows = found.kind, found.targets[0].seen, summaries(found)
+    words = kind.outcome
+    facts, more = kind.said(found)
     numbers = {
-        "run": one.record.run.path.name,
-        "membership_tpr_at_1_percent_fpr": one.membership,
-        **(more or {}),
-        "summary": [{**asdict(row), "mean_gain": row.mean_gain} for row in rows],
-        "updates": [{**update_numbers(of[0]), **update(*of)} for of in updates],
+        "run": found.record.run.path.name,
+        "membership_tpr_at_1_percent_fpr": found.membership,
+        **more,
+        "summary": [asdict(row) for row in rows],
+        "updates": [
+            {**update_numbers(of[0]), **kind.numbers(*of)}
+            for of in zip(found.targets, found.blind, found.results, strict=True)
+        ],
     }
     return Findings(
-        label=one.record.base.settings.method,
-        verdict=judge(rows, kind),
-        facts={**privacy_facts(one.record, one.targets[0].seen, one.membership), **facts},
-        table=make_table((*OF_ATTACK, *kind.columns, SECONDS), rows, style=style_of, note=kind.note),
-        shown=shown(list(dict.fromkeys(row.attack for row in rows))),
+        label=found.record.base.settings.method,
+        verdict=judge(rows),
+        facts={**privacy_facts(found.record, seen, found.membership), **facts},
+        table=make_table((*OF_ATTACK, *words.columns, SECONDS), rows, style=style_of, note=words.note),
+        shown=kind.shown(found, list(dict.fromkeys(row.attack for row in rows))),
         numbers=numbers,
-        refused=one.refused,
-        granted=kind.granted,
-        limits=kind.limits,
-        best=best_of(rows, kind, one.record, one.targets[0].seen),
+        refused=found.refused,
+        granted=words.granted,
+        limits=words.limits,
+        best=best_of(rows, found.record, seen),
     )

@@ -1,14 +1,18 @@
-"""Which recorded updates are attacked, the batches behind them, and the attempts of all attacks on one update.
+"""Which recorded updates are attacked, the batches behind them, and all attacks on each.
+
+``Kind`` is all that differs between images and texts: records, the search, tables and pages are the same.
 
 The batches (``Truth``) are for scoring attacks and for what a threat model grants, never for attacking.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +23,7 @@ from fedlsg.attacks.membership import closed_form_tpr
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.randomness import public_generator
 from simulations.attack.observations import FPR, Record
+from simulations.report.page import Gallery, TokenLines
 from simulations.report.progress import Tick
 from simulations.rundir.files import load_array
 from simulations.workloads.base.split import Inputs
@@ -27,10 +32,6 @@ SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
 """Default seconds of one attack on one update; of all attacks on small inputs together; of one of them at least."""
 LARGE_BATCH = 8
 """More examples than this in one update hide each other, also where it has no noise."""
-P = TypeVar("P")
-S = TypeVar("S")
-B = TypeVar("B")
-"""What is public, the score of one attack on one update, and the blind guess, of images or of texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack(Generic[P]):
+class Attack:
     """An attack of ``fedlsg attack``.
 
     ``run(observation, knowledge, prior, generator, seconds, progress, device)`` gives a guess, on the CPU. Raises
@@ -184,85 +185,103 @@ def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
     return rows.long()
 
 
+class Kind(ABC):
+    """Attacks on images, or on texts, of one run. outcome: of an attack, see ``findings.Outcome``.
+
+    small: all attempts on such inputs share ``IN_ALL`` seconds.
+    """
+
+    outcome: ClassVar[Any]
+    small: bool = False
+
+    @abstractmethod
+    def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
+        """Those that are wanted, or the strongest that may work. Raises ValueError for an unknown name."""
+
+    @abstractmethod
+    def task(self, target: Target, known: Knowledge) -> tuple[Any, Any, Callable[[str, Guess, float], Any]]:
+        """The prior, the blind guess, and the scoring of an attack: from its name, guess and seconds."""
+
+    @abstractmethod
+    def said(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
+        """What was attacked, by name: for people, and for attack.json."""
+
+    @abstractmethod
+    def shown(self, found: "Results", order: Sequence[str]) -> Gallery | TokenLines:
+        """What was recovered, of the attacks in this order."""
+
+    @abstractmethod
+    def numbers(self, target: Target, blind: Any, scores: Sequence[Any]) -> dict[str, Any]:
+        """What attack.json says of one target."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Results(Generic[S, B]):
+class Results:
     """Results of one run: by target the blind guess, and the score of each attack.
 
     refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for an example that is
-    clipped, by the closed form; None without noise and for several local steps.
+    clipped, by the closed form; None without noise and for several local steps. seconds: of one attempt, at most.
     """
 
+    kind: Kind
     record: Record
+    threat: ThreatModel
     targets: tuple[Target, ...]
-    blind: tuple[B, ...]
-    results: tuple[tuple[S, ...], ...]
+    blind: tuple[Any, ...]
+    results: tuple[tuple[Any, ...], ...]
     refused: dict[str, str]
     membership: float | None
+    seconds: float
 
 
-def attack_each(
-    record: Record,
-    targets: Sequence[Target],
-    known: Sequence[Knowledge],
-    chosen: Sequence[Sequence[Attack[P]]],
-    options: Options,
-    prepared: Callable[[Target, Knowledge], tuple[P, B, Callable[[str, Guess, float], S]]],
-    tick: Tick,
-) -> Results[S, B]:
-    """Run the chosen attacks on each target.
+def attack_each(kind: Kind, record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Results:
+    """Run the chosen attacks on the chosen updates.
 
-    ``known``: what the adversary knows of each target. ``prepared``: the prior, the blind guess and the scoring of one.
+    Raises ValueError for an unknown attack, and where no recorded update has a wanted batch.
     """
-    results, blinds = list[tuple[S, ...]](), list[B]()
+    targets = pick(record, threat, options)
+    known = [target.truth.grant(threat) for target in targets]
+    chosen = [kind.attacks(target.seen, own, options) for target, own in zip(targets, known, strict=True)]
+    options = options.budget(sum(map(len, chosen)), small=kind.small)
+    results, blinds = [], []
     refused: dict[str, str] = {}
-    for number, (target, knowledge, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
-        prior, blind, score = prepared(target, knowledge)
-        tried = attempts(
-            attacks, target, knowledge, prior, options, number=number, of=len(targets), refused=refused, tick=tick
-        )
-        results.append(tuple(score(name, guess, took) for name, guess, took in tried))
+    for number, (target, own, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
+        prior, blind, score = kind.task(target, own)
+        scores = []
+        for place, one in enumerate(attacks):
+            part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), one.name)
+            generator = public_generator(options.seed, "attack", number, one.name)
+            try:
+                guess, took = attempt(one, target, own, prior, generator, options, part)
+                scores.append(score(one.name, guess, took))
+            except DoesNotApply as error:
+                refused[one.name] = str(error)
+        results.append(tuple(scores))
         blinds.append(blind)
     tick(1.0, "done")
     return Results(
-        record=record, targets=tuple(targets), blind=tuple(blinds), results=tuple(results), refused=refused,
-        membership=membership_of(targets[0].seen),
+        kind=kind, record=record, threat=threat, targets=tuple(targets), blind=tuple(blinds), results=tuple(results),
+        refused=refused, membership=membership_of(targets[0].seen), seconds=options.seconds or 0.0,
     )  # fmt: skip
 
 
-def attempts(
-    attacks: Sequence[Attack[P]],
-    target: Target,
-    known: Knowledge,
-    prior: P,
-    options: Options,
-    *,
-    number: int,
-    of: int,
-    refused: dict[str, str],
+def _tell(tick: Tick, update: tuple[int, int], attack: tuple[int, int], name: str, share: float, text: str) -> None:
+    """The progress of an attack as that of all of them. update, attack: its number, and how many there are."""
+    (number, of), (place, attacks) = update, attack
+    tick((number + (place + share) / attacks) / of, f"update {number + 1} of {of}, {name}{text}")
+
+
+def attempt(
+    attack: Attack, target: Target, known: Knowledge, prior: Any, generator: torch.Generator, options: Options,
     tick: Tick,
-) -> Iterator[tuple[str, Guess, float]]:
-    """Run every attack that applies on update ``number`` of ``of``: (its name, guess, seconds).
+) -> tuple[Guess, float]:  # fmt: skip
+    """A guess and the seconds that it took. Raises DoesNotApply as the attack."""
+    started = time.monotonic()
 
-    ``refused`` gets the reasons of the others by name.
-    """
-    for position, attack in enumerate(attacks):
-        done, part = (number + position / len(attacks)) / of, 1 / len(attacks) / of
-        name = f"update {number + 1} of {of}, {attack.name}"
+    def progress(step: int, total: int, text: str) -> None:
+        spent = (time.monotonic() - started) / (options.seconds or math.inf)  # whichever ends the search first
+        tick(min(max(step / max(total, 1), spent), 1.0), f": {text}")
 
-        started = time.monotonic()
-
-        def progress(
-            step: int, total: int, text: str, done: float = done, part: float = part, name: str = name,
-            started: float = started,
-        ) -> None:  # fmt: skip
-            spent = (time.monotonic() - started) / (options.seconds or math.inf)  # whichever ends the search first
-            tick(done + part * min(max(step / max(total, 1), spent), 1.0), f"{name}: {text}")
-
-        tick(done, name)
-        generator = public_generator(options.seed, "attack", number, attack.name)
-        try:
-            guess = attack.run(target.seen, known, prior, generator, options.seconds, progress, options.device)
-        except DoesNotApply as error:
-            refused[attack.name] = str(error)
-            continue
-        yield attack.name, guess, time.monotonic() - started
+    tick(0.0, "")
+    guess = attack.run(target.seen, known, prior, generator, options.seconds, progress, options.device)
+    return guess, time.monotonic() - started

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from fedlsg.attacks.metrics import best_matching, exact_match, token_recall
 from fedlsg.attacks.observation import Guess
 from fedlsg.attacks.tokens import TextPrior, Vocabulary
-from simulations.attack.findings import Outcome, Score, common_figures, of_guess
+from simulations.attack.findings import FORMS, Outcome, Score, common_figures, of_guess
 from simulations.attack.observations import Record
 from simulations.models.encoder_source import find_encoder, load_tokenizer
+from simulations.report.table import Column
 from simulations.workloads.rows.hub import data_root
 
 PUBLIC_TEXTS = 5000
@@ -175,16 +177,53 @@ def _missed(guess: Sequence[int], truth: Sequence[int], ignored: frozenset[int])
 class TextSummary(Outcome):
     """One attack over all updates of one batch size; figures are shares of the tokens."""
 
+    columns = (
+        Column("texts", lambda row: row.texts),
+        Column("recall", lambda row: 100 * row.recall, "{:.0f} %".format),
+        Column("blind", lambda row: 100 * row.blind, "{:.0f} %".format),
+        Column("gain", lambda row: 100 * row.mean_gain, "+.0f"),
+        Column("95 % interval", lambda row: row.gain, lambda g: f"{100 * g.low:+.0f} to {100 * g.high:+.0f}"),
+        Column("exact", lambda row: f"{row.exact} of {row.texts}"),
+    )
+    note = (
+        "blind: recall of a guess without the payload. gain: recall over it, in points. The 95 % interval is that of "
+        "the mean gain over these updates; another training run or other starting points are not in it. " + FORMS
+    )
+    granted = MappingProxyType(
+        {
+            "prior": "tokenizer, and how often public test texts hold each token",
+            "length": "tokens of the longest text of the batch; the rank of a payload without noise shows it as well",
+        }
+    )
+    limits = (
+        "Recall counts tokens with repeats and in any order, without padding, begin and end. It is shown next to a "
+        "blind guess, because many texts hold the most frequent tokens."
+    )
+    unit, scale, things, least = "points of recall", 100.0, "texts", LEAK
+    single, nothing = "; one update", "no tokens recovered beyond a blind guess"
     texts: int
     recall: float
     exact: int
 
+    @property
+    def result(self) -> str:
+        return (
+            f"recovers {100 * self.recall:.0f} % of the tokens, a blind guess {100 * self.blind:.0f} %; "
+            f"{self.exact} of {self.texts} texts word by word"
+        )
 
-def summarise(results: Sequence[ScoredText], batch: int) -> TextSummary:
-    """Means over the updates of one attack's results."""
-    gains = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
-    recall, blind = (statistics.fmean(getattr(r, name) for r in results) for name in ("recall", "blind"))
-    common = common_figures(results, batch, score=recall, blind=blind, gains=gains)
-    if (gain := common["gain"]) is not None:  # no gain of a share is larger
-        common["gain"] = replace(gain, low=max(-1.0, gain.low), high=min(1.0, gain.high))
-    return TextSummary(**common, texts=batch * len(results), recall=recall, exact=sum(r.exact for r in results))
+    @property
+    def reach(self) -> str:
+        if self.gain is None:
+            return ""
+        return f"; 95 % interval of the gain {100 * self.gain.low:+.0f} to {100 * self.gain.high:+.0f} points"
+
+    @classmethod
+    def of(cls, results: Sequence[ScoredText], batch: int) -> "TextSummary":
+        """Means over the updates of one attack's results."""
+        gains = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
+        recall, blind = (statistics.fmean(getattr(r, name) for r in results) for name in ("recall", "blind"))
+        common = common_figures(results, batch, score=recall, blind=blind, gains=gains)
+        if (gain := common["gain"]) is not None:  # no gain of a share is larger
+            common["gain"] = replace(gain, low=max(-1.0, gain.low), high=min(1.0, gain.high))
+        return cls(**common, texts=batch * len(results), recall=recall, exact=sum(r.exact for r in results))

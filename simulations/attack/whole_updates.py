@@ -20,18 +20,12 @@ from scipy.special import ndtri
 
 from fedlsg.attacks.membership import closed_form_tpr, filter_payload
 from fedlsg.attacks.metrics import LOW_RATES, Rate, clopper_pearson
-from fedlsg.owner_only import make_parents
 from simulations.report.page import Badge, Page, Row, Table, Text, data_section, download, json_text, sections
 from simulations.report.template import render
-from simulations.report.terminal import print_line, print_table
-from simulations.rundir.files import load_arrays, write_atomically, writing_to
+from simulations.report.terminal import print_line, print_table, print_written, write_private
+from simulations.rundir.files import load_arrays
 
 FPR = LOW_RATES[0]
-
-
-def has_whole_updates(path: str) -> bool:
-    """Whether a folder is such a record."""
-    return any(Path(path).expanduser().glob("round-*/client-*.npz"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +86,10 @@ def attack_whole_updates(path: str, console: Console, *, out: str | None) -> Non
             data_section(download("attack.json", data, "all numbers of this page")),
         ),
     )  # fmt: skip
-    with writing_to(folder):
-        make_parents(folder, private=True)
-        write_atomically(folder / "attack.json", data, private=True)
-        write_atomically(folder / "attack.html", render(page).encode(), private=True)
+    write_private(folder, {"attack.json": data, "attack.html": render(page).encode()})
     print_table(table, console)
     print_line(words, console, "bold")
-    console.print(f"[bold]written[/bold]  {folder}/attack.html, attack.json", highlight=False, soft_wrap=True)
+    print_written(folder, ("attack.html", "attack.json"), console)
 
 
 GRANTED = (

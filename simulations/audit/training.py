@@ -20,7 +20,6 @@ from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.training_mode import Payload, look, payload_checks, scored
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.choices import choose
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.training import Positions
 from simulations.attack.observations import Record, open_record
@@ -59,35 +58,12 @@ class Numbered:
         return rows, self.stored[rows]
 
 
-def uniform_noise(images: Images, generator: torch.Generator) -> Images:
-    """Every value uniform between the least and the largest of these images."""
-    low, high = images.min(), images.max()
-    return low + (high - low) * torch.rand(images.shape, generator=generator)
-
-
 def two_tone(images: Images, generator: torch.Generator) -> Images:
     """Every value at either end of these images' range, with probability 1/2."""
     return torch.where(torch.rand(images.shape, generator=generator) < 0.5, images.min(), images.max())
 
 
-def checkerboard(images: Images, generator: torch.Generator) -> Images:
-    """Boards of both ends of the range, whose fields have from one pixel to half of the image a side, and any phase."""
-    boards = torch.zeros(len(images), 1, *images.shape[-2:])
-    for board in boards:
-        for dim in (1, 2):
-            field = int(torch.randint(1, board.shape[dim] // 2 + 1, (1,), generator=generator))
-            phase = int(torch.randint(2 * field, (1,), generator=generator))
-            stripes = (torch.arange(board.shape[dim]) + phase) // field % 2
-            board += stripes.reshape((-1, 1) if dim == 1 else (1, -1))
-    return torch.where(boards % 2 == 0, images.min(), images.max()).expand_as(images)
-
-
-DRAWN: dict[str, Callable[[Images, torch.Generator], Images]] = {
-    "noise": uniform_noise,
-    "two-tone": two_tone,
-    "checkerboard": checkerboard,
-}
-KINDS = ("mislabelled", *DRAWN)
+KINDS = ("mislabelled", "two-tone")
 
 
 def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
@@ -102,7 +78,7 @@ def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
 
 
 def strongest(train: Split) -> str:
-    """The kind that was easiest to distinguish in measurements: two-tone images, else wrong labels."""
+    """Two-tone images, which were as easy to distinguish as any in measurements; else wrong labels."""
     return "two-tone" if images_of(train, torch.zeros(1, dtype=torch.int64)) is not None else "mislabelled"
 
 
@@ -115,8 +91,8 @@ def images_of(train: Split, rows: Positions) -> Images | None:
 def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
     """The plan whose training split holds the canaries, and those that are out taken from their clients.
 
-    ``mislabelled``: the label moved to another class. The other kinds replace the image and give it any label.
-    Raises ValueError for an unknown kind, for images where there are none, and for a client that has nothing left.
+    ``mislabelled``: the label moved to another class. ``two-tone``: another image, with any label.
+    Raises ValueError for images where there are none, and for a client that has nothing left.
     """
     train = plan.workload.train
     generator = public_generator(plan.settings.seed, "audit", "labels")
@@ -127,11 +103,10 @@ def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
     labels[inserted.rows] = (labels[inserted.rows] + shift) % classes
     train = replace(train, labels=labels)
     if kind != "mislabelled":
-        draw = choose("kind of canary", kind, {"mislabelled": uniform_noise, **DRAWN})
         images = images_of(train, inserted.rows)
         if images is None:
             raise ValueError(f"canaries of kind {kind!r} are images: take mislabelled for {plan.workload.name}")
-        train = replaced(train, inserted.rows, draw(images, generator).contiguous())
+        train = replaced(train, inserted.rows, two_tone(images, generator))
     out = inserted.rows[~inserted.included]
     parts = [part[~torch.isin(part, out)] for part in plan.parts]
     if any(not len(part) for part in parts):

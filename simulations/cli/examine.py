@@ -5,18 +5,17 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import (
-    Choice,
-    TrustCode,
-    console,
-    device_in,
-    let_run,
-    option,
-    setting,
-    starting,
-)
+from simulations.cli.options import Choice
+from simulations.cli.options import TrustCode
+from simulations.cli.options import console
+from simulations.cli.options import device_in
+from simulations.cli.options import let_run
+from simulations.cli.options import option
+from simulations.cli.options import setting
+from simulations.cli.options import starting
 from simulations.plan.trust import READS
-from simulations.settings.settings import merge, permit_code
+from simulations.settings.settings import merge
+from simulations.settings.settings import permit_code
 
 
 def inspect(
@@ -69,9 +68,7 @@ def audit(
     noise_multiplier: Annotated[float | None, option(help="Without a run: noise over clip norm, instead.")] = None,
     mode: Annotated[str, option(help="unit (canary gradients; default) or training (canary examples).")] = "unit",
     canaries: Annotated[int | None, option(help="How many; default 5000 in unit mode, 300 in training.")] = None,
-    canary_kind: Annotated[
-        str | None, option(help="In training mode: mislabelled, noise, two-tone or checkerboard.")
-    ] = None,
+    canary_kind: Annotated[str | None, option(help="In training mode: mislabelled or two-tone.")] = None,
     plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
     seed: Annotated[int | None, option(help="Repeats the audit's draws and noise; default fresh ones.")] = None,
     device: Annotated[str | None, setting("device")] = None,
@@ -159,7 +156,8 @@ def attack(
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         with starting():
-            from simulations.attack.membership import membership_command, only
+            from simulations.attack.membership import membership_command
+            from simulations.attack.membership import only
 
         run = only(runs or [], asked)
         return membership_command(run, given, console, shadows=shadows, seed=seed, device=where, out=out)

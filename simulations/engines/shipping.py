@@ -47,7 +47,7 @@ def shipment(plan: Plan) -> Shipment | None:
     if not method and not data:
         return None
     # Only deployed clients read rows of their own, and the encoder of features need not travel.
-    workload = replace(plan.workload, read=None, parquet=None) if data else None
+    workload = replace(plan.workload, read=None) if data else None
     return Shipment(recipes=method, layers=registered_layers(), workload=workload)
 
 

@@ -3,9 +3,8 @@
 For simulations only: in a federation nobody sees these counts.
 """
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from simulations.plan.prepare import Balance, measure
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, NAVY, ORANGE, PLUM, RED, SKY, VIOLET
 from simulations.report.figure import interactive, plot, png
-from simulations.report.page import Page, Row, Table, Text, TextKind, data_section, download, sections
+from simulations.report.page import Page, RowKind, Table, Text, TextKind, data_section, download, sections
+from simulations.report.table import Column, csv_of, make_table
 from simulations.report.template import render
 from simulations.report.terminal import fits, print_table, print_whole, print_written, write_private
 from simulations.settings.settings import from_mapping, names_given
@@ -51,7 +51,7 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
         console.print("add --out DIR for partition.html, .csv and .png", style="dim", highlight=False)
         return
     directory = Path(out).expanduser()
-    data = csv_of(balance)
+    data = csv_of(rows_of(balance)).encode()
     drawn = charts(balance)
     image = png(plot(drawn, columns=1))
     made = {"csv": data, "png": image, "html": page(balance, data, drawn).encode()}
@@ -94,56 +94,66 @@ def headline(balance: Balance) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A client, or one level of each column by itself, which is no client. counts: examples by class."""
+
+    name: str
+    values: Mapping[str, float]
+    top: str = ""
+    ok: str = ""
+    counts: str = ""
+    group: str = ""
+    style: RowKind = ""
+
+
+def values_of(balance: Balance) -> dict[str, np.ndarray]:
+    """The numbers of all clients, by name."""
+    return {
+        "examples": balance.sizes, "q": balance.rates, "batch": balance.batches,
+        "classes": np.count_nonzero(balance.counts, axis=1), "top class": 100 * balance.shares.max(1),
+        "distance": balance.distances,
+    }  # fmt: skip
+
+
 def table(balance: Balance, *, counted: bool) -> Table:
     """A row for each client or, of many, the smallest, the largest and the quantiles of each column.
 
     counted: with the examples of every class, which take room.
     """
-    names = ("client", "examples", "q", "batch", "classes", "top class", "distance", "delta ok")
-    few = len(balance.sizes) <= ALL_SHOWN
-    by_size = np.argsort(balance.sizes, kind="stable").tolist()
-    first = range(len(by_size)) if few else by_size[:ENDS]
-    rows = [_row(balance, client, counted, "" if few else "smallest clients") for client in first]
-    if not few:
-        rows += [_quantile(balance, name, level, counted) for name, level in QUANTILES.items()]
-        rows += [_row(balance, client, counted, "largest clients") for client in by_size[-ENDS:]]
-    return Table(title=balance.title, columns=(*names, "examples by class") if counted else names, rows=tuple(rows))
+    values, top, holds = values_of(balance), balance.counts.argmax(1), balance.delta_holds
+    width, few = len(str(balance.counts.max())), len(top) <= ALL_SHOWN
 
+    def client(at: int, group: str = "") -> Line:
+        return Line(
+            name=str(at), values={name: column[at] for name, column in values.items()}, top=f"{top[at]}: ",
+            ok="--" if balance.delta is None else "yes" if holds[at] else "NO", group=group,
+            counts=" ".join(f"{count:>{width}}" for count in balance.counts[at]), style="" if holds[at] else "alert",
+        )  # fmt: skip
 
-def _row(balance: Balance, client: int, counted: bool, group: str) -> Row:
-    counts, shares = balance.counts[client], balance.shares[client]
-    cells = [
-        str(client),
-        f"{balance.sizes[client]:,}",
-        f"{balance.rates[client]:.4g}",
-        f"{balance.batches[client]:.1f}",
-        str(np.count_nonzero(counts)),
-        f"{shares.argmax()}: {100 * shares.max():.0f} %",
-        f"{balance.distances[client]:.2f}",
-        "--" if balance.delta is None else "yes" if balance.delta_holds[client] else "NO",
-    ]
-    width = len(str(balance.counts.max()))
-    counted_cells = [" ".join(f"{count:>{width}}" for count in counts)] if counted else []
-    return Row(cells=(*cells, *counted_cells), style="" if balance.delta_holds[client] else "alert", group=group)
+    def level(name: str, at: float) -> Line:
+        row = {key: float(np.quantile(column, at)) for key, column in values.items()}
+        return Line(name=name, values=row, group="quantiles", style="own" if name == "median" else "")
 
+    by_size = np.argsort(values["examples"], kind="stable").tolist()
+    lines = [client(at) for at in range(len(by_size))] if few else [
+        *(client(at, "smallest clients") for at in by_size[:ENDS]),
+        *(level(*one) for one in QUANTILES.items()),
+        *(client(at, "largest clients") for at in by_size[-ENDS:]),
+    ]  # fmt: skip
 
-def _quantile(balance: Balance, name: str, level: float, counted: bool) -> Row:
-    """One level of each column by itself: such a row is no client."""
+    def column(name: str, form: str) -> Column:
+        return Column(name, lambda one: one.values[name], form)
 
-    def at(values: np.ndarray) -> float:
-        return float(np.quantile(values, level))
-
-    cells = (
-        name,
-        f"{at(balance.sizes):,.0f}",
-        f"{at(balance.rates):.4g}",
-        f"{at(balance.batches):.1f}",
-        f"{at(np.count_nonzero(balance.counts, axis=1)):.0f}",
-        f"{100 * at(balance.shares.max(1)):.0f} %",
-        f"{at(balance.distances):.2f}",
-        "",
-    )
-    return Row(cells=(*cells, "") if counted else cells, style="own" if name == "median" else "", group="quantiles")
+    columns = [
+        Column("client", lambda one: one.name), column("examples", ",.0f"), column("q", ".4g"), column("batch", ".1f"),
+        column("classes", ".0f"),
+        Column("top class", lambda one: one.values["top class"],
+               words=lambda one: f"{one.top}{one.values['top class']:.0f} %"),
+        column("distance", ".2f"), Column("delta ok", lambda one: one.ok),
+        *([Column("examples by class", lambda one: one.counts)] if counted else []),
+    ]  # fmt: skip
+    return make_table(columns, lines, title=balance.title, style=lambda one: one.style, group=lambda one: one.group)
 
 
 def conclusions(balance: Balance) -> list[tuple[str, str | None]]:
@@ -185,25 +195,20 @@ def _about_delta(balance: Balance) -> tuple[str, str | None]:
     )
 
 
-def csv_of(balance: Balance) -> bytes:
-    """A line for each client: examples, rate, expected batch, distance, delta, and the examples of each class."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    names = ["client", "examples", "sample_rate", "expected_batch", "class_distance", "delta_below_1_over_n"]
-    writer.writerow([*names, *(f"class_{label}" for label in range(balance.counts.shape[1]))])
-    for client, counts in enumerate(balance.counts):
-        writer.writerow(
-            [
-                client,
-                balance.sizes[client],
-                f"{balance.rates[client]:.6g}",
-                f"{balance.batches[client]:.6g}",
-                f"{balance.distances[client]:.6g}",
-                "" if balance.delta is None else str(bool(balance.delta_holds[client])).lower(),
-                *counts,
-            ]
-        )
-    return text.getvalue().encode()
+def rows_of(balance: Balance) -> list[dict[str, Any]]:
+    """Each client: examples, rate, expected batch, distance, delta, and the examples of each class."""
+    holds = balance.delta_holds.tolist()
+    names = ("sample_rate", "expected_batch", "class_distance")
+    numbers = zip(*(column.tolist() for column in (balance.rates, balance.batches, balance.distances)), strict=True)
+    return [
+        {
+            "client": client, "examples": sum(counts),
+            **{name: f"{value:.6g}" for name, value in zip(names, own, strict=True)},
+            "delta_below_1_over_n": None if balance.delta is None else str(holds[client]).lower(),
+            **{f"class_{label}": count for label, count in enumerate(counts)},
+        }
+        for client, (counts, own) in enumerate(zip(balance.counts.tolist(), numbers, strict=True))
+    ]  # fmt: skip
 
 
 def charts(balance: Balance) -> tuple[Chart, ...]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from simulations.models.pretrained import load_pretrained, with_pretrained
 from simulations.models.resnet import Form, Stem, cifar_resnet, resnet34, resnet50, wide_resnet
-from simulations.models.small import digits_conv, digits_mlp, dp_cnn, dp_cnn_small, h_cnn, h_cnn_small, small_cnn
+from simulations.models.small import digits_conv, digits_mlp, dp_cnn, dp_cnn_small, small_cnn
 
 __all__ = ["digits_conv", "digits_mlp", "load_pretrained", "vision", "with_pretrained"]
 
@@ -45,8 +45,8 @@ def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
     """Builders of the models for images (B, channels, side, side), by name; the first is the default.
 
     ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on, and so does ``cnn-wide-ws``, with the
-    convolutions of De et al. 2022. 28x28 images get the small DP-CNN and H-CNN of Fashion-MNIST under the names
-    ``dp-cnn`` and ``h-cnn``, as in Zhu and Blaschko 2023.
+    convolutions of De et al. 2022. 28x28 images get the small DP-CNN of Fashion-MNIST under the name ``dp-cnn``, as in
+    Zhu and Blaschko 2023.
     Raises ValueError for a shape that no model fits.
     """
     if channels < 1 or side < 8 or num_classes < 2:
@@ -61,11 +61,8 @@ def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
     if SMALLEST <= side <= WIDEST:
         if side == 28:
             models["dp-cnn"] = partial(dp_cnn_small, channels, num_classes)
-            models["h-cnn"] = partial(h_cnn_small, channels, num_classes)
         else:
             models["dp-cnn"] = partial(dp_cnn, channels, side, num_classes)
-            if side % 8 == 0:
-                models["h-cnn"] = partial(h_cnn, channels, side, num_classes)
         for name, (depth, width, form) in WIDE.items():
             models[name] = partial(wide_resnet, depth, width, channels=channels, num_classes=num_classes, form=form)
         for depth in (8, 20):

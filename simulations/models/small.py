@@ -1,7 +1,7 @@
-"""Small models: those of the digits, a CNN for images of any shape, and the two networks of RS (Table 2).
+"""Small models: those of the digits, a CNN for images of any shape, the DP-CNN of RS (Table 2), and heads.
 
 RS is Zhu and Blaschko 2023. Its DP-CNN are the end-to-end networks of Papernot et al. 2021, as Tramer and Boneh 2021
-train them; its H-CNN are small CNNs on scattering features (Tramer and Boneh 2021).
+train them.
 
 Bounded activations keep per-example gradients short, so that less is clipped (Papernot et al. 2021, "Tempered Sigmoid
 Activations"). They recommend the tempered sigmoid s / (1 + exp(-T x)) - o with s = T = 2 and o = 1, which is tanh.
@@ -23,13 +23,12 @@ from types import MappingProxyType
 from torch import nn
 
 from fedlsg.gradients import StandardizedConv2d
-from simulations.models.scattering import COEFFICIENTS, Scattering2d
 
 POOLED_SIDE = 4
 """The side that the last feature map of ``small_cnn`` has at most, so that its hidden layer stays small."""
 
 GROUPS = 27
-"""Of channels (9 or 3 in each) that ``h_cnn`` normalises, each example by itself and without parameters.
+"""Of channels of scattering features (9 or 3 in each), normalised each example by itself and without parameters.
 
 It is the variant of Tramer and Boneh that costs no privacy; they search 9, 27 and 81 groups.
 """
@@ -133,51 +132,6 @@ def dp_cnn_small(channels: int, num_classes: int) -> nn.Module:
             conv2=nn.Conv2d(16, 32, 4, stride=2),
             tanh2=nn.Tanh(),
             pool2=nn.MaxPool2d(2, stride=1),
-            flatten=nn.Flatten(),
-            hidden=nn.Linear(32 * 4 * 4, 32),
-            tanh3=nn.Tanh(),
-            classifier=nn.Linear(32, num_classes),
-        )
-    )
-
-
-def h_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
-    """(B, channels, side, side) -> scattering -> conv 64, pool, conv 64 -> num_classes.
-
-    187,210 trained parameters for CIFAR-10 ("187K" in RS). Raises ValueError for a side that is no multiple of 8.
-    """
-    if side < 8 or side % 8:
-        raise ValueError(f"expected {side=} to be a multiple of 8: scattering divides it by 4, pooling by 2")
-    features = channels * COEFFICIENTS
-    return nn.Sequential(
-        OrderedDict(
-            scattering=Scattering2d(side),
-            norm=nn.GroupNorm(GROUPS, features, affine=False),
-            conv1=nn.Conv2d(features, 64, 3, padding=1),
-            tanh1=nn.Tanh(),
-            pool=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(64, 64, 3, padding=1),
-            tanh2=nn.Tanh(),
-            flatten=nn.Flatten(),
-            classifier=nn.Linear(64 * (side // 8) ** 2, num_classes),
-        )
-    )
-
-
-def h_cnn_small(channels: int, num_classes: int) -> nn.Module:
-    """(B, channels, 28, 28) -> scattering -> conv 16 by stride 2, conv 32 -> 32 -> num_classes.
-
-    33,066 trained parameters for Fashion-MNIST ("33K" in RS).
-    """
-    features = channels * COEFFICIENTS
-    return nn.Sequential(
-        OrderedDict(
-            scattering=Scattering2d(28),
-            norm=nn.GroupNorm(GROUPS, features, affine=False),
-            conv1=nn.Conv2d(features, 16, 3, stride=2, padding=1),
-            tanh1=nn.Tanh(),
-            conv2=nn.Conv2d(16, 32, 3, padding=1),
-            tanh2=nn.Tanh(),
             flatten=nn.Flatten(),
             hidden=nn.Linear(32 * 4 * 4, 32),
             tanh3=nn.Tanh(),

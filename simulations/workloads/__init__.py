@@ -23,11 +23,10 @@ from simulations.models.pretrained import with_pretrained
 from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model
 from simulations.workloads.base.split import Fetch, Split, fetcher, to_device
-from simulations.workloads.features import check_options, with_features
+from simulations.workloads.features import with_features
 from simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
 from simulations.workloads.own import Workload, make
 from simulations.workloads.partition import check_disjoint
-from simulations.workloads.rows.decode import read_client as read_rows
 from simulations.workloads.text_sets import TASKS, HubTexts
 
 __all__ = [
@@ -133,7 +132,6 @@ def load(
     request = Request(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
-    check_options(options)
     loaded: LoadedWorkload = _source(name).load(request)
     if options.pretrained is not None and loaded.test.lengths is None:  # texts name a checkpoint by their model
         loaded = replace(loaded, models=_with_weights(loaded, options, progress))
@@ -142,7 +140,7 @@ def load(
     for setting in ("train_rows", "holdout"):
         if getattr(options, setting) is not None:
             raise ValueError(f"{setting} chooses among training rows, and clients hold data of their own: leave it out")
-    return loaded if options.features is None else with_features(loaded, request, read_rows)
+    return loaded if options.features is None else with_features(loaded, request)
 
 
 def _with_weights(workload: LoadedWorkload, options: Options, say: Progress) -> Mapping[str, Callable[[], nn.Module]]:
@@ -168,7 +166,7 @@ def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
     if options.train_rows is not None:
         workload = _only(workload, _fewer_rows(workload, options.train_rows))
     if options.features is not None:
-        workload = with_features(workload, request, read_rows)
+        workload = with_features(workload, request)
     if options.holdout is not None:
         kept, held_out = _hold_out(workload, options.holdout)
         test = workload.train.pick(held_out)

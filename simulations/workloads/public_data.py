@@ -28,10 +28,9 @@ from fedlsg.choices import did_you_mean
 from simulations import workloads
 from simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Split, silent
 from simulations.workloads.base.cache import cache_folder
-from simulations.workloads.base.split import NoRows
+from simulations.workloads.base.split import NoRows, Stored
 from simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
 from simulations.workloads.rows import Columns
-from simulations.workloads.rows.decode import read_client
 from simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
@@ -46,31 +45,44 @@ LEVELS, OFFSET = 100, 0.123
 class PublicRows:
     """Rows of a public data set as inputs of a workload; ``draw(count, generator)`` takes some at random.
 
-    split: the rows as they are stored. pixels: how, where they are images, and in which form the workload wants them.
-    targets: whether a draw gives the rows' targets too. labelled: False where the labels of ``split`` are zeros that
-    stand for none.
+    split: the rows as the workload would store them. given: of images, as they are stored, and how. targets: whether a
+    draw gives the rows' targets too. labelled: False where the labels of ``split`` are zeros that stand for none.
     """
 
     split: Split
-    pixels: tuple[Pixels, Pixels] | None
-    targets: bool
+    given: tuple[Split, Pixels] | None = None
+    targets: bool = False
     labelled: bool = True
 
     def __call__(self, count: int, generator: torch.Generator) -> Any:
         """``count`` rows, different ones as long as there are enough."""
         rounds = range(0, max(count, 1), len(self.split))
         order = torch.cat([torch.randperm(len(self.split), generator=generator) for _ in rounds])
-        inputs, targets = self.batch(order[:count])
+        inputs, targets = self.split.batch(order[:count])
         return (inputs, targets) if self.targets else inputs
 
-    def batch(self, rows: Int64[Tensor, " b"]) -> tuple[Any, Tensor]:
-        """Inputs and targets of some rows."""
-        if self.pixels is None:
-            return self.split.batch(rows)
-        stored, wanted = self.pixels
-        return wanted.inputs(fitted(stored.images(self.split.inputs[rows.numpy()]), wanted.shape)), self.split.labels[
-            rows
-        ]
+
+class Fitted:
+    """Stored images of a public data set, as a workload would store them: of its size, with its channels."""
+
+    def __init__(self, inputs: Stored, stored: Pixels, wanted: Pixels) -> None:
+        self._inputs, self._stored, self._wanted = inputs, stored, replace(wanted, prepare=as_stored)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, rows: np.ndarray, /) -> Any:
+        return self._wanted.inputs(fitted(self._stored.images(self._inputs[rows]), self._wanted.shape))
+
+
+def as_stored(stored: np.ndarray) -> np.ndarray:
+    """A ``prepare`` that changes nothing."""
+    return stored
+
+
+def _images_of(given: Split, stored: Pixels, wanted: Pixels, *, labelled: bool = True) -> PublicRows:
+    split = Split(inputs=Fitted(given.inputs, stored, wanted), labels=given.labels, prepare=wanted.prepare)
+    return PublicRows(split, (given, stored), labelled=labelled)
 
 
 def public_data(
@@ -97,7 +109,7 @@ def public_data(
 
     rows, raw = rows_for(workload), workload.raw
     rows = replace(rows, targets=workload.num_classes is None and rows.labelled)
-    check_fits(rows.batch(torch.zeros(1, dtype=torch.int64))[0], workload, given)
+    check_fits(rows.split.batch(torch.zeros(1, dtype=torch.int64))[0], workload, given)
     if raw is None or (named and raw.pixels is None):
         refuse_overlap(rows, workload, given)
     else:  # a copy in another range of values has other features
@@ -113,8 +125,9 @@ def _by_name(
     texts = Options(model=options.model, pretrained=options.pretrained, max_length=options.max_length)
     known = texts if "tokens" in workload.synthetic else Options()
     named = workloads.load(name, data_dir=data_dir, options=known, progress=say)
-    both = None if named.pixels is None or workload.pixels is None else (named.pixels, workload.pixels)
-    return PublicRows(named.train, both, False)
+    if named.pixels is None or workload.pixels is None:
+        return PublicRows(named.train)
+    return _images_of(named.train, named.pixels, workload.pixels)
 
 
 def _by_path(path: Path, workload: LoadedWorkload, cache: Path, say: Progress, given: str) -> PublicRows:
@@ -126,9 +139,9 @@ def _by_path(path: Path, workload: LoadedWorkload, cache: Path, say: Progress, g
             raise _own_data(given, workload, "it holds the files of the run's own workload")
     if workload.pixels is not None:
         return _images(path, workload.pixels, say, given)
-    if workload.read is not None:
-        return PublicRows(workload.read(path, cache), None, False)
-    return PublicRows(read_client(path, workload, cache), None, False)
+    if workload.read is None:
+        raise ValueError(f"{given}: workload {workload.name} reads no rows from a path")
+    return PublicRows(workload.read(path, cache))
 
 
 def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows:
@@ -144,8 +157,8 @@ def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows
             f"{given} holds no images, which the run's workload has: expected rows of (channels, height, width) or "
             f"(height, width, channels), uint8 or float32, got {some.shape[1:]} of {some.dtype}"
         )
-    split = Split(inputs=rows.inputs, labels=rows.targets, prepare=rows.prepare)
-    return PublicRows(split, (stored, wanted), False, labelled)
+    given_rows = Split(inputs=rows.inputs, labels=rows.targets, prepare=rows.prepare)
+    return _images_of(given_rows, stored, wanted, labelled=labelled)
 
 
 def _tensors(path: Path) -> tuple[tuple[Any, Any], bool]:
@@ -200,11 +213,11 @@ def refuse_overlap(rows: PublicRows, workload: LoadedWorkload, given: str) -> No
     everything = (workload.train, *workload.left_out, *workload.tests.values())
     splits = [split for split in everything if not isinstance(split, NoRows)]
     own = {one for split in splits for part in _parts(len(split)) for one in digests(split.batch(part)[0])}
-    shared = sum(digest in own for part in _parts(len(rows.split)) for digest in digests(rows.batch(part)[0]))
-    if not shared and rows.pixels is not None:
-        stored, wanted = rows.pixels
+    shared = sum(digest in own for part in _parts(len(rows.split)) for digest in digests(rows.split.batch(part)[0]))
+    if not shared and rows.given is not None and workload.pixels is not None:
+        (public, stored), wanted = rows.given, workload.pixels
         own = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
-        shared = sum(digest in own for digest in _rangeless(rows.split, stored, wanted.shape))
+        shared = sum(digest in own for digest in _rangeless(public, stored, wanted.shape))
     if shared:
         raise _own_data(given, workload, f"{shared} of its {len(rows.split)} rows are rows of that workload")
 

@@ -23,9 +23,9 @@ from fedlsg.user_code import DATA
 from simulations import workloads
 from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model
-from simulations.workloads.base.split import Split, Stored
-from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.public_data import MASK, fitted, probe_source, public_data
+from simulations.workloads.base.split import Split
+from simulations.workloads.base.synthetic import image_draws
+from simulations.workloads.public_data import MASK, as_stored, probe_source, public_data
 from simulations.workloads.texts import Tokens
 
 SYNTHETIC = "synthetic"
@@ -77,9 +77,6 @@ def load(
         if not found.labelled:
             raise ValueError(f"public_rows={setting} holds inputs alone: save a pair of inputs and targets")
         rows = found.split
-        if found.pixels is not None:
-            _, wanted = found.pixels
-            rows = replace(rows, inputs=_Fitted(rows.inputs, *found.pixels), prepare=wanted.prepare)
     whole = replace(bare, train=_with_classes(rows, bare.num_classes, setting), columns={}, parts=None)
     rest = replace(options, train_rows=None)
     request = Request(data_dir=data_dir, cache_dir=None, options=rest, progress=progress, public_only=False)
@@ -88,23 +85,6 @@ def load(
         return cut
     kept = options.train_rows - round((options.holdout or 0.0) * options.train_rows)
     return replace(cut, train=cut.train.pick(_repeated(len(cut.train), kept)))
-
-
-class _Fitted:
-    """Stored images of a public data set, as a workload would store them: of its size, with its channels."""
-
-    def __init__(self, inputs: Stored, stored: Pixels, wanted: Pixels) -> None:
-        self._inputs, self._stored, self._wanted = inputs, stored, replace(wanted, prepare=_as_stored)
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def __getitem__(self, rows: np.ndarray, /) -> Any:
-        return self._wanted.inputs(fitted(self._stored.images(self._inputs[rows]), self._wanted.shape))
-
-
-def _as_stored(stored: np.ndarray) -> np.ndarray:
-    return stored
 
 
 def _with_classes(rows: Split, classes: int | None, setting: str) -> Split:
@@ -129,7 +109,7 @@ def _synthetic(name: str, data_dir: Path | None, options: Options, count: int) -
     workload = workloads.load(name, data_dir=data_dir, options=options, public_only=True)
     source, generator = probe_source(workload), public_generator(0, "workload", "synthetic rows")
     pixels = workload.pixels
-    if pixels is not None and source.name in (images := image_draws(replace(pixels, prepare=_as_stored))):
+    if pixels is not None and source.name in (images := image_draws(replace(pixels, prepare=as_stored))):
         stored = images[source.name](count, generator)  # as the workload's own: features are made of stored images
         unlabelled = Split(inputs=stored, labels=torch.zeros(count, dtype=torch.int64), prepare=pixels.prepare)
     else:

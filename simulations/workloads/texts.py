@@ -31,7 +31,7 @@ from simulations.workloads.base.cache import cache_folder, digest_files, load_or
 from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.base.synthetic import WordDraw
 from simulations.workloads.features.encoders import text_source
-from simulations.workloads.rows.decode import TextColumns, Texts, check_text_labels, count_classes, read_texts
+from simulations.workloads.rows.decode import OwnRows, TextColumns, Texts, check_text_labels, count_classes, read_texts
 from simulations.workloads.rows.hub import HubSet, data_root, of_shards
 
 ROWS_AT_ONCE = 10_000
@@ -198,7 +198,12 @@ def text_workload(
         models=MappingProxyType({encoder.name: builder}),
         defaults=defaults,
         method_defaults=method_defaults,
-        parquet=partial(_own_rows, name, columns, classes, form),
+        read=OwnRows(
+            name=name,
+            test=splits[tests[0]],
+            parquet=partial(_own_rows, name, columns, classes, form),
+            mirror=source.mirror,
+        ),
         synthetic={"tokens": WordDraw(form.tokenizer, len(columns.inputs), form.max_length)},
     )
 

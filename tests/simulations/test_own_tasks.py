@@ -13,9 +13,10 @@ from fedlsg.attacks.inversion.matching import ATTACKS, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
 from fedlsg.attacks.replay import unexplained
+from simulations.attack import kind_of
 from simulations.attack.images import image_prior
+from simulations.attack.membership.shadows import accuracy_of, confidences, is_cross_entropy
 from simulations.attack.observations import open_record
-from simulations.attack.shadows import accuracy_of, confidences, is_cross_entropy
 from simulations.attack.target import truth_of
 from simulations.inspection import batch_gradient, subject_of_settings
 from simulations.inspection.measure import own_clip
@@ -106,6 +107,11 @@ def test_attacks_replay_the_workloads_loss_and_name_what_they_cannot_read(record
     prior = Prior(shape=(8,), low=-5.0, high=5.0)
     with pytest.raises(DoesNotApply, match="grant them"):
         match(seen, Knowledge(examples=1), prior, attack=ATTACKS["dlg"], generator=torch.Generator())
+
+
+def test_tokens_of_a_users_own_are_refused_with_what_to_do(recorded):
+    with pytest.raises(ValueError, match=r"tokens is of your own, and names no tokenizer.*hf-text.*--membership"):
+        kind_of(recorded("tokens"))
 
 
 @pytest.mark.slow

@@ -12,19 +12,23 @@ the run's workload, as a simulated client does.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from fedlsg.units import EXAMPLE, UNITS
+from fedlsg.units import EXAMPLE
+from fedlsg.units import UNITS
 from simulations import workloads
-from simulations.client.node.refusals import OwnDataError, TermsError, log_failure
+from simulations.client.node.refusals import OwnDataError
+from simulations.client.node.refusals import TermsError
+from simulations.client.node.refusals import log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
-from simulations.workloads import LoadedWorkload, Options, Split
-from simulations.workloads.rows.decode import read_client
-from simulations.workloads.rows.hub import split_names
+from simulations.workloads import LoadedWorkload
+from simulations.workloads import Split
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
@@ -226,7 +230,7 @@ def reader(terms: Terms, settings: Settings) -> Read:
                 f"classes={terms.classes}"
             )
         try:
-            rows = _partition(terms, settings) if path is None else _rows(path, terms, settings, workload)
+            rows = _partition(terms, settings) if path is None else _rows(path, terms, workload)
             classes = workload.num_classes
             if classes is not None and not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < classes:
                 raise ValueError(f"expected labels in 0..{classes - 1}")
@@ -238,13 +242,10 @@ def reader(terms: Terms, settings: Settings) -> Read:
     return read
 
 
-def _rows(path: Path, terms: Terms, settings: Settings, workload: LoadedWorkload) -> Split:
-    cache = terms.ledger_dir / "cache"
-    # a mirror with the split in a sub-folder
-    if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):
-        options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
-        return workloads.load(settings.workload, data_dir=path, cache_dir=cache, options=options).train
-    return read_client(path, workload, cache) if workload.read is None else workload.read(path, cache)
+def _rows(path: Path, terms: Terms, workload: LoadedWorkload) -> Split:
+    if workload.read is None:
+        raise ValueError(f"workload {workload.name} reads no rows of a client's own")
+    return workload.read(path, terms.ledger_dir / "cache")
 
 
 def _partition(terms: Terms, settings: Settings) -> Split:

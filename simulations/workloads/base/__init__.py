@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import LossFunction
 from simulations.workloads.base.split import Augment, Inputs, NoRows, Split
-from simulations.workloads.base.synthetic import Pixels
+from simulations.workloads.base.synthetic import Pixels, image_draws
 
 Progress = Callable[[str], None]
 
@@ -34,6 +34,7 @@ class Options:
     """Settings of data and model next to the workload's name; None is the workload's default.
 
     A loader refuses, naming the setting, what it does not use; every workload uses what is in EVERYWHERE.
+    Raises ValueError, naming setting and fix, for settings of features that do not fit together.
     """
 
     model: str | None = None
@@ -52,6 +53,21 @@ class Options:
     train_rows: int | None = None
     holdout: float | None = None
     data_root: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.features is None:
+            for name in ("feature_norm", "head_width"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(f"{name}={value} is for public features: give features, too, or leave it out")
+            return
+        if self.head_width is not None and self.model in (None, "linear"):
+            raise ValueError(f"head_width={self.head_width} is for model=mlp and model=cnn: give one, or leave it out")
+        for name, why in (
+            ("pretrained", "name its weights by features"),
+            ("train_layers", "its layers are all frozen"),
+        ):
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"features={self.features} is frozen, and {why}: leave {name}={value} out")
 
 
 EVERYWHERE = (
@@ -84,8 +100,8 @@ def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()
         raise ValueError("expected a test_split other than 'train', which is what the clients hold")
 
 
-Parquet = Callable[[Sequence[Path], Path], Split]
-"""Reads parquet files; the decoded or tokenised rows go to a cache folder."""
+Read = Callable[[Path, Path], Split]
+"""Reads a client's own rows at a path; decoded or tokenised rows go to a cache folder of that client."""
 
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
@@ -115,9 +131,7 @@ class LoadedWorkload:
     parts: rows of each client, for partition=given.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
-    parquet: reads parquet files of a client's own rows; None if the workload has no such form.
-    read: reads a client's own rows from any path, given a cache folder of the client; None if the workload reads
-        parquet or .npz files.
+    read: reads a client's own rows, in the form of the public ones; None if clients cannot hold their own.
     synthetic: public inputs from no data at all, by name, the default first; empty if nothing is known that fits.
     pixels: how images are stored, so that other images can take their form; None for other inputs.
     places: files and folders that the splits were read from, as far as they are known.
@@ -145,8 +159,7 @@ class LoadedWorkload:
     parts: Sequence[Tensor] | None = None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    parquet: Parquet | None = None
-    read: Callable[[Path, Path], Split] | None = None
+    read: Read | None = None
     synthetic: Mapping[str, Draw] = field(default_factory=dict)
     pixels: Pixels | None = None
     places: tuple[Path, ...] = ()
@@ -233,10 +246,14 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
     deviation = torch.where(deviation > LEAST_DEVIATION, deviation, 1.0)
     constants = {"mean": mean.to(inputs.dtype), "deviation": deviation.to(inputs.dtype)}
 
-    read = workload.read
+    read, pixels = workload.read, workload.pixels
+    if pixels is not None:  # what is drawn or named as public images is normalised, too
+        pixels = replace(pixels, prepare=Normalised(prepare=pixels.prepare, **constants))
     return replace(
         workload.with_splits(lambda _, split: replace(split, prepare=Normalised(prepare=split.prepare, **constants))),
         read=None if read is None else NormalisedRead(read=read, constants=constants),
+        pixels=pixels,
+        synthetic=workload.synthetic if pixels is None else {**workload.synthetic, **image_draws(pixels)},
         normalised={name: value.tolist() for name, value in constants.items()},
     )
 
@@ -245,7 +262,7 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
 class NormalisedRead:
     """Reads a deployed client's own rows, and normalises them by the same public constants."""
 
-    read: Callable[[Path, Path], Split]
+    read: Read
     constants: dict[str, Tensor]
 
     def __call__(self, path: Path, cache: Path) -> Split:

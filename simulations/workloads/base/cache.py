@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedlsg.owner_only import FOLDER, is_closed, make_parents, open_file
+from simulations.models.pretrained import file_digest
 from simulations.workloads.base import Progress
 
 _MANIFEST = "manifest.json"
@@ -34,7 +35,7 @@ def digest_files(files: Iterable[Path], *, salt: str) -> str:
     """32 hex digits that depend on the files' names and their whole content, and on the salt; never on their dates."""
     digest = hashlib.sha256(salt.encode())
     for file in sorted(files, key=lambda file: file.name):
-        digest.update(f"\n{file.name} {_sha256(file)}".encode())
+        digest.update(f"\n{file.name} {file_digest(file)}".encode())
     return digest.hexdigest()[:32]
 
 
@@ -116,7 +117,7 @@ def _write(directory: Path, arrays: Mapping[str, np.ndarray], *, private: bool) 
     for name, array in arrays.items():
         with open(directory / f"{name}.npy", "wb", opener=open_file) as stream:
             np.save(stream, array)
-    manifest = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
+    manifest = {file.name: file_digest(file) for file in sorted(directory.iterdir())}
     with open(directory / _MANIFEST, "w", opener=open_file) as stream:
         json.dump(manifest, stream, indent=1)
     for file in directory.iterdir():
@@ -128,7 +129,7 @@ def _open(entry: Path) -> dict[str, np.ndarray] | None:
     """The arrays of an entry, or None if it is missing or fails its check."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())
-        if not manifest or any(_sha256(entry / name) != digest for name, digest in manifest.items()):
+        if not manifest or any(file_digest(entry / name) != digest for name, digest in manifest.items()):
             return None
         # A plain view of the mapping: np.memmap's own class costs time on every access.
         return {Path(name).stem: np.load(entry / name, mmap_mode="r").view(np.ndarray) for name in manifest}
@@ -143,8 +144,3 @@ def _discard(entry: Path) -> None:
     grave = tempfile.TemporaryDirectory(prefix=".damaged-", dir=entry.parent, ignore_cleanup_errors=True)
     with grave as name, suppress(FileNotFoundError):  # another process may discard it first
         entry.rename(Path(name) / "entry")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -91,6 +91,13 @@ def _filled(cell: Any) -> bool:
         return False
 
 
+GONE = {
+    "h-cnn": "is features=scattering with model=cnn now, the same network on features that are computed once; commit "
+    "479fe119 of November 2026 still runs it"
+}
+"""What became of models that old settings name."""
+
+
 def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: int = 0) -> nn.Module:
     """Build a model of the workload, the default one if none is named, on the CPU.
 
@@ -100,6 +107,8 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
     Raises ValueError for an unknown model name or a seed outside [0, 2**63).
     """
     name = workload.default_model if model_name is None else model_name
+    if name in GONE and name not in workload.models:
+        raise ValueError(f"model {name!r} {GONE[name]}")
     builder = choose(f"model of {workload.name}", name, workload.models)
     if not 0 <= seed < 2**63:
         raise ValueError(f"expected a seed in [0, 2**63), got {seed=}")

@@ -1,7 +1,7 @@
 """A workload on public features: the same examples, encoded once, and small heads in the place of its models."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -15,33 +15,17 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.choices import choose
 from simulations.models import vision
 from simulations.models.small import WIDTH, heads
-from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
+from simulations.workloads.base import LoadedWorkload, Options, Progress, Read, Request, silent
 from simulations.workloads.base.cache import cache_folder
-from simulations.workloads.base.split import NoRows, Split
+from simulations.workloads.base.split import Split
 from simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
 from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_rows, encode_split
 from simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
 
 LAST = "commit 569be536 of November 2026 still has it"
-ReadRows = Callable[[Path, LoadedWorkload, Path], Split]
-"""Reads rows at a path in the form of a workload; decoded rows go to the folder that comes last."""
 
 
-def check_options(options: Options) -> None:
-    """Raise ValueError, naming setting and fix, for settings of features that do not fit together."""
-    if options.features is None:
-        for name in ("feature_norm", "head_width"):
-            if (value := getattr(options, name)) is not None:
-                raise ValueError(f"{name}={value} is for public features: give features, too, or leave it out")
-        return
-    if options.head_width is not None and options.model in (None, "linear"):
-        raise ValueError(f"head_width={options.head_width} is for model=mlp and model=cnn: give one, or leave it out")
-    for name, why in (("pretrained", "name its weights by features"), ("train_layers", "its layers are all frozen")):
-        if (value := getattr(options, name)) is not None:
-            raise ValueError(f"features={options.features} is frozen, and {why}: leave {name}={value} out")
-
-
-def with_features(raw: LoadedWorkload, request: Request, read_rows: ReadRows) -> LoadedWorkload:
+def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
     """The workload whose inputs are features of ``raw``'s, by ``request.options``; loss and partitions stay.
 
     Features are in the cache folder of the request; those of a deployed client's own rows in the client's folder.
@@ -58,15 +42,13 @@ def with_features(raw: LoadedWorkload, request: Request, read_rows: ReadRows) ->
     encoded = raw.with_splits(lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name))
     shape = tuple(encoded.test.batch(torch.tensor([0]))[0].shape[1:])
     pixels, synthetic = _synthetic(raw, encoder)
-    own = _OwnRows(raw=replace(raw, train=NoRows()), encoder=encoder, read_rows=read_rows)
     return replace(
         encoded,
         models=heads(shape, classes, width=options.head_width or WIDTH),
         classifier="classifier",
         augment=None,
         features={"name": encoder.name, "values": prod(shape), "norm": norm_of(options)},
-        parquet=None if raw.parquet is None else own.parquet,
-        read=own.read,
+        read=None if raw.read is None else partial(_own_rows, raw.read, raw.test.prepare, encoder),
         pixels=pixels,
         synthetic=synthetic,
         raw=given,
@@ -92,25 +74,11 @@ def _encoded_draw(draw: Draw, encoder: Encoder, count: int, generator: torch.Gen
     return (encode_rows(found[0], encoder), *found[1:]) if isinstance(found, tuple) else encode_rows(found, encoder)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _OwnRows:
-    """Reads a deployed client's own rows and encodes them. ``cache``: that client's own folder."""
-
-    raw: LoadedWorkload
-    encoder: Encoder
-    read_rows: ReadRows
-
-    def read(self, path: Path, cache: Path) -> Split:
-        read = self.raw.read
-        return self._encoded(self.read_rows(path, self.raw, cache) if read is None else read(path, cache), cache)
-
-    def parquet(self, paths: Sequence[Path], cache: Path) -> Split:
-        assert self.raw.parquet is not None
-        return self._encoded(self.raw.parquet(paths, cache), cache)
-
-    def _encoded(self, rows: Split, cache: Path) -> Split:
-        rows = replace(rows, prepare=self.raw.test.prepare) if self.encoder.pixels else rows
-        return encode_split(rows, self.encoder, cache=cache, progress=silent, what="data")
+def _own_rows(read: Read, prepare: Callable[[Any], Any], encoder: Encoder, path: Path, cache: Path) -> Split:
+    """A deployed client's own rows, encoded. ``prepare``: of the public rows. ``cache``: that client's own folder."""
+    rows = read(path, cache)
+    rows = replace(rows, prepare=prepare) if encoder.pixels else rows
+    return encode_split(rows, encoder, cache=cache, progress=silent, what="data")
 
 
 def norm_of(options: Options) -> str:

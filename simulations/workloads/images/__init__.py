@@ -5,8 +5,9 @@ statistics are published constants, not computed from the run's data. Preset and
 ``cifar10`` alone; the other data sets take them with the delta of the papers.
 
 hf-image: ``-c dataset=OWNER/NAME`` names a set; ``subset``, ``input_columns`` (one column), ``label_column`` and
-``test_split`` choose what its description leaves open. All images must have the same size and mode. The labels must be
-a ``ClassLabel`` feature, which publishes the number of classes: it is never counted in the examples, which are private.
+``test_split`` choose what its description leaves open. Images must be squares of one size; palettes, transparency, and
+grey ones among colours are read as those of a folder are. The labels must be a ``ClassLabel`` feature, which publishes
+the number of classes: it is never counted in the examples, which are private.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from simulations.workloads.base.split import Augment, NoRows, Split, by_channel
 from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.images.augment import PAD, crop, flip_crop
 from simulations.workloads.rows import describe_data
-from simulations.workloads.rows.decode import Shape, decode
+from simulations.workloads.rows.decode import OwnRows, Shape, decode
 from simulations.workloads.rows.hub import HubSet, find_set, of_shards
 
 
@@ -78,10 +79,11 @@ class ImageSet:
         columns = (self.image_column, self.label_column)
         salt = f"uint8 nchw, version 3: {self.name} {columns} {self.num_classes} {found.digest(columns)}"
         key = f"{self.name}-{hashlib.sha256(salt.encode()).hexdigest()[:32]}"
-        read = partial(decode, columns=columns, num_classes=self.num_classes)
+        read = partial(decode, columns=columns, num_classes=self.num_classes, mixed=self.shape is None)
         build = partial(read, self.hub_name, found.splits, shape=self.shape, progress=request.progress)
         arrays = load_or_build(cache_folder(request.cache_dir), key, build, progress=request.progress)
         prepare = by_channel(self.mean, self.std)
+        test = _split("test", arrays, prepare)
         _, channels, side, _ = arrays["test_images"].shape
         shape = Shape(channels=channels, side=side)
 
@@ -94,13 +96,13 @@ class ImageSet:
         return LoadedWorkload(
             name=self.name,
             train=_split("train", arrays, prepare) if "train_images" in arrays else NoRows(),
-            test=_split("test", arrays, prepare),
+            test=test,
             num_classes=self.num_classes,
             models=models.vision(channels, side, self.num_classes),
             augment=self.augment if side > PAD else None,
             defaults=self.defaults,
             method_defaults=self.method_defaults,
-            parquet=own_rows,
+            read=OwnRows(name=self.name, test=test, parquet=own_rows, mirror=found.mirror),
             synthetic=image_draws(pixels),
             pixels=pixels,
             places=() if found.folder is None else (found.folder,),

@@ -21,6 +21,7 @@ from simulations import models
 from simulations.workloads.base import LoadedWorkload, Request, refuse_unused
 from simulations.workloads.base.split import NoRows, Split, rescale
 from simulations.workloads.base.synthetic import Pixels, image_draws
+from simulations.workloads.rows.decode import OwnRows
 
 _TEST_ROWS = (  # one bit a row, in base 85
     "000DtH6#!~00uz-lR^am8UP3Z03-k?1}qW)5CD`40FW6H1R(gJ0)Y^q00;_*AVd`;NkTxN3IG5AKm^zT0D*uY07wPI01!Y3pb!8BKu7>E5C"
@@ -76,15 +77,17 @@ def load(request: Request) -> LoadedWorkload:
     def split(rows: np.ndarray) -> Split:
         return Split(inputs=stored[rows], labels=torch.from_numpy(labels[rows].astype(np.int64)), prepare=prepare)
 
+    public = split(test)
     pixels = Pixels(form=stored.shape[1:], white=16.0, prepare=prepare)
     return LoadedWorkload(
         name="digits",
         train=NoRows() if request.public_only else split(~test),
-        test=split(test),
+        test=public,
         num_classes=10,
         models=MappingProxyType({"mlp": models.digits_mlp, "conv": models.digits_conv}),
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
+        read=OwnRows(name="digits", test=public),
         synthetic=image_draws(pixels),
         pixels=pixels,
     )

@@ -7,7 +7,7 @@ an account, so download it and unpack it first. Channel statistics are published
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from simulations.workloads.base import LoadedWorkload, Request, refuse_unused
 from simulations.workloads.base.split import NoRows, Split, by_channel
 from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.images.augment import flip_crop
+from simulations.workloads.rows.decode import OwnRows
 from simulations.workloads.rows.hub import data_root
 from simulations.workloads.rows.images import list_images, open_image
 
@@ -70,20 +71,21 @@ def load(request: Request) -> LoadedWorkload:
     root = _root(data_root(request.data_dir))
     splits: dict[str, Split] = {}
     classes: list[str] = []
-    prepare = by_channel(MEAN, STD)
     for name in ("val",) if request.public_only else ("train", "val"):
         request.progress(f"{NAME}: listing the images of {name}")
         files = _list(root / name)
         classes = classes or list(files)
-        if unknown := sorted(set(files) - set(classes)):
-            raise ValueError(
-                f"{root / name} has the class {unknown[0]}, which train has not: both need the same class folders"
-            )
-        paths = np.array([os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])])
-        labels = torch.tensor([len(files.get(label, [])) for label in classes])
-        labels = torch.arange(len(classes)).repeat_interleave(labels)
-        splits[name] = Split(inputs=ImageFiles(root=root / name, paths=paths), labels=labels, prepare=prepare)
-    pixels = Pixels(form=(3, SIDE, SIDE), prepare=prepare)
+        splits[name] = _rows(root / name, files, classes, "train")
+    pixels = Pixels(form=(3, SIDE, SIDE), prepare=splits["val"].prepare)
+    arrays = OwnRows(name=NAME, test=splits["val"])
+
+    def own_rows(path: Path, cache: Path) -> Split:
+        """A deployed client's own: its folder ``train``, or one with the folders of its classes; or a file."""
+        if not path.is_dir():
+            return arrays(path, cache)
+        folder = path / "train" if (path / "train").is_dir() else path
+        return _rows(folder, list_images(folder, str(folder))[0], classes, "the public data")
+
     available = dict(models.vision(3, SIDE, len(classes)))
     return LoadedWorkload(
         name=NAME,
@@ -94,10 +96,23 @@ def load(request: Request) -> LoadedWorkload:
         augment=flip_crop,
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
+        read=own_rows,
         synthetic=image_draws(pixels),
         pixels=pixels,
         places=(root,),
     )
+
+
+def _rows(folder: Path, files: Mapping[str, Sequence[str]], classes: Sequence[str], whose: str) -> Split:
+    """Images of a folder by class. Raises ValueError for a class that ``classes``, which are ``whose``, have not."""
+    if unknown := sorted(set(files) - set(classes)):
+        raise ValueError(
+            f"{folder} has the class {unknown[0]}, which {whose} has not: both need the same class folders"
+        )
+    paths = np.array([os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])])
+    counts = torch.tensor([len(files.get(label, [])) for label in classes])
+    labels = torch.arange(len(classes)).repeat_interleave(counts)
+    return Split(inputs=ImageFiles(root=folder, paths=paths), labels=labels, prepare=by_channel(MEAN, STD))
 
 
 def _root(data: Path | None) -> Path:

@@ -9,21 +9,21 @@ client's own: they are as private as the rows.
 import io
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from simulations.workloads.base import LoadedWorkload, Progress
+from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Split
 from simulations.workloads.rows.files import published_of, read_npz
-from simulations.workloads.rows.hub import Part, content_of, find_splits, is_image
-from simulations.workloads.rows.images import open_image
+from simulations.workloads.rows.hub import Part, content_of, find_folder, find_splits, is_image, split_names
+from simulations.workloads.rows.images import open_image, pixels_of
 
-CHANNELS = {"L": 1, "RGB": 3}
-"""Colour channels of the image modes (Pillow's names) that are read: greyscale and RGB, 8 bits each."""
+MODES = {1: "L", 3: "RGB"}
+"""Pillow's names of greyscale and colours of 8 bits, by their channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,7 @@ class Shape:
     side: int
 
     def __str__(self) -> str:
-        mode = next(mode for mode, channels in CHANNELS.items() if channels == self.channels)
-        return f"{self.side}x{self.side} {mode}"
+        return f"{self.side}x{self.side} {MODES[self.channels]}"
 
 
 def decode(
@@ -45,14 +44,15 @@ def decode(
     *,
     num_classes: int,
     shape: Shape | None = None,
+    mixed: bool = False,
     progress: Progress,
 ) -> dict[str, np.ndarray]:
     """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for every split.
 
     columns: of images, a struct with ``bytes``, and of labels, integers.
-    shape: of every image; None takes the shape of the first image.
+    shape: of every image; None takes the shape of the first image. mixed: grey images may be among coloured ones.
     Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image without bytes or that
-    does not decode, one of another size or mode (with the sizes that were seen), a file that cannot be read.
+    does not decode, one of another size, or in colour among grey ones (with those that there are), an unreadable file.
     """
     started = time.monotonic()
     sizes = {split: sum(part.size for part in parts) for split, parts in splits.items()}
@@ -68,7 +68,9 @@ def decode(
             for batch in part.batches(columns):
                 found = np.array([-1 if label is None else label for label in batch[columns[1]]], dtype=np.int64)
                 _check_labels(found, num_classes, part.place)
-                pixels, shape = _decode_batch([content_of(one) for one in batch[columns[0]]], shape, part.place, first)
+                pixels, shape = _decode_batch(
+                    [content_of(one) for one in batch[columns[0]]], shape, part.place, first, mixed=mixed
+                )
                 if images is None:
                     images = np.empty((sizes[split], *pixels.shape[1:]), dtype=np.uint8)
                 stop = start + len(found)
@@ -101,26 +103,30 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
 
 
 def _decode_batch(
-    encoded: list[bytes | None], shape: Shape | None, place: str, start: int
+    encoded: list[bytes | None], shape: Shape | None, place: str, start: int, *, mixed: bool
 ) -> tuple[np.ndarray, Shape | None]:
-    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1."""
-    given = shape
+    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1.
+
+    By the rule of ``rows.images``; with ``mixed`` a grey image among coloured ones has three equal channels.
+    """
     rows = []
     for row, content in enumerate(encoded, start):
         name = f"image {row} of {place}"
         if content is None:
             raise ValueError(f"{name} holds no bytes; expected the images inside the file, not their paths")
-        image = open_image(content, name, fix="download it again")
-        found = f"{image.width}x{image.height} {image.mode}"
-        if shape is None:
-            if image.mode not in CHANNELS or image.height != image.width:
-                kinds = " or ".join(CHANNELS)
-                raise ValueError(f"expected square images, {kinds}, got {name} with {found}: convert the images first")
-            shape = Shape(channels=CHANNELS[image.mode], side=image.width)
-        if found != str(shape):
-            seen = "" if given else f"; it holds {_sizes(encoded)}: bring them to one size first"
-            raise ValueError(f"expected {name} to be {shape}, got {found}{seen}")
-        rows.append(np.asarray(image).reshape(image.height, image.width, shape.channels).transpose(2, 0, 1))
+        pixels = np.atleast_3d(pixels_of(open_image(content, name, fix="download it again"), None))
+        if pixels.dtype != np.uint8:
+            raise ValueError(f"{name} has more than 8 bits a pixel: convert the images first")
+        shape = shape or Shape(channels=pixels.shape[2], side=pixels.shape[1])
+        if mixed and pixels.shape[2] < shape.channels:
+            pixels = np.repeat(pixels, shape.channels, axis=2)
+        if pixels.shape != (shape.side, shape.side, shape.channels):
+            found = f"{pixels.shape[1]}x{pixels.shape[0]} {MODES[pixels.shape[2]]}"
+            raise ValueError(
+                f"expected {name} to be {shape}, got {found}; there are {_sizes(encoded)}: make all of them squares of "
+                "one size first"
+            )
+        rows.append(pixels.transpose(2, 0, 1))
     return np.stack(rows), shape
 
 
@@ -236,36 +242,42 @@ def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int
     ), "the largest label of the public test split, plus one"
 
 
-def read_client(path: Path, workload: LoadedWorkload, cache: Path) -> Split:
-    """Rows of a file, or of a folder with the shards ``train-0000i-of-0000N.parquet``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnRows:
+    """Reads a client's own rows from a file, or from a folder with shards of ``train``: a workload's ``read``.
 
-    Raises ValueError or OSError for any other file, or for rows that are not in the workload's form.
+    test: public rows, whose form is wanted. parquet: reads such files, given the cache folder; None where rows are
+    arrays. mirror: name and subset of the set, in whose layout of the hub a folder may be.
     """
-    if path.is_dir():
-        return _parquet_rows(find_splits(path, ("train",))["train"], workload, cache)
-    if path.suffix.lower() == ".parquet":
-        return _parquet_rows([path], workload, cache)
-    if path.suffix.lower() != ".npz":
-        raise ValueError(f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards")
-    return _arrays(path, workload)
 
+    name: str
+    test: Split
+    parquet: Callable[[Sequence[Path], Path], Split] | None = None
+    mirror: tuple[str, str | None] | None = None
 
-def _parquet_rows(paths: Sequence[Path], workload: LoadedWorkload, cache: Path) -> Split:
-    if workload.parquet is None:
-        raise ValueError(f"workload {workload.name} reads .npz files, not {paths[0]}")
-    return workload.parquet(paths, cache)
+    def __call__(self, path: Path, cache: Path) -> Split:
+        """Raises ValueError or OSError for any other file, or for rows that are not in the workload's form."""
+        whole, suffix = path.is_dir(), path.suffix.lower()
+        if suffix == ".npz" and not whole:
+            return self._arrays(path)
+        if suffix != ".parquet" and not whole:
+            raise ValueError(f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards")
+        if self.parquet is None:
+            raise ValueError(f"workload {self.name} reads .npz files, not {path}")
+        if whole and self.mirror is not None and "train" not in split_names(path):
+            path = find_folder(*self.mirror, data_dir=path) or path
+        return self.parquet(find_splits(path, ("train",))["train"] if whole else [path], cache)
 
-
-def _arrays(path: Path, workload: LoadedWorkload) -> Split:
-    one = workload.test.inputs[np.array([0])]
-    if not isinstance(one, np.ndarray):
-        raise ValueError(f"workload {workload.name} reads .parquet files, not {path}")
-    inputs, labels = read_npz(path)
-    if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
-        raise ValueError(
-            f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in {path}, got {inputs.dtype} "
-            f"{inputs.shape}"
-        )
-    if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
-        raise ValueError(f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} {labels.shape}")
-    return Split(inputs=inputs, labels=torch.from_numpy(labels.astype(np.int64)), prepare=workload.test.prepare)
+    def _arrays(self, path: Path) -> Split:
+        one = self.test.inputs[np.array([0])]
+        if not isinstance(one, np.ndarray):
+            raise ValueError(f"workload {self.name} reads .parquet files, not {path}")
+        inputs, labels = read_npz(path)
+        if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
+            raise ValueError(
+                f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in {path}, got "
+                f"{inputs.dtype} {inputs.shape}"
+            )
+        if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
+            raise ValueError(f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} {labels.shape}")
+        return Split(inputs=inputs, labels=torch.from_numpy(labels.astype(np.int64)), prepare=self.test.prepare)

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,15 @@ def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> P
             f"such as {dataset}/{subset or 'default'}/train-00000-of-0000N.parquet"
         )
     subsets = sorted(child.name for child in folder.iterdir() if child.is_dir() and split_names(child))
+    there = ", ".join(subsets) or "none"
     if subset is not None:
         if subset not in subsets:
-            raise FileNotFoundError(f"no shards in {folder / subset} ({source}); subsets with shards: {_list(subsets)}")
+            raise FileNotFoundError(f"no shards in {folder / subset} ({source}); subsets with shards: {there}")
         return folder / subset
     if split_names(folder):
         return folder
     if len(subsets) != 1:
-        raise FileNotFoundError(f"{folder} has {len(subsets)} subsets with shards, choose one: subset={_list(subsets)}")
+        raise FileNotFoundError(f"{folder} has {len(subsets)} subsets with shards, choose one: subset={there}")
     return folder / subsets[0]
 
 
@@ -78,7 +79,8 @@ def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
     for split in splits:
         if split not in known:
             raise FileNotFoundError(
-                f"no split {split!r} in {folder}; there are: {_list(known)} (test_split names the evaluated one)"
+                f"no split {split!r} in {folder}; there are: {', '.join(known) or 'none'} (test_split names the "
+                "evaluated one)"
             )
     return {split: _shards(folder, split) for split in splits}
 
@@ -86,10 +88,8 @@ def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
 def load_from_hub(dataset: str, subset: str | None, splits: tuple[str, ...]) -> Mapping[str, Any]:
     """The splits of a data set through ``datasets.load_dataset``, kept in that library's own cache.
 
-    Raises:
-        ModuleNotFoundError: the library is not installed.
-        ValueError: an unknown subset or split; the message lists the existing ones.
-        ConnectionError: the hub cannot be reached or has no such data set.
+    Raises ModuleNotFoundError without the library; ValueError, listing the existing ones, for an unknown subset or
+    split; ConnectionError where the hub cannot be reached or has no such data set.
     """
     try:
         import datasets
@@ -144,14 +144,10 @@ def _download(dataset: str, subset: str, splits: tuple[str, ...]) -> Path:
         ) from error
 
 
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
-
-
 def _shards(folder: Path, split: str) -> list[Path]:
     """The shards of one split, in order. Raises FileNotFoundError unless they are exactly 0 .. N-1 of one N."""
-    found = [match for file in sorted(folder.glob("*.parquet")) if (match := _SHARD.fullmatch(file.name))]
-    found = [match for match in found if match["split"] == split]
+    files = sorted(folder.glob("*.parquet"))
+    found = [match for file in files if (match := _SHARD.fullmatch(file.name)) and match["split"] == split]
     if not found:
         raise FileNotFoundError(f"no {split}-0000i-of-0000N.parquet in {folder}")
     counts = {int(match["count"]) for match in found}
@@ -190,12 +186,16 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HubSet:
-    """The parts of each split, by our own names of the splits; ``digest(columns)`` depends on their whole content."""
+    """The parts of each split, by our own names of the splits; ``digest(columns)`` depends on their whole content.
+
+    mirror: name and subset of the set on the hub; None for files that are named by their paths.
+    """
 
     splits: Mapping[str, Sequence[Part]]
     place: str
     digest: Callable[[Sequence[str]], str]
     folder: Path | None = None
+    mirror: tuple[str, str | None] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -217,12 +217,13 @@ def find_set(options: Options, data_dir: Path | None, splits: Mapping[str, str],
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
     if folder is None and published:
         folder = _download(options.dataset, str(options.subset), tuple(splits.values()))
+    mirror = (options.dataset, options.subset)
     if folder is not None:
         found = find_splits(folder, tuple(splits.values()))
-        return of_shards({name: found[split] for name, split in splits.items()}, folder)
+        return replace(of_shards({name: found[split] for name, split in splits.items()}, folder), mirror=mirror)
     loaded = load_from_hub(options.dataset, options.subset, tuple(splits.values()))
     parts = {name: [_of_library(loaded[split], f"{options.dataset}, {name} split")] for name, split in splits.items()}
-    return HubSet(splits=parts, place=options.dataset, digest=partial(_digest, parts))
+    return HubSet(splits=parts, place=options.dataset, digest=partial(_digest, parts), mirror=mirror)
 
 
 def of_shards(shards: Mapping[str, Sequence[Path]], folder: Path | None = None) -> HubSet:

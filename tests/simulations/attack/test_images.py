@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -14,15 +13,14 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
 from simulations.attack.findings import judge, summaries
-from simulations.attack.images import IMAGES, attack_images, image_prior, strongest
-from simulations.attack.images_score import scored, summarise
+from simulations.attack.images import Images, image_prior, strongest
+from simulations.attack.images_score import Summary, scored
 from simulations.attack.observations import open_record
-from simulations.attack.target import Options, batch_sizes
+from simulations.attack.target import Options, attack_each, batch_sizes
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import Seen, recorded_sum, run_five
 
-judge_images = partial(judge, kind=IMAGES)
 CLIENT, SUM = ThreatModel(), ThreatModel(view="aggregate")
 RECORDING = {"clients": 3, "rounds": 2, "sample_rate": None, "batch_size": 2, "record_updates": True}
 CASES = {
@@ -61,7 +59,8 @@ def nowhere(share: float, text: str) -> None:
 
 def attacked(path: str, threat: ThreatModel = CLIENT, **options):
     chosen = {"batches": (1,), "examples": 2, "attacks": None, "naive": False, "seconds": 0.5, "seed": 0}
-    return attack_images(open_record(path, threat), threat, Options(**{**chosen, **options}), nowhere)
+    record = open_record(path, threat)
+    return attack_each(Images(record), record, threat, Options(**{**chosen, **options}), nowhere)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -105,11 +104,11 @@ def test_the_attack_needs_no_truth(copied):
 def test_noise_leaves_the_blind_guess(recorded):
     """The most probable batch under this much noise is about the prior's own; nothing is claimed over it."""
     found = attacked(recorded("noisy lsg"), batches=(1, 2, 3), examples=3)
-    rows = {row.attack: row for row in summaries(found, summarise)}
+    rows = {row.attack: row for row in summaries(found)}
     assert abs(rows["map"].mean_gain) < 3
     assert 0.01 < found.membership < 0.1
     assert "first-layer" not in rows
-    words = judge_images([row for row in summaries(found, summarise) if row.attack == "map"])
+    words = judge([row for row in summaries(found) if row.attack == "map"])
     assert "updates leak" not in words
 
 
@@ -119,24 +118,24 @@ BLIND = torch.full((2, 1, 8, 8), 0.5, dtype=torch.float64)
 
 def test_a_search_that_did_not_converge_is_no_evidence():
     """It is said so, whatever the interval, unless another search explains what was received."""
-    row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
+    row = Summary.of([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
     nothing = replace(row, gain=Interval(mean=0, low=-0.2, high=0.2, confidence=0.95, count=2))
     stuck, done = replace(nothing, unexplained=0.4), replace(nothing, unexplained=0.001)
     for rows in ([stuck], [stuck, replace(stuck, gain=None)]):
-        assert judge_images(rows).startswith("undecided, no search converged (the best guess leaves 40 % of an update")
+        assert judge(rows).startswith("undecided, no search converged (the best guess leaves 40 % of an update")
     for rows in ([nothing], [done], [stuck, done]):
-        assert judge_images(rows).startswith("no image recovered")
+        assert judge(rows).startswith("no image recovered")
     leak = replace(stuck, gain=Interval(mean=9, low=5, high=12, confidence=0.95, count=2))
-    assert "updates leak" in judge_images([leak])  # what was recovered needs no converged search
+    assert "updates leak" in judge([leak])  # what was recovered needs no converged search
 
 
 def test_the_strongest_attack_is_that_of_the_largest_gain_unless_another_is_surely_better():
-    row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
+    row = Summary.of([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
     unsure = replace(row, mean_gain=1.0, gain=Interval(mean=1, low=-9, high=11, confidence=0.95, count=2))
     one = replace(row, attack="b", batch=1, mean_gain=20.0, gain=None)
     sure = replace(row, attack="c", mean_gain=3.0, gain=Interval(mean=3, low=2, high=4, confidence=0.95, count=2))
-    assert "the strongest attack (b, batch of 1)" in judge_images([unsure, one])
-    assert "the strongest attack (c, batch of 2)" in judge_images([unsure, one, sure])
+    assert "the strongest attack (b, batch of 1)" in judge([unsure, one])
+    assert "the strongest attack (c, batch of 2)" in judge([unsure, one, sure])
 
 
 def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):

@@ -9,9 +9,9 @@ import torch
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.findings import summaries
 from simulations.attack.observations import open_record
-from simulations.attack.target import Options
-from simulations.attack.texts import attack_texts
-from simulations.attack.texts_score import ScoredText, summarise
+from simulations.attack.target import Options, attack_each
+from simulations.attack.texts import Texts
+from simulations.attack.texts_score import ScoredText, TextSummary
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.runs import run_local
 
@@ -60,7 +60,8 @@ def recorded(tmp_path_factory):
 
 def attacked(path: str, names: str = "span", threat: ThreatModel = CLIENT, batches: tuple[int, ...] = BATCHES):
     options = Options(batches=batches, examples=3, attacks=names, naive=False, seconds=0.5, seed=0)
-    return attack_texts(open_record(path, threat), threat, options, lambda share, text: None)
+    record = open_record(path, threat)
+    return attack_each(Texts(record), record, threat, options, lambda share, text: None)
 
 
 def test_an_interval_of_shares_ends_at_all_and_at_nothing():
@@ -72,7 +73,7 @@ def test_an_interval_of_shares_ends_at_all_and_at_nothing():
         "tokens": torch.zeros(1, 4, dtype=torch.int64),
     }
     right, wrong = (ScoredText(recall=recall, blind=0.2, exact=0, **common) for recall in (1.0, 0.1))
-    gain = summarise([right, wrong], 1).gain
+    gain = TextSummary.of([right, wrong], 1).gain
     assert gain is not None
     assert (gain.low, gain.high) == (-1.0, 1.0)
 
@@ -85,4 +86,4 @@ def test_tokens_come_back_without_noise(case, recorded):
     ]
     assert {result.attack for result in single} == {"span", "matching"}
     assert all(result.recall == 1 and result.exact == 1 for result in single)
-    assert {row.batch for row in summaries(found, summarise)} == {1}
+    assert {row.batch for row in summaries(found)} == {1}

@@ -154,8 +154,8 @@ def test_training_mode_finds_full_batches(tmp_path):
     [
         ({"mode": "other"}, "expected --mode"),
         ({"plant": "other"}, "expected --plant"),
-        ({"canary_kind": "other", "mode": "training"}, "expected --canary-kind in mislabelled, noise"),
-        ({"canary_kind": "noise"}, "with --mode training"),
+        ({"canary_kind": "other", "mode": "training"}, "expected --canary-kind in mislabelled, two-tone"),
+        ({"canary_kind": "two-tone"}, "with --mode training"),
         ({"canaries": 3}, "canaries=3"),
         ({"given": {"method": "sgd"}}, "claims no epsilon"),
         ({"given": SETTINGS | {"local_steps": 2}, "mode": "training"}, "local_steps=1"),

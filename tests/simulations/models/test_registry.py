@@ -76,9 +76,7 @@ def convolutions(model: nn.Module) -> int:
         (CIFAR, "cnn-wide", 505_098, 4),
         (CIFAR, "cnn-wide-ws", 505_098, 4),
         (CIFAR, "dp-cnn", 550_570, 6),  # Zhu and Blaschko 2023, Table 2: 550K
-        (CIFAR, "h-cnn", 187_210, 2),  # Zhu and Blaschko 2023, Table 2: 187K
         (FASHION, "dp-cnn", 26_010, 2),  # Zhu and Blaschko 2023, Table 2: 26K
-        (FASHION, "h-cnn", 33_066, 2),  # Zhu and Blaschko 2023, Table 2: 33K
         (CIFAR, "wrn-28-4", 5_828_800, 25),  # the official code of Yu et al. 2021: 5.83 M
         (CIFAR, "wrn-28-4-standard", 5_849_050, 28),  # Zagoruyko and Komodakis, Table 4: 5.8 M
         (CIFAR, "wrn-16-4", 2_748_890, 16),  # the same: 2.7 M

@@ -20,7 +20,7 @@ from tests.simulations.support.made_texts import VOCABULARY, make_bert
 from tests.simulations.support.runs import SMALL
 
 SHAPES = {"cifar": (3, 32, 10), "fashion": (1, 28, 10), "small": (3, 16, 5), "large": (3, 64, 7)}
-SECONDS = ("cnn", "cnn-wide", "dp-cnn", "h-cnn", "resnet-8", "wrn-16-4-ws")
+SECONDS = ("cnn", "cnn-wide", "dp-cnn", "resnet-8", "wrn-16-4-ws")
 
 
 def plan_of(**settings: object) -> None:

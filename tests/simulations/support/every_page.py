@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.images import attack_images, image_findings
+from simulations.attack import attack_one
 from simulations.attack.membership import page as membership_page
-from simulations.attack.membership_findings import Report
-from simulations.attack.membership_measure import Limit, attack, by_epsilon
+from simulations.attack.membership.findings import Report
+from simulations.attack.membership.measure import Limit, attack, by_epsilon
+from simulations.attack.membership.shadows import Trained
 from simulations.attack.observations import open_record
 from simulations.attack.report import write as write_attack
-from simulations.attack.shadows import Trained
 from simulations.attack.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
@@ -87,8 +87,7 @@ def attacked(folder: Path) -> None:
     run = run_local(folder / "recorded", record_updates=True, **settings)
     threat = ThreatModel(view="client", labels="known", examples="known")
     options = Options(batches=(1,), examples=2, attacks="first-layer", naive=False, seconds=0.5, seed=0)
-    found = attack_images(open_record(str(run.path), threat), threat, options, lambda share, text: None)
-    one = image_findings(found)
+    one = attack_one(open_record(str(run.path), threat), threat, options, lambda share, text: None)
     assert one.best is not None
     noisy = [replace(one, best=replace(one.best, sigma=sigma, gain=gain, low=gain - 1, high=gain + 1))
              for sigma, gain in ((0.1, 9.0), (1.0, 0.2))]  # fmt: skip

@@ -98,3 +98,18 @@ def sequence() -> fedlsg.Workload:
 
 def images() -> fedlsg.Workload:
     return _made(of_images, bars, nn.CrossEntropyLoss())
+
+
+class OfTokens(Next):
+    """The class of a text, from numbers of words under the name that models of transformers give them."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_ids).mean(1)
+
+
+def tokens() -> fedlsg.Workload:
+    def texts(count: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        inputs, following = words(count, seed)
+        return {"input_ids": inputs["ids"]}, following[:, 0]
+
+    return _made(OfTokens, texts, nn.CrossEntropyLoss())

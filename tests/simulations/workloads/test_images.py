@@ -1,5 +1,7 @@
 """Published image sets and any set of the hub: read from made shards and fakes, normalised by constants."""
 
+import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +123,26 @@ def test_any_set_is_read_by_its_own_description(tmp_path, side, channels):
     assert workloads.build_model(workload)(inputs).shape == (4, 3)
 
 
+@pytest.mark.parametrize("mode", ["P", "RGBA", "L", "I;16"])
+def test_images_of_the_hub_are_read_by_the_rule_of_folders(mode, tmp_path):
+    """A palette, transparency, and grey among colours; 16 bits a pixel are named with the fix."""
+    make_hf(tmp_path)
+    shard = tmp_path / "someone" / "animals" / "default" / "train-00000-of-00001.parquet"
+    images = [Image.fromarray(pixels) for pixels in pixels_of(4, 4, side=20)]
+    images[2] = images[2].convert(mode) if mode != "I;16" else Image.fromarray(np.full((20, 20), 700, np.uint16))
+    for image, stream in zip(images, streams := [io.BytesIO() for _ in images], strict=True):
+        image.save(stream, "PNG")
+    encoded = [stream.getvalue() for stream in streams]
+    write_shard(shard, encoded, [0, 1, 2, 0], columns=("picture", "kind"), features=DECLARED)
+    if mode == "I;16":
+        with pytest.raises(ValueError, match=r"image 2 of .*more than 8 bits a pixel"):
+            load_hf(tmp_path)
+        return
+    inputs, _ = load_hf(tmp_path).train.batch(torch.tensor([2]))
+    wanted = torch.from_numpy(np.asarray(images[2].convert("RGB")).copy()).permute(2, 0, 1) / 127.5 - 1
+    torch.testing.assert_close(inputs[0], wanted, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["../animals", "/etc", "a/b/c", "a/../b", "", "a//b", "a/."])
 def test_a_name_that_leaves_the_mirror_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=r"expected dataset=.* to be a name"):
@@ -180,6 +202,20 @@ def test_images_of_any_size_are_squares_and_labels_follow_the_folders(folder):
         assert labels.tolist() == [2, 0, 1]
         assert inputs.mean((2, 3)).argmax(1).tolist() == [2, 0, 1]  # the colour of the class
     assert loaded.default_model == "resnet-50"
+
+
+def test_a_clients_own_folder_has_the_classes_of_the_public_data(folder, tmp_path):
+    whole, public = (workloads.load("imagenet", data_dir=folder, public_only=only) for only in (False, True))
+    for place in (folder, folder / "train"):
+        rows = public.read(place, tmp_path)
+        assert rows.labels.equal(whole.train.labels)
+        assert torch.equal(rows.batch(torch.tensor([3, 9]))[0], whole.train.batch(torch.tensor([3, 9]))[0])
+    one = tmp_path / "own" / CLASSES_OF_IMAGENET[2]
+    shutil.copytree(folder / "train" / CLASSES_OF_IMAGENET[2], one)
+    assert public.read(one.parent, tmp_path).labels.tolist() == [2] * 4  # by name, not by place
+    one.rename(one.parent / "n99")
+    with pytest.raises(ValueError, match="has the class n99, which the public data has not"):
+        public.read(one.parent, tmp_path)
 
 
 @pytest.mark.slow

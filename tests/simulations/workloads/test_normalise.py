@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from simulations import workloads
 from simulations.workloads import Split
 from simulations.workloads.base import normalised
 from simulations.workloads.base.split import Chance, chance_of
+from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 
 ALL = torch.arange(24)
@@ -42,3 +44,34 @@ def test_chance_by_hand():
     assert found == Chance(num_classes=3, majority_share=0.625, test_examples=pytest.approx(16 / 3))
     assert found.level == 0.625
     assert Chance(num_classes=2, majority_share=0.2, test_examples=5).level == 0.5
+
+
+@pytest.mark.parametrize("place", ["train-00000-of-00001.parquet", ".", "../.."])
+def test_a_clients_own_files_are_normalised_as_the_public_rows(place, tmp_path):
+    """A file, a folder of shards, and a mirror with the shards in folders below."""
+    folder = write_cifar10(tmp_path / "mirror", train=12, test=6)
+
+    def cifar10(*, public_only: bool):
+        cache = tmp_path / "cache"
+        return normalised(
+            workloads.load("cifar10", data_dir=tmp_path / "mirror", cache_dir=cache, public_only=public_only)
+        )
+
+    rows = cifar10(public_only=True).read(folder / place, tmp_path / "own")
+    wanted, _ = cifar10(public_only=False).train.batch(torch.arange(12))
+    assert torch.equal(rows.batch(torch.arange(12))[0], wanted)
+
+
+@pytest.mark.parametrize("features", [None, "scattering"])
+def test_public_images_are_normalised_as_the_rows_are(features, tmp_path):
+    """Those that a probe draws, and those of named public data: the model sees both in the range that it trains on."""
+    plain = workloads.load("digits", cache_dir=tmp_path, options=workloads.Options(features=features))
+    made = normalised(plain)
+    mean, deviation = (torch.tensor(made.normalised[name]) for name in ("mean", "deviation"))
+    for name, draw in plain.synthetic.items():
+        inputs, found = (one(3, torch.Generator().manual_seed(0)) for one in (draw, made.synthetic[name]))
+        torch.testing.assert_close(found, (inputs - mean.view(-1, 1, 1)) / deviation.view(-1, 1, 1))
+    if features is None:
+        rows = torch.arange(5)
+        again = made.pixels.inputs(made.pixels.images(made.test.inputs[rows.numpy()]))
+        assert torch.equal(again, made.test.batch(rows)[0])

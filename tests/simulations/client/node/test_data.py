@@ -15,10 +15,18 @@ from simulations.client.node.folder import NodeFolder
 from simulations.client.node.refusals import TermsError
 from simulations.client.node.terms import read_terms
 from simulations.plan.continuity import data_digest
-from simulations.workloads.rows.decode import read_client
-from tests.simulations.client.node.test_budget import BUDGET, STEPS
-from tests.simulations.support.deployed import Server, digits_file, entries, examples, new_process, refusal, terms
-from tests.simulations.support.made_texts import make_bert, sentences, write_split
+from tests.simulations.client.node.test_budget import BUDGET
+from tests.simulations.client.node.test_budget import STEPS
+from tests.simulations.support.deployed import Server
+from tests.simulations.support.deployed import digits_file
+from tests.simulations.support.deployed import entries
+from tests.simulations.support.deployed import examples
+from tests.simulations.support.deployed import new_process
+from tests.simulations.support.deployed import refusal
+from tests.simulations.support.deployed import terms
+from tests.simulations.support.made_texts import make_bert
+from tests.simulations.support.made_texts import sentences
+from tests.simulations.support.made_texts import write_split
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -143,7 +151,7 @@ def test_no_flipped_bit_is_silent(name, spent, tmp_path):
     node, path = read_terms(spent.node), tmp_path / "node" / name
     content, key = path.read_bytes(), (tmp_path / "node" / "secret.key").read_bytes()
     known = json.loads((tmp_path / "node" / "data.json").read_text())
-    rows = read_client(tmp_path / "rows.npz", workloads.load("digits", public_only=True), tmp_path)
+    rows = workloads.load("digits", public_only=True).read(tmp_path / "rows.npz", tmp_path)
     assert known["digest"] == data_digest(rows, key=key)
 
     def digest(key: bytes) -> str:

@@ -5,6 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from simulations import workloads
+from simulations.models.small import heads
+from simulations.workloads import build_model
 from simulations.workloads.base.split import Split
 from simulations.workloads.features import encode
 from simulations.workloads.features.encode import (
@@ -137,3 +140,15 @@ def test_the_matrix_is_a_power_of_the_damped_covariance(shape):
     torch.testing.assert_close(root / root[0, 0], damped / damped[0, 0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(mean.double(), rows.mean(0), atol=1e-5, rtol=0)
     assert float(((rows - mean) @ Q.double()).var(0).mean()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(("shape", "parameters"), [((243, 8, 8), 187_210), ((81, 7, 7), 33_066)])
+def test_heads_on_scattering_features_have_the_published_sizes(shape, parameters):
+    """H-CNN of Zhu and Blaschko 2023, Table 2: 187K on CIFAR-10, 33K on Fashion-MNIST."""
+    with torch.device("meta"):
+        assert sum(p.numel() for p in heads(shape, 10)["cnn"]().parameters()) == parameters
+
+
+def test_the_model_that_became_features_says_so():
+    with pytest.raises(ValueError, match="'h-cnn' is features=scattering with model=cnn now"):
+        build_model(workloads.load("digits"), "h-cnn")

@@ -15,7 +15,6 @@ from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.rows import files
-from simulations.workloads.rows.decode import read_client
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import refused
 
@@ -100,7 +99,7 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
     whole = cifar10(images, tmp_path, public_only=False)
     path = images / "train-00000-of-00001.parquet" if given == "a file" else images
     for _ in range(2):  # decoded, then from the cache
-        rows = read_client(path, cifar10(images, tmp_path, public_only=True), tmp_path / "own")
+        rows = cifar10(images, tmp_path, public_only=True).read(path, tmp_path / "own")
         assert data_digest(rows) == data_digest(whole.train)
         for found, wanted in zip(rows.batch(torch.arange(12)), whole.train.batch(torch.arange(12)), strict=True):
             assert torch.equal(found, wanted)
@@ -120,7 +119,7 @@ def test_texts_are_those_of_the_workload(tmp_path):
         )
         for only in (False, True)
     )
-    rows = read_client(folder / "train-00000-of-00001.parquet", public, tmp_path / "own")
+    rows = public.read(folder / "train-00000-of-00001.parquet", tmp_path / "own")
     assert data_digest(rows) == data_digest(whole.train)
     assert rows.lengths is not None
     assert torch.equal(rows.lengths, whole.train.lengths)
@@ -141,6 +140,6 @@ def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypa
 
     simulated = prepare(settings)
     assert torch.equal(drawn(simulated), drawn(simulated))
-    own = prepare(settings, own=Own(client=0, read=lambda workload: read_client(images, workload, tmp_path / "own")))
+    own = prepare(settings, own=Own(client=0, read=lambda workload: workload.read(images, tmp_path / "own")))
     assert own.augment is not None
     assert not torch.equal(drawn(own), drawn(own))

@@ -9,9 +9,9 @@ from fedlsg.attacks.audit.verdict import Claim
 from fedlsg.attacks.membership import LossThreshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
 from fedlsg.units import UNITS
-from simulations.attack.membership_measure import Found, Limit, over_the_claim, paired_difference
-from simulations.attack.membership_rounds import PerRound
-from simulations.attack.shadows import Trained
+from simulations.attack.membership.measure import Found, Limit, over_the_claim, paired_difference
+from simulations.attack.membership.rounds import PerRound
+from simulations.attack.membership.shadows import Trained
 from simulations.report.page import Row, RowKind, Table
 from simulations.settings.settings import Settings
 
