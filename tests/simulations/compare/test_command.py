@@ -34,7 +34,7 @@ class Heard:
 
     def running(self, cells: Any) -> None: ...
 
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
         self.ends.append(f"{cell.name} {outcome.status}")
 
 

@@ -213,3 +213,11 @@ def test_a_copy_began_when_its_run_did(stopped, tmp_path):
     assert listed(copy, "a").began == pytest.approx((stopped.path / "config.toml").stat().st_mtime, abs=300)
     (copy / EVENTS).write_bytes(b"short")
     assert listed(copy, "a").began == 9.0
+
+
+def test_an_epsilon_that_no_noise_reaches_is_refused_before_the_first_cell():
+    made = grid(methods={"lsg": {}, "sgd": {}}, settings={"rounds": 2}, epsilons=[3, 1e9])
+    with pytest.raises(
+        ValueError, match=r"1 of 3 cells cannot run, .*: lsg-epsilon1e\+09-seed0: .*almost without noise"
+    ):
+        check_cells(made.cells())
