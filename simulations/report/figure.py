@@ -1,4 +1,4 @@
-"""The style of every figure: colours, fonts, legends; figures as PNG, and as parts of a page: SVG with ids of its own.
+"""The style of every figure: colours, fonts, legends; PNG files, and pictures as parts of a page: SVG with own ids.
 
 Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to figure; markers say the
 same again. Figures are drawn without pyplot: no window, no global state.
@@ -15,10 +15,22 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ParamSpec
 from xml.etree import ElementTree
 
-from simulations.report.chart import GUESSING, Chart, Series, Values, chart_data, describe, is_number, keys, share_names
+from simulations.report.chart import (
+    GUESSING,
+    Chart,
+    Series,
+    Values,
+    chart_data,
+    describe,
+    is_number,
+    keys,
+    share_names,
+    short_bytes,
+)
 from simulations.report.chart import Axis as AxisOf
 from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
 from simulations.report.page import Drawing, Panel, Picture, script_json
+from simulations.report.still import still
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +41,8 @@ P = ParamSpec("P")
 
 PIXELS = 96
 """CSS pixels of an inch."""
-PANEL, WIDE, STILL = 4.2, 7.2, 5.6
-"""Inches of a chart next to another one, alone, and alone on a page that a phone can show."""
+PANEL, WIDE = 4.2, 7.2
+"""Inches of a chart next to another one, and alone."""
 ENTRY = 1.9
 """Inches of an entry of a legend."""
 DENSE, QUALITY = 90, 45
@@ -198,17 +210,6 @@ def interactive(charts: Sequence[Chart], caption: str, *, columns: int = 2) -> D
     )  # fmt: skip
 
 
-def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
-    """The chart as the inside of an SVG, and its size in CSS pixels: as large as a phone can show it."""
-    import matplotlib
-
-    size = (STILL if across == 1 else PANEL, chart.height / PIXELS)
-    with matplotlib.rc_context(STYLE):
-        figure, (axes,) = panel_grid(1, 1, size)
-        draw_chart(axes, chart)
-        return part_of(save(figure, format="svg", metadata={"Date": None}, facecolor="none"), size)
-
-
 def picture(figure: "Figure", caption: str, title: str, words: str) -> Drawing:
     """A figure of another kind as it is, in one panel."""
     size = tuple(float(side) for side in figure.get_size_inches())
@@ -243,15 +244,6 @@ def save(figure: "Figure", style: Any = None, **options: Any) -> bytes:
 def wrap(name: str) -> str:
     """A long name on several lines, for a legend."""
     return textwrap.fill(name, 28, break_long_words=True)
-
-
-def short_bytes(value: float, _: Any = None) -> str:
-    """1500000 -> "1.5 MB"."""
-    for unit in ("B", "kB", "MB"):
-        if abs(value) < 1000:
-            return f"{value:g} {unit}"
-        value /= 1000
-    return f"{value:g} GB"
 
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
