@@ -24,7 +24,7 @@ def render(page: Page, follow: str = "") -> str:
     """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing.
 
     Jinja escapes every value. Only the style sheet, the scripts, data that ``script_json`` escaped, and the SVG of a
-    panel, whose text matplotlib escaped, are inserted as they are. The page's own policy lets a browser run these
+    panel, whose text is escaped, are inserted as they are. The page's own policy lets a browser run these
     scripts alone, and load nothing. ``follow``: a script after them, for a page on loopback that asks its own server.
     """
     from jinja2 import Environment, StrictUndefined
