@@ -81,7 +81,7 @@ def test_cells_that_run_are_accepted():
         ({"lsg": {"rank": 4000}}, {}, r"lsg-seed0, lsg-seed1: rank=4000 carries no layer"),
         ({"lsg": {}}, {"vary": {"clients": [2, 5000]}}, r"lsg-clients5000-seed0, .*: expected clients in 1..1437"),
         ({"lsg": {}}, {"vary": {"rank": [4, 4000]}}, r"lsg-rank4000-seed0.*rank=4000 carries no layer"),
-        ({"lsg": {}}, {"vary": {"rank": [0, 4]}}, r"lsg-rank0-seed0: expected rank=0 >= 1 for low-rank"),
+        ({"lsg": {}}, {"vary": {"rank": [0, 4]}}, r"lsg-rank0-seed0, .*: expected rank=0 >= 1 for low-rank"),
         ({"lsg": {"sample_rate": 0.1, "batch_size": 3}}, {}, "lsg-seed0, lsg-seed1: .* give either sample_rate"),
     ],
 )
