@@ -114,9 +114,9 @@ def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
     for one, bars in stacked(chart):
         xs += chain(one.x, one.left, one.right, *((bar.left, bar.right) for bar in bars))
         ys += chain(one.y, one.low, one.high, *((bar.low, bar.high) for bar in bars))
-    bars = [0.0] if any(one.kind == "bar" for one in chart.series) else []
+    ends = [0.0] if any(one.kind == "bar" for one in chart.series) else []
     lines = max((name.count("\n") + 1 for _, name in chart.x.ticks), default=1) + bool(chart.x.label)
-    y = scale(chart.y, ys, chart.height - TOP - TICK - GAP - LINE * lines, turned=not chart.y.down, ends=bars)
+    y = scale(chart.y, ys, chart.height - TOP - TICK - GAP - LINE * lines, turned=not chart.y.down, ends=ends)
     letters = max((len(line) for _, name in y.ticks(UP) for line in name), default=0)
     left = round(TICK + GAP + LETTER * letters + (LINE + GAP) * bool(chart.y.label))
     x = scale(chart.x, xs, width - left - RIGHT)

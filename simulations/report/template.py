@@ -30,7 +30,7 @@ def render(page: Page, follow: str = "") -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    drawn = any(isinstance(part, Drawing) and part.data for part in _parts(page))
+    drawn = any(isinstance(part, Drawing) for part in _parts(page))
     run = (*scripts(drawn=drawn), *([follow] if follow else []))
     return environment.from_string(TEMPLATE).render(
         page=page, css=CSS, listed=SECTIONS, target=target, scripts=run, policy=policy(run, asks=bool(follow))
@@ -157,7 +157,7 @@ TEMPLATE = """<!DOCTYPE html>
 {% endif %}
 {% endmacro %}
 {% macro drawing(part) %}
-<figure{% if part.data %} class="chart"{% endif %}>
+<figure class="chart">
 {{ keys(part.legend) }}
 <div class="panels {{ ["one", "two", "three"][part.columns - 1] }}">
 {% for panel in part.panels %}
@@ -168,7 +168,7 @@ TEMPLATE = """<!DOCTYPE html>
 {{- panel.svg | safe }}</svg></div>
 {% endfor %}
 </div>
-{% if part.data %}<script type="application/json">{{ part.data | safe }}</script>{% endif %}
+<script type="application/json">{{ part.data | safe }}</script>
 <figcaption>{{ part.caption }}</figcaption></figure>
 {% endmacro %}
 {% macro parts(some, title) %}
