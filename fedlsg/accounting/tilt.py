@@ -240,7 +240,8 @@ class Curve:
         theta = self.plan.theta
         distance = self.plan.width * np.arange(1, len(self.tilted))
         distance = distance[: int(np.searchsorted(theta * distance, 60.0))]
-        return np.exp(-theta * distance) * -np.expm1(-distance)
+        found: Vector = np.exp(-theta * distance) * -np.expm1(-distance)
+        return found
 
     def at(self, i: int, errors: float = 1.0) -> float:
         """delta at the grid's point i of the window, with the bound of FFT errors added (or with -1 taken off)."""

@@ -1,6 +1,7 @@
 """Pages and figures: HTML and drawing are in one file each, text stays text, figures are as wide as a column."""
 
 import ast
+import base64
 import json
 import re
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from simulations.exports import save_paper
 from simulations.report.chart import Axis, Chart, Series
 from simulations.report.colours import LOOKS
-from simulations.report.figure import interactive
+from simulations.report.figure import interactive, picture, plot
 from simulations.report.page import (
     Code,
     Facts,
@@ -105,6 +106,13 @@ def test_text_of_a_figure_stays_text():
     assert (first.filled, second.filled) == (True, False)
     assert first.marker
     assert (first.name, first.dashes, first.colour) == (hostile, "", "#e03840")
+
+
+def test_a_figure_of_another_kind_is_an_image_that_loads_nothing():
+    found = picture(plot([planted("<script>")]), "A caption.")
+    svg = base64.b64decode(found.uri.removeprefix("data:image/svg+xml;base64,"))
+    assert svg.startswith(b"<?xml")
+    assert b"<script" not in svg
 
 
 @pytest.mark.parametrize(("kind", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
