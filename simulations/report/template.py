@@ -9,10 +9,13 @@ import functools
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simulations.report.page import Download, Drawing, Page, Part, Slides
 from simulations.report.style import CSS
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 SECTIONS = 3
 """Titled sections from which on a page has a list of them at its top."""
@@ -36,11 +39,11 @@ def render(page: Page, follow: str = "") -> str:
 
 
 @functools.cache
-def _template() -> Any:
+def _template() -> "Template":
     from jinja2 import Environment, StrictUndefined
 
-    options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    return Environment(**options).from_string(TEMPLATE)
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return made.from_string(TEMPLATE)
 
 
 def policy(run: Iterable[str], *, asks: bool = False) -> str:
@@ -115,15 +118,6 @@ TEMPLATE = """<!DOCTYPE html>
 </tbody></table></div>
 {% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
 {% endmacro %}
-{% macro tiles(part) %}
-<ul class="tiles">
-{% for tile in part.tiles %}
-<li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
-<strong>{{ tile.value }}</strong>
-{% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
-{% endfor %}
-</ul>
-{% endmacro %}
 {% macro tokens(part) %}
 <table class="tokens">
 {% for line in part.lines %}
@@ -163,7 +157,13 @@ TEMPLATE = """<!DOCTYPE html>
 {% elif part.kind == "table" %}
 {{ table(part, title) }}
 {% elif part.kind == "tiles" %}
-{{ tiles(part) }}
+<ul class="tiles">
+{% for tile in part.tiles %}
+<li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
+<strong>{{ tile.value }}</strong>
+{% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
+{% endfor %}
+</ul>
 {% elif part.kind == "gallery" %}
 <figure><div class="scroll" role="group" tabindex="0" aria-label="images"><table class="gallery"
  style="--side: {{ part.side }}px">
