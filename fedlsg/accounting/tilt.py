@@ -6,7 +6,7 @@ Everything but the transform is a sum over a few thousand nodes a step, whatever
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -234,16 +234,23 @@ class Curve:
     error: float
     plan: Plan
 
+    @cached_property
+    def weights(self) -> Vector:
+        """e^(-theta s) (1 - e^-s) at s = h, 2 h, ... up to 60 / theta, behind which they are below e^-60."""
+        theta = self.plan.theta
+        distance = self.plan.width * np.arange(1, len(self.tilted))
+        distance = distance[: int(np.searchsorted(theta * distance, 60.0))]
+        found: Vector = np.exp(-theta * distance) * -np.expm1(-distance)
+        return found
+
     def at(self, i: int, errors: float = 1.0) -> float:
         """delta at the grid's point i of the window, with the bound of FFT errors added (or with -1 taken off)."""
         theta, h = self.plan.theta, self.plan.width
-        distance = h * np.arange(1, len(self.tilted) - i)
-        seen = int(np.searchsorted(theta * distance, 60.0)) if theta * h * len(distance) > 60 else len(distance)
-        distance = distance[:seen]
-        weight = np.exp(-theta * distance) * -np.expm1(-distance)
-        # Beyond 60 / theta a weight is below e^-60: all masses together are at most 1 and the error's share.
-        rest = math.exp(-60.0) if seen < len(self.tilted) - i - 1 else 0.0
-        found = float(weight @ self.tilted[i + 1 : i + 1 + seen]) + errors * (self.error * float(weight.sum()) + rest)
+        weight = self.weights[: len(self.tilted) - i - 1]
+        # Of what is further away, all masses together are at most 1 and the error's share.
+        rest = math.exp(-60.0) if len(weight) < len(self.tilted) - i - 1 else 0.0
+        masses = self.tilted[i + 1 : i + 1 + len(weight)]
+        found = float(weight @ masses) + errors * (self.error * float(weight.sum()) + rest)
         point = (self.plan.bottom + i) * h
         return found * math.exp(min(self.log_front - theta * point, 700.0))
 

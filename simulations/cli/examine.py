@@ -5,17 +5,9 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import Choice
-from simulations.cli.options import TrustCode
-from simulations.cli.options import console
-from simulations.cli.options import device_in
-from simulations.cli.options import let_run
-from simulations.cli.options import option
-from simulations.cli.options import setting
-from simulations.cli.options import starting
+from simulations.cli.options import Choice, TrustCode, console, device_in, let_run, option, setting, starting
 from simulations.plan.trust import READS
-from simulations.settings.settings import merge
-from simulations.settings.settings import permit_code
+from simulations.settings.settings import merge, permit_code
 
 
 def inspect(
@@ -156,8 +148,7 @@ def attack(
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         with starting():
-            from simulations.attack.membership import membership_command
-            from simulations.attack.membership import only
+            from simulations.attack.membership import membership_command, only
 
         run = only(runs or [], asked)
         return membership_command(run, given, console, shadows=shadows, seed=seed, device=where, out=out)

@@ -157,8 +157,8 @@ def _run(
     ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=budget_seconds)
     display = GridDisplay(console, folder, len(cells), done, known=known, on_estimate=ask)
 
-    def ended(cell: Cell, outcome: Outcome, seconds: float) -> None:
-        display.ended(cell, outcome, seconds)
+    def ended(cell: Cell, outcome: Outcome) -> None:
+        display.ended(cell, outcome)
         output.update()
 
     try:

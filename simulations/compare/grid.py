@@ -32,6 +32,7 @@ def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[
     if name in CLIP:
         return kind in KINDS and KINDS[kind].plain
     if name in strategies.own_settings(method):
+        values = (*values, *TRIED.get(name, ()))
         return len(values) > 1 and not _looks_at(method, name, settings, values)
     return name in strategies.recipe_settings()
 
@@ -58,6 +59,10 @@ def dropped_lines(dropped: Iterable[tuple[str, str]]) -> list[str]:
     ]
 
 
+OPTIONS = {"rank": "--ranks", "sparsity": "--sparsities"}
+"""Settings that a key of the grid, or ``vary``, gives values to."""
+TRIED = {"rank": (1, 2), "sparsity": (0.25, 0.5)}
+"""Values of them, of which a grid may give a single one, that show whether a recipe looks at them."""
 AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
 """Settings that the grid itself varies, and the options that give them."""
 
@@ -97,7 +102,8 @@ class Cell:
 class Grid:
     """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of ``Settings``.
 
-    vary: values of any other settings. A method is run with every combination of the ones that it has.
+    vary: values of any other settings. A method is run with every combination of the ones that it has. ``ranks`` and
+    ``sparsities`` are the same of two settings that tables have columns for: figures are not over them.
 
     Raises ValueError for what no run accepts, naming the setting and the fix.
     """
@@ -122,7 +128,8 @@ class Grid:
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"expected {name} without repetitions, got {', '.join(map(str, values))}")
-        self._check_axes()
+        if any(not 0 < epsilon < math.inf for epsilon in self.epsilons):
+            raise ValueError(f"expected epsilons > 0 and finite, got {', '.join(f'{e:g}' for e in self.epsilons)}")
         given = [self.settings, self.vary, *(entry.settings for entry in self.entries)]
         for name, option in AXES.items():
             if any(name in settings for settings in given):
@@ -138,32 +145,27 @@ class Grid:
                 raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
         self._check_varied()
 
+    @property
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        """All settings that are varied besides epsilon and seed: ``vary``, and those that have a key of their own."""
+        return {name: values for name, values in self._keys().items() if values} | dict(self.vary)
+
+    def _keys(self) -> dict[str, tuple[Any, ...]]:
+        return {"rank": self.ranks, "sparsity": self.sparsities}
+
     def _check_varied(self) -> None:
-        axes = {"rank": self.ranks, "sparsity": self.sparsities}
-        for name, declared in declarations(self.vary).items():
-            values = self.vary[name]
+        for name, declared in declarations(self.axes).items():
+            values, own = self.axes[name], self._keys().get(name)
             for value in values:
                 declared.check(value)
-            if len(values) < 2 or len(set(values)) < len(values):
+            if name in self.vary and (len(values) < 2 or len(set(values)) < len(values)):
                 raise ValueError(f"expected two values of {name} at least, each once: --vary {name}=A,B,C")
-            if name in self.settings or axes.get(name):
+            if name in self.settings or (name in self.vary and own):
                 raise ValueError(f"{name} is varied, and given elsewhere: leave one of them out")
             if all(lacks(entry.method, name, self._own(entry), values) for entry in self.entries):
                 labels = ", ".join(entry.label for entry in self.entries)
-                raise ValueError(f"none of the methods {labels} has a setting {name}: leave --vary {name} out")
-
-    def _check_axes(self) -> None:
-        """Refuse values that every cell on an axis would be refused for."""
-        if any(not 0 < epsilon < math.inf for epsilon in self.epsilons):
-            raise ValueError(f"expected epsilons > 0 and finite, got {', '.join(f'{e:g}' for e in self.epsilons)}")
-        if any(rank < 1 for rank in self.ranks):
-            raise ValueError(f"expected ranks >= 1, got {', '.join(map(str, self.ranks))}")
-        if any(not 0 <= share < 1 for share in self.sparsities):
-            raise ValueError(f"expected sparsities in [0, 1), got {', '.join(f'{p:g}' for p in self.sparsities)}")
-        for axis, setting in (("ranks", "rank"), ("sparsities", "sparsity")):
-            if getattr(self, axis) and not any(entry.has(setting) for entry in self.entries):
-                labels = ", ".join(entry.label for entry in self.entries)
-                raise ValueError(f"none of the methods {labels} has a {setting}: leave {axis} out")
+                option = f"--vary {name}" if name in self.vary else OPTIONS[name]
+                raise ValueError(f"none of the methods {labels} has a setting {name}: leave {option} out")
 
     def cells(self) -> list[Cell]:
         """All cells, seeds outermost, then epsilons: whenever a run stops, all methods have got equally far.
@@ -173,15 +175,13 @@ class Grid:
         own = {entry.label: self._own(entry) for entry in self.entries}
         has = {entry.label: self._has(entry, own[entry.label]) for entry in self.entries}
         return [
-            self._cell(entry, seed, epsilon, rank, sparsity, varied)
+            self._cell(entry, seed, epsilon, varied)
             for seed in self.seeds
             for position, epsilon in enumerate(self.epsilons or (None,))
-            for combination in product(*(enumerate(values) for values in self.vary.values()))
+            for combination in product(*(enumerate(values) for values in self.axes.values()))
             for entry in self.entries
             if position == 0 or self._adds_noise(entry)
             for varied in self._varied(has[entry.label], combination)
-            for rank in _values("rank", self.ranks, entry, own[entry.label])
-            for sparsity in _values("sparsity", self.sparsities, entry, own[entry.label])
         ]
 
     def dropped(self) -> list[tuple[str, str]]:
@@ -190,8 +190,8 @@ class Grid:
         return [
             (entry.label, name)
             for entry in self.entries
-            for name in (*self.settings, *self.vary)
-            if (name in self.vary and lacks(entry.method, name, self._own(entry), self.vary[name]))
+            for name in (*self.settings, *self.axes)
+            if (name in self.axes and lacks(entry.method, name, self._own(entry), self.axes[name]))
             or (name in recipes and not entry.has(name))
         ]
 
@@ -205,13 +205,13 @@ class Grid:
         """The varied settings that an entry has and does not fix itself."""
         return {
             name
-            for name, values in self.vary.items()
+            for name, values in self.axes.items()
             if name not in entry.settings and not lacks(entry.method, name, own, values)
         }
 
     def _varied(self, has: set[str], combination: Sequence[tuple[int, Any]]) -> Sequence[tuple[tuple[str, Any], ...]]:
         """What an entry varies at a combination of (position, value); nothing at those that would repeat a run."""
-        at = list(zip(self.vary, combination, strict=True))
+        at = list(zip(self.axes, combination, strict=True))
         if any(position for name, (position, _) in at if name not in has):
             return ()
         return (tuple((name, value) for name, (_, value) in at if name in has),)
@@ -222,10 +222,7 @@ class Grid:
             return strategies.recipe(entry.method).mechanism.adds_noise
         return not is_silent(kind)
 
-    def _cell(
-        self, entry: Entry, seed: int, epsilon: float | None, rank: int | None, sparsity: float | None,
-        varied: tuple[tuple[str, Any], ...],
-    ) -> Cell:  # fmt: skip
+    def _cell(self, entry: Entry, seed: int, epsilon: float | None, varied: tuple[tuple[str, Any], ...]) -> Cell:
         noisy = self._adds_noise(entry)
         epsilon = epsilon if noisy else None
         own = {
@@ -233,21 +230,13 @@ class Grid:
             for name, value in self._own(entry).items()
             if noisy or name != "noise_multiplier" or name in entry.settings
         }
-        axes = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
-        coordinates = {name: value for name, value in axes.items() if value is not None} | dict(varied)
+        coordinates = ({} if epsilon is None else {"epsilon": epsilon}) | dict(varied)
         fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
         if own.get("engine") == "auto":  # cells share the processors among them
             own["engine"] = "local"
         words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
-        return Cell(
-            name="-".join(words), label=entry.label, given={**fixed, **own, **coordinates}, varied=varied
-        )  # fmt: skip
-
-
-def _values(name: str, values: Sequence[Any], entry: Entry, own: Mapping[str, Any]) -> Sequence[Any]:
-    """The values of rank or sparsity for an entry: none for one that fixes it, lacks it or does not look at it."""
-    tried = {"rank": (1, 2), "sparsity": (0.25, 0.5)}[name]
-    return values if values and name not in own and not lacks(entry.method, name, own, tried) else (None,)
+        shown = tuple((name, value) for name, value in varied if name in self.vary)
+        return Cell(name="-".join(words), label=entry.label, given={**fixed, **own, **coordinates}, varied=shown)
 
 
 def word(name: str, value: Any) -> str:

@@ -19,18 +19,18 @@ The file:
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from fedlsg.choices import choose
 from fedlsg.user_code.failure import without_exit
 from simulations.compare.grid import AXES, Cell, Entry, Grid
 from simulations.plan.base import Base
-from simulations.plan.plan import count_blocks
-from simulations.plan.prepare import prepare
+from simulations.plan.plan import client_terms, count_blocks
+from simulations.plan.prepare import data_key, prepare
 from simulations.settings.checks import idle
 from simulations.settings.settings import RUN, Settings, declarations, from_mapping, names_given, parse
-from simulations.workloads import LoadedWorkload, Options
+from simulations.workloads import LoadedWorkload
 
 
 def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -161,9 +161,10 @@ def check_cells(cells: Iterable[Cell]) -> None:
 
     Nothing is written or charged.
 
-    Each cell is prepared as its run prepares it: settings, data, partition, method, and the model on the CPU. Cells
-    that differ in their seed are checked once. Not found here: an epsilon that no noise reaches, too little memory, a
-    loss that diverges, and errors of a user's code, whose traceback is in the log of its cell.
+    Each cell is prepared and planned as its run does it: settings, data, partition, method, noise, and the model on the
+    CPU. Cells that differ in their seed are checked once. What the accountants found is kept for the cells. Not found
+    here: too little memory, a loss that diverges, and errors of a user's code, whose traceback is in the log of its
+    cell.
     """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -189,7 +190,7 @@ class _Check:
 
     def __init__(self) -> None:
         self.data: tuple[Any, LoadedWorkload] | None = None
-        self.models: set[Any] = set()
+        self.blocks: dict[Any, int] = {}
         self.idle: list[dict[str, str]] = []
 
     def reason(self, given: Any) -> str | None:
@@ -205,19 +206,16 @@ class _Check:
         return None
 
     def _prepare(self, settings: Settings) -> Base:
-        names = [*(field.name for field in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
-        key = tuple(str(getattr(settings, name)) for name in names)
+        key = data_key(settings)
         kept = self.data[1] if self.data is not None and self.data[0] == key else None
         base = prepare(settings, loaded=kept)
         self.data = (key, base.workload)
         model = (key, base.settings.method, base.settings.model, repr(base.method.carrier), base.method.mechanism.clips)
-        if model not in self.models:
-            self._check_model(base)
-            self.models.add(model)
+        here = replace(base, settings=replace(base.settings, device="cpu"))
+        if model not in self.blocks:
+            self.blocks[model] = count_blocks(here)
+        client_terms(here, self.blocks[model])
         return base
-
-    def _check_model(self, base: Base) -> None:
-        count_blocks(replace(base, settings=replace(base.settings, device="cpu")))
 
 
 def _some(names: list[str]) -> str:

@@ -173,7 +173,7 @@ def shown(figure: "Charts | Figure", caption: str) -> Part:
     """Charts, or a heat map as it is."""
     if isinstance(figure, tuple):
         return interactive(figure, caption, columns=3 if len(figure) % 2 else 2)
-    return picture(figure, caption, "Accuracy of each pair of values", "The table above has the numbers.")
+    return picture(figure, f"{caption} The table above has the numbers.")
 
 
 def drawn(table: Sequence[Line], view: View) -> "dict[str, Charts | Figure]":

@@ -51,10 +51,7 @@ WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
 ENOUGH, FEW = 0.1, 3
 """Share of a cell, or rounds of it, that must be done before the time left is estimated."""
 START_SECONDS = 2.0
-"""Seconds that a cell takes in addition to its rounds, until that is measured: its plan, its noise, its files.
-
-The first cell of a process takes longer, because it imports torch. That says nothing about the next ones.
-"""
+"""Seconds that a cell takes in addition to its rounds, until that is measured: its plan, its noise, its files."""
 
 
 @dataclass
@@ -114,9 +111,7 @@ class GridDisplay:
         """Seconds left, from the rounds that were seen so far; None while that is too little."""
         if not self.whole:
             return None
-        later = self.overheads[self.at_a_time :]  # those of the first cells include the start of their processes
-        first = min([START_SECONDS, *self.overheads])
-        each = fmean(self.whole.values()) + (fmean(later) if later else first)
+        each = fmean(self.whole.values()) + fmean(self.overheads or [START_SECONDS])
         return each * (self.cells - self.finished - sum(one.share for one in self.tasks.values())) / self.at_a_time
 
     def _time(self, cell: Cell, result: Result) -> None:
@@ -145,7 +140,7 @@ class GridDisplay:
         except ValueError:
             return None
 
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
         """A cell has ended: one line, and the bar."""
         one = self.tasks.pop(cell.name)
         self.progress.remove_task(one.task)
@@ -156,8 +151,10 @@ class GridDisplay:
             text = "" if result is None else reached(result)
             if result is not None and result.rows and result.rows[0].counted:
                 self._time(cell, result)
-                self.overheads.append(max(0.0, seconds - sum(row.seconds for row in result.rows[one.before :])))
-        line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"
+                spent = sum(row.seconds for row in result.rows[one.before :])
+                self.overheads.append(max(0.0, (outcome.seconds or 0.0) - spent))
+        took = "" if outcome.seconds is None else f"  {outcome.seconds:.1f} s"
+        line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}{took}"
         style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
         print_whole(line, self.console, style)
         self._overall(estimate=outcome.status == "done")

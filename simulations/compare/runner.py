@@ -133,7 +133,7 @@ def run_cells(
     budget_seconds: float | None = None,
     started: Callable[[Cell], None],
     running: Callable[[Sequence[Cell]], None],
-    ended: Callable[[Cell, Outcome, float], None],
+    ended: Callable[[Cell, Outcome], None],
     new_worker: Callable[[], Any] = Worker,
     kept: list[Any] | None = None,
 ) -> None:
@@ -142,8 +142,8 @@ def run_cells(
     A process that has no cell left to run is ended at once: it may hold Ray workers that others wait for. Given
     ``kept``, the processes that wait are in it, for the next call; the caller closes them.
     Once ``budget_seconds`` have passed no cell is started; one that is still running after a quarter more is
-    interrupted, to be resumed. ``started``, ``running`` (about twice a second) and ``ended(cell, outcome, seconds)``
-    report the progress. However this ends, no process is left and every started cell can be resumed.
+    interrupted, to be resumed. ``started``, ``running`` (about twice a second) and ``ended(cell, outcome)`` report
+    the progress. However this ends, no process is left and every started cell can be resumed.
     """
     pending = deque(folder.unfinished(cells))
     began, budget = time.monotonic(), math.inf if budget_seconds is None else budget_seconds
@@ -157,7 +157,7 @@ def run_cells(
                 workers.start(pending.popleft())
             for channel in wait(list(workers.busy), timeout=LOOK_SECONDS):
                 workers.take(channel, pending=len(pending))
-            running([cell for _, cell, _ in workers.busy.values()])
+            running([cell for _, cell in workers.busy.values()])
             if spent >= budget * (1 + PATIENCE):
                 workers.interrupt()
                 for channel in list(workers.busy):
@@ -165,42 +165,42 @@ def run_cells(
 
 
 class _Workers:
-    """Processes that run cells: busy ones by their channel, with cell and start, and idle ones."""
+    """Processes that run cells: busy ones by their channel, with their cell, and idle ones."""
 
     def __init__(
-        self, folder: Folder, new_worker: Callable[[], Any], ended: Callable[[Cell, Outcome, float], None],
+        self, folder: Folder, new_worker: Callable[[], Any], ended: Callable[[Cell, Outcome], None],
         kept: list[Any] | None,
     ) -> None:  # fmt: skip
         self.folder, self.new_worker, self.ended, self.kept = folder, new_worker, ended, kept
         self.idle: list[Any] = [] if kept is None else kept
-        self.busy: dict[Any, tuple[Any, Cell, float]] = {}
+        self.busy: dict[Any, tuple[Any, Cell]] = {}
 
     def start(self, cell: Cell) -> None:
         worker = self.idle.pop() if self.idle else self.new_worker()
-        self.busy[worker.channel] = (worker, cell, time.monotonic())
+        self.busy[worker.channel] = (worker, cell)
         self.folder.note(cell, Outcome(status="interrupted"))  # what is true should we be killed from here on
         path, log = self.folder.run(cell).path, self.folder.log(cell)
         worker.submit(Job(path=str(path), log=str(log), given=dict(cell.given)))
 
     def take(self, channel: Any, *, pending: int) -> None:
         """Wait for the outcome of a busy worker, and write it down."""
-        worker, cell, since = self.busy.pop(channel)
+        worker, cell = self.busy.pop(channel)
         outcome = worker.outcome()
         self.folder.note(cell, outcome)
-        self.ended(cell, outcome, time.monotonic() - since)
+        self.ended(cell, outcome)
         if outcome.status == "done" and worker.alive and (self.kept is not None or len(self.idle) < pending):
             self.idle.append(worker)
         else:
             worker.close()  # a fresh process after any trouble
 
     def interrupt(self) -> None:
-        for worker, _, _ in self.busy.values():
+        for worker, _ in self.busy.values():
             worker.interrupt()
 
     def close(self) -> None:
         self.interrupt()
         idle = self.idle if self.kept is None else []
-        for worker in [*idle, *(worker for worker, _, _ in self.busy.values())]:
+        for worker in [*idle, *(worker for worker, _ in self.busy.values())]:
             worker.close()
 
 

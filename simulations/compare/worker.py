@@ -8,17 +8,22 @@ dies, it interrupts itself. An interrupted cell stays resumable.
 import os
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from fedlsg.owner_only import make_file
 from fedlsg.user_code.failure import without_exit
 from simulations.engines import ahead
+from simulations.settings.settings import permit_code
+
+if TYPE_CHECKING:
+    from simulations.workloads import LoadedWorkload
 
 PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten
 CONTEXT = get_context("spawn")
@@ -41,10 +46,40 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a cell ended: "done", "failed" or "interrupted", and why."""
+    """How a cell ended: "done", "failed" or "interrupted", and why.
+
+    ``seconds``: those of the cell alone, without what the cells of its process share; None for a process that died.
+    """
 
     status: str
     reason: str = ""
+    seconds: float | None = None
+
+
+class Shared:
+    """What the cells of a process share: its imports, what torch and the accountants do once, and the data.
+
+    Code of a user's own is called for every cell: what its data and losses remember is not known.
+    """
+
+    def __init__(self) -> None:
+        self.key: tuple[str, ...] = ()
+        self.data: LoadedWorkload | None = None
+
+    def prepare(self, given: Mapping[str, Any]) -> None:
+        """Do what is not done yet, before the seconds of a cell count. What fails here, the cell itself reports."""
+        from simulations import workloads
+        from simulations.plan.prepare import data_key
+        from simulations.run.commands import settings_of
+        from simulations.server.ready import ready_plan
+
+        with suppress(Exception), without_exit():
+            settings = settings_of(given)
+            if (key := data_key(settings)) == self.key:
+                return
+            self.key, self.data = key, None
+            data = ready_plan(settings).workload
+            self.data = data if workloads.own(settings.workload) is None else None
 
 
 class Worker:
@@ -118,50 +153,53 @@ def serve(channel: "connection.Connection[Any, Any]") -> None:
     threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
     try:
         with ExitStack() as ray:
+            shared = Shared()
             while True:
-                channel.send(run_cell(channel.recv(), ray))
+                channel.send(run_cell(channel.recv(), ray, shared))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
 
 
-def run_cell(job: Job, ray: ExitStack) -> Outcome:
+def run_cell(job: Job, ray: ExitStack, shared: Shared) -> Outcome:
     """Run or resume one cell as ``fedlsg run`` or ``fedlsg resume`` would; what it prints goes to its log.
 
-    ``ray``: there Ray stays for the next cell of this process, with its workers.
+    ``ray``: there Ray stays for the next cell of this process, with its workers. ``shared`` is done first.
     Guarantee: raises nothing but SystemExit; whatever went wrong is the outcome's one-line reason.
     """
     log = Path(job.log)
     log.parent.mkdir(parents=True, exist_ok=True)
     make_file(log)  # a traceback may quote data
+    began = time.monotonic()
     with log.open("a") as file:
         try:
             ray.enter_context(ahead(job.given["engine"], several=True))
+            permit_code(job.given)  # what the command line of the parent named
+            shared.prepare(job.given)
+            began = time.monotonic()
             with without_exit():
-                _run(job, file)
+                _run(job, file, shared.data)
         except KeyboardInterrupt:
-            return Outcome(status="interrupted")
+            return Outcome(status="interrupted", seconds=time.monotonic() - began)
         except Exception as error:
             traceback.print_exc(file=file)
             expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError) and str(error)
             text = str(error) if expected else f"{type(error).__name__}: {error}"
-            return Outcome(status="failed", reason=" ".join(text.split()))
-    return Outcome(status="done")
+            return Outcome(status="failed", reason=" ".join(text.split()), seconds=time.monotonic() - began)
+    return Outcome(status="done", seconds=time.monotonic() - began)
 
 
-def _run(job: Job, log: IO[str]) -> None:
+def _run(job: Job, log: IO[str], loaded: "LoadedWorkload | None") -> None:
     from rich.console import Console
 
     from simulations.run.commands import resume_command, run_command
     from simulations.rundir.examined import SETTINGS, open_run
     from simulations.rundir.manifest import accept
     from simulations.rundir.rundir import RunDir
-    from simulations.settings.settings import permit_code
 
-    permit_code(job.given)  # what the command line of the parent named
     console = Console(file=log, width=120, force_terminal=False, color_system=None)
     directory = RunDir(Path(job.path))
     if not directory.config.exists():
-        run_command(job.given, job.path, console)
+        run_command(job.given, job.path, console, loaded=loaded)
         return
     open_run(directory.path, (SETTINGS,), console.print)  # before it is written anew
     directory.write_config(replace(directory.read_config(), **_movable(job.given)))

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -58,14 +57,9 @@ class Worker:
         """
         from flwr.common.logger import log
 
-        from simulations.client.model import HISTORY
-        from simulations.client.model import process
-        from simulations.client.piles import pack
-        from simulations.client.piles import unpack
-        from simulations.client.virtual import call_until
-        from simulations.client.virtual import give_id
-        from simulations.client.virtual import task_identity
-        from simulations.client.virtual import too_slow
+        from simulations.client.model import HISTORY, process
+        from simulations.client.piles import pack, unpack
+        from simulations.client.virtual import call_until, give_id, task_identity, too_slow
         from simulations.engines.passes import Passes
         from strategies.federation.proofs import own_identity
 
@@ -113,9 +107,7 @@ class Worker:
         import ray
 
         from simulations.client.app import simulated_settings
-        from simulations.client.model import HISTORY
-        from simulations.client.model import process
-        from simulations.client.model import serving
+        from simulations.client.model import HISTORY, process, serving
         from simulations.plan.continuity import data_digest
         from simulations.plan.prepare import prepare
 
@@ -141,9 +133,7 @@ class Worker:
 
 def _call(client: Any, job: Job, task: Any) -> Any:
     """The reply of a client. None of its errors may reach the driver: their text may quote a row."""
-    from simulations.client.virtual import OutOfTimeError
-    from simulations.client.virtual import call_client
-    from simulations.client.virtual import fail_client
+    from simulations.client.virtual import OutOfTimeError, call_client, fail_client
 
     try:
         return call_client(client, task.message, job.num_partitions, job.run_config, task.state)

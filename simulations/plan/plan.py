@@ -36,7 +36,7 @@ from simulations.plan.rows import check_rows, check_train_shape, naming_failures
 from simulations.plan.start import check_source
 from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import Settings
-from simulations.workloads import Progress, Split, silent, to_device
+from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 
@@ -55,14 +55,14 @@ class Plan(Base):
 
 def make_plan(
     settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None,
-    given: Collection[str] = (),
+    given: Collection[str] = (), loaded: LoadedWorkload | None = None,
 ) -> Plan:  # fmt: skip
     """``prepare``, then check delta and calibrate each client's noise multiplier.
 
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    base = prepare(settings, progress=progress, declared=declared, given=given)
+    base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded)
     base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.source is not None:
         progress(f"reading the source of probes, {base.probe_source.name}")
@@ -86,8 +86,11 @@ def make_plan(
     return Plan(**{f.name: getattr(base, f.name) for f in fields(Base)}, terms=terms)
 
 
-def client_terms(base: Base) -> Sequence[ClientTerms]:
-    """Rate and nominal noise multiplier of every client; both follow from its declared size."""
+def client_terms(base: Base, blocks: int | None = None) -> Sequence[ClientTerms]:
+    """Rate and nominal noise multiplier of every client; both follow from its declared size.
+
+    ``blocks``: ``count_blocks`` of the same model and method, where that is known.
+    """
     s, mechanism = base.settings, base.method.mechanism
     if mechanism.private:
         check_delta(s.delta, base.unit.population(base.sizes))
@@ -95,7 +98,7 @@ def client_terms(base: Base) -> Sequence[ClientTerms]:
         raise ValueError(
             f"trust=secure is planned for clients of {MOST_EXAMPLES:,} examples, one has {max(base.sizes):,}"
         )
-    blocks = count_blocks(base)
+    blocks = count_blocks(base) if blocks is None else blocks
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
     weights = client_weights(base)
     rates = {size: base.rate_of(size) for size in weights}

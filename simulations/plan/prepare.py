@@ -59,10 +59,10 @@ def prepare(
 ) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
 
-    ``loaded``: the data, where another process has loaded them for these settings; ``parts``: of them, where this one
-    has. In a deployment only the public part
-    of the workload is loaded: the server gives the N_k that its clients ``declared``, a client gives its ``own``
-    training rows. ``given``: settings that a user gave for this run: one of them that has no effect is refused.
+    ``loaded``: the data, where they were loaded for settings of the same ``data_key``; ``parts``: of them, where this
+    process has them. In a deployment only the public part of the workload is loaded: the server gives the N_k that its
+    clients ``declared``, a client gives its ``own`` training rows. ``given``: settings that a user gave for this run:
+    one of them that has no effect is refused.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -112,6 +112,12 @@ def prepare(
         local=local,
         declared=None if declared is None else tuple(declared),
     )
+
+
+def data_key(settings: Settings) -> tuple[str, ...]:
+    """The settings that decide what data are loaded: where they are equal, the data are the same."""
+    names = [*(f.name for f in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
+    return tuple(str(getattr(settings, name)) for name in names)
 
 
 def _load(

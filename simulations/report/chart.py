@@ -175,6 +175,15 @@ def is_number(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
+def short_bytes(value: float, _: Any = None) -> str:
+    """1500000 -> "1.5 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if abs(value) < 1000:
+            return f"{value:g} {unit}"
+        value /= 1000
+    return f"{value:g} GB"
+
+
 def chart_data(chart: Chart) -> dict[str, Any]:
     """The chart for the script of a page, for JSON: what differs from the defaults."""
     axes = {name: _given(axis, AXIS) for name, axis in (("x", chart.x), ("y", chart.y))}

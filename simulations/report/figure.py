@@ -1,4 +1,4 @@
-"""The style of every figure: colours, fonts, legends; figures as PNG, and as parts of a page: SVG with ids of its own.
+"""The style of every figure: colours, fonts, legends; charts and pictures as parts of a page, and as PNG.
 
 Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to figure; markers say the
 same again. Figures are drawn without pyplot: no window, no global state.
@@ -6,19 +6,28 @@ same again. Figures are drawn without pyplot: no window, no global state.
 
 import base64
 import functools
-import hashlib
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ParamSpec
-from xml.etree import ElementTree
 
-from simulations.report.chart import GUESSING, Chart, Series, Values, chart_data, describe, is_number, keys, share_names
+from simulations.report.chart import (
+    GUESSING,
+    Chart,
+    Series,
+    Values,
+    chart_data,
+    describe,
+    is_number,
+    keys,
+    share_names,
+    short_bytes,
+)
 from simulations.report.chart import Axis as AxisOf
 from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
 from simulations.report.page import Drawing, Panel, Picture, script_json
+from simulations.report.still import still
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +38,8 @@ P = ParamSpec("P")
 
 PIXELS = 96
 """CSS pixels of an inch."""
-PANEL, WIDE, STILL = 4.2, 7.2, 5.6
-"""Inches of a chart next to another one, alone, and alone on a page that a phone can show."""
+PANEL, WIDE = 4.2, 7.2
+"""Inches of a chart next to another one, and alone."""
 ENTRY = 1.9
 """Inches of an entry of a legend."""
 DENSE, QUALITY = 90, 45
@@ -198,31 +207,19 @@ def interactive(charts: Sequence[Chart], caption: str, *, columns: int = 2) -> D
     )  # fmt: skip
 
 
-def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
-    """The chart as the inside of an SVG, and its size in CSS pixels: as large as a phone can show it."""
-    import matplotlib
-
-    size = (STILL if across == 1 else PANEL, chart.height / PIXELS)
-    with matplotlib.rc_context(STYLE):
-        figure, (axes,) = panel_grid(1, 1, size)
-        draw_chart(axes, chart)
-        return part_of(save(figure, format="svg", metadata={"Date": None}, facecolor="none"), size)
-
-
-def picture(figure: "Figure", caption: str, title: str, words: str) -> Drawing:
-    """A figure of another kind as it is, in one panel."""
-    size = tuple(float(side) for side in figure.get_size_inches())
-    svg, pixels = part_of(save(figure, format="svg", metadata={"Date": None}, facecolor="none"), (size[0], size[1]))
-    return Drawing(panels=(Panel(svg=svg, size=pixels, title=title, words=words),), caption=caption, columns=1)
+def picture(figure: "Figure", caption: str) -> Picture:
+    """A figure of another kind on a light ground, half as large again: its words are small."""
+    return _image("svg+xml", save(figure, format="svg", metadata={"Date": None}), figure, caption, 1.5)
 
 
 def photo(figure: "Figure", caption: str) -> Picture:
     """A figure of many pixels on a page: compressed, on a light ground."""
-    uri = (
-        "data:image/webp;base64,"
-        + base64.b64encode(save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY})).decode()
-    )
-    return Picture(uri=uri, width=round(figure.get_figwidth() * PIXELS), caption=caption)
+    return _image("webp", save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY}), figure, caption)
+
+
+def _image(kind: str, content: bytes, figure: "Figure", caption: str, larger: float = 1.0) -> Picture:
+    uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return Picture(uri=uri, width=round(larger * figure.get_figwidth() * PIXELS), caption=caption)
 
 
 def png(drawn: "tuple[Chart, ...] | Figure") -> bytes:
@@ -243,54 +240,3 @@ def save(figure: "Figure", style: Any = None, **options: Any) -> bytes:
 def wrap(name: str) -> str:
     """A long name on several lines, for a legend."""
     return textwrap.fill(name, 28, break_long_words=True)
-
-
-def short_bytes(value: float, _: Any = None) -> str:
-    """1500000 -> "1.5 MB"."""
-    for unit in ("B", "kB", "MB"):
-        if abs(value) < 1000:
-            return f"{value:g} {unit}"
-        value /= 1000
-    return f"{value:g} GB"
-
-
-SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-SCALE = 96 / 72
-"""CSS pixels in one of matplotlib's points."""
-DIGITS = re.compile(r"(\d+\.\d{2})\d+")
-FONT = re.compile(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*")
-FAMILY = re.compile(r"font-family: [^;\"]*;? ?")
-SIZE = re.compile(r"font-size: ([\d.]+)px")
-REFERENCE = re.compile(r'(?:url\(|href=")#([^")]+)')
-TAG = re.compile(r"<[^<>]*>")
-
-
-def part_of(save: bytes, size: tuple[float, float]) -> tuple[str, tuple[int, int]]:
-    """What is inside of an SVG of ``size`` inches, scaled to CSS pixels, and its size in them."""
-    ElementTree.register_namespace("", SVG)
-    ElementTree.register_namespace("xlink", XLINK)
-    root = ElementTree.fromstring(save)
-    inner = "".join(ElementTree.tostring(one, encoding="unicode") for one in root if not one.tag.endswith("metadata"))
-    return f'<g transform="scale({SCALE:.4f})">{_tidied(inner)}</g>', (round(96 * size[0]), round(96 * size[1]))
-
-
-def _references(text: str) -> list[str]:
-    """The ids that tags refer to, each once; what looks so in words is none."""
-    return list(dict.fromkeys(name for tag in TAG.findall(text) for name in REFERENCE.findall(tag)))
-
-
-def _tidied(text: str) -> str:
-    """Shorter, with the page's font, and with ids that no other figure has. Words stay as they are."""
-    text = re.sub(r">\s+<", "><", text)
-    prefix = "p" + hashlib.sha256(text.encode()).hexdigest()[:6]
-    named = set(_references(text))
-    return TAG.sub(lambda tag: _tidied_tag(tag[0], prefix, named), text)
-
-
-def _tidied_tag(tag: str, prefix: str, named: Set[str]) -> str:
-    tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
-    tag = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in named else "", tag)
-    tag = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", tag)
-    tag = FAMILY.sub("", FONT.sub(r"font-size: \1px", tag))
-    tag = SIZE.sub(r"font-size: calc(\1px * var(--words, 1))", tag)
-    return DIGITS.sub(r"\1", tag)

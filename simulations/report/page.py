@@ -121,7 +121,7 @@ class Panel:
 class Drawing:
     """Panels with one caption and, if they share one, one legend: next to each other where there is room.
 
-    columns: panels in a row at most. data: of the panels, for the page's script, as ``script_json``; empty: pictures.
+    columns: panels in a row at most. data: of the panels, for the page's script, as ``script_json``.
     """
 
     kind: ClassVar[str] = "drawing"
@@ -129,7 +129,7 @@ class Drawing:
     legend: tuple[Key, ...] = ()
     caption: str
     columns: int = 2
-    data: str = ""
+    data: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,13 @@ import functools
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from simulations.report.page import Download, Drawing, Page, Part, Slides
 from simulations.report.style import CSS
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 SECTIONS = 3
 """Titled sections from which on a page has a list of them at its top."""
@@ -24,17 +28,22 @@ def render(page: Page, follow: str = "") -> str:
     """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing.
 
     Jinja escapes every value. Only the style sheet, the scripts, data that ``script_json`` escaped, and the SVG of a
-    panel, whose text matplotlib escaped, are inserted as they are. The page's own policy lets a browser run these
+    panel, whose text is escaped, are inserted as they are. The page's own policy lets a browser run these
     scripts alone, and load nothing. ``follow``: a script after them, for a page on loopback that asks its own server.
     """
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    drawn = any(isinstance(part, Drawing) and part.data for part in _parts(page))
+    drawn = any(isinstance(part, Drawing) for part in _parts(page))
     run = (*scripts(drawn=drawn), *([follow] if follow else []))
-    return environment.from_string(TEMPLATE).render(
+    return _template().render(
         page=page, css=CSS, listed=SECTIONS, target=target, scripts=run, policy=policy(run, asks=bool(follow))
     )
+
+
+@functools.cache
+def _template() -> "Template":
+    from jinja2 import Environment, StrictUndefined
+
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return made.from_string(TEMPLATE)
 
 
 def policy(run: Iterable[str], *, asks: bool = False) -> str:
@@ -109,28 +118,6 @@ TEMPLATE = """<!DOCTYPE html>
 </tbody></table></div>
 {% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
 {% endmacro %}
-{% macro tiles(part) %}
-<ul class="tiles">
-{% for tile in part.tiles %}
-<li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
-<strong>{{ tile.value }}</strong>
-{% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
-{% endfor %}
-</ul>
-{% endmacro %}
-{% macro gallery(part) %}
-<figure><div class="scroll" role="group" tabindex="0" aria-label="images"><table class="gallery"
- style="--side: {{ part.side }}px">
-<thead><tr>{% for name in part.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in part.rows %}
-<tr>{% for shot in row %}<td>{% if shot.uri %}<img src="{{ shot.uri }}"
- alt="{{ part.columns[loop.index0] }}: {{ shot.words }}">
-{% endif %}<span{% if shot.style %} class="{{ shot.style }}"{% endif %}>{{ shot.words }}</span></td>{% endfor %}</tr>
-{% endfor %}
-</tbody></table></div>
-{% if part.caption %}<figcaption>{{ part.caption }}</figcaption>{% endif %}</figure>
-{% endmacro %}
 {% macro tokens(part) %}
 <table class="tokens">
 {% for line in part.lines %}
@@ -156,21 +143,6 @@ TEMPLATE = """<!DOCTYPE html>
 {{- one.name }}</li>{% endfor %}</ul>
 {% endif %}
 {% endmacro %}
-{% macro drawing(part) %}
-<figure{% if part.data %} class="chart"{% endif %}>
-{{ keys(part.legend) }}
-<div class="panels {{ ["one", "two", "three"][part.columns - 1] }}">
-{% for panel in part.panels %}
-<div class="panel"><p class="title">{{ panel.title }}</p>
-{{ keys(panel.legend) }}
-<svg role="img" class="still" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
- aria-label="{{ panel.title }}. {{ panel.words }}">
-{{- panel.svg | safe }}</svg></div>
-{% endfor %}
-</div>
-{% if part.data %}<script type="application/json">{{ part.data | safe }}</script>{% endif %}
-<figcaption>{{ part.caption }}</figcaption></figure>
-{% endmacro %}
 {% macro parts(some, title) %}
 {% for part in some %}
 {% if part.kind == "text" %}
@@ -185,9 +157,25 @@ TEMPLATE = """<!DOCTYPE html>
 {% elif part.kind == "table" %}
 {{ table(part, title) }}
 {% elif part.kind == "tiles" %}
-{{ tiles(part) }}
+<ul class="tiles">
+{% for tile in part.tiles %}
+<li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
+<strong>{{ tile.value }}</strong>
+{% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
+{% endfor %}
+</ul>
 {% elif part.kind == "gallery" %}
-{{ gallery(part) }}
+<figure><div class="scroll" role="group" tabindex="0" aria-label="images"><table class="gallery"
+ style="--side: {{ part.side }}px">
+<thead><tr>{% for name in part.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in part.rows %}
+<tr>{% for shot in row %}<td>{% if shot.uri %}<img src="{{ shot.uri }}"
+ alt="{{ part.columns[loop.index0] }}: {{ shot.words }}">
+{% endif %}<span{% if shot.style %} class="{{ shot.style }}"{% endif %}>{{ shot.words }}</span></td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% if part.caption %}<figcaption>{{ part.caption }}</figcaption>{% endif %}</figure>
 {% elif part.kind == "slides" %}
 <div class="slides" data-name="{{ part.name }}">
 {% for label, own in part.slides %}
@@ -197,7 +185,19 @@ TEMPLATE = """<!DOCTYPE html>
 {% endfor %}
 </div>
 {% elif part.kind == "drawing" %}
-{{ drawing(part) }}
+<figure class="chart">
+{{ keys(part.legend) }}
+<div class="panels {{ ["one", "two", "three"][part.columns - 1] }}">
+{% for panel in part.panels %}
+<div class="panel"><p class="title">{{ panel.title }}</p>
+{{ keys(panel.legend) }}
+<svg role="img" class="still" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
+ aria-label="{{ panel.title }}. {{ panel.words }}">
+{{- panel.svg | safe }}</svg></div>
+{% endfor %}
+</div>
+<script type="application/json">{{ part.data | safe }}</script>
+<figcaption>{{ part.caption }}</figcaption></figure>
 {% elif part.kind == "picture" %}
 <figure><div class="scroll" role="group" tabindex="0" aria-label="picture">
 <img src="{{ part.uri }}" width="{{ part.width }}" alt="{{ part.caption }}"></div>

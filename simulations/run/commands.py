@@ -49,22 +49,34 @@ from simulations.server.ready import ready_plan, restore
 from simulations.server.summary import refuse_diverged
 from simulations.settings.automatic import method_line, rule_line
 from simulations.settings.published import resolve
-from simulations.settings.settings import as_config, names_given
+from simulations.settings.settings import Settings, as_config, names_given
+from simulations.workloads import LoadedWorkload
 
 KILLED = "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was lost"
 
 
-def run_command(given: dict[str, Any], out: str | None, console: Console, *, opens: bool = False) -> None:
-    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page follows the run."""
+def run_command(
+    given: dict[str, Any], out: str | None, console: Console, *, opens: bool = False,
+    loaded: LoadedWorkload | None = None,
+) -> None:  # fmt: skip
+    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page follows the run.
+
+    ``loaded``: as in ``prepare``.
+    """
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
-    settings = from_root(resolve(given))
+    settings = settings_of(given)
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with working(console, "loading data, calibrating noise") as say:
-        plan = ready_plan(settings, progress=say, given=names_given(given))
+        plan = ready_plan(settings, progress=say, given=names_given(given), loaded=loaded)
     plan, directory = begun(plan, out, console)
     with following(directory.path, console) if opens else nullcontext():
         execute(plan, directory, console, callbacks=callbacks)
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """The settings of a run from those that a user gave for it."""
+    return from_root(resolve(given))
 
 
 def begun(plan: Plan, out: str | None, console: Console) -> tuple[Plan, RunDir]:

@@ -37,18 +37,18 @@ from simulations.rundir.manifest import reopen
 from simulations.rundir.rundir import RunDir
 from simulations.server.evaluate import evaluate, has_one_number, score, scores_of
 from simulations.settings.settings import Settings
-from simulations.workloads import Progress, Split, silent, to_device
+from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 
 
 def ready_plan(
     settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None,
-    given: Collection[str] = (),
+    given: Collection[str] = (), loaded: LoadedWorkload | None = None,
 ) -> Plan:  # fmt: skip
     """``make_plan``, and what is checked on it: nobody was charged, and nothing is written.
 
     Raises ValueError as ``make_plan``, ``check_evaluation`` and ``rehearse``.
     """
-    plan = make_plan(settings, progress=progress, declared=declared, given=given)
+    plan = make_plan(settings, progress=progress, declared=declared, given=given, loaded=loaded)
     progress("a round on public rows")
     rehearse(plan, max(different_terms(plan.terms), key=lambda terms: terms.num_examples))
     if workloads.own(plan.settings.workload) is not None:

@@ -6,11 +6,8 @@ shadows  the models      measure  attacks on them      rounds  the game of one r
 """
 
 import time
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,66 +15,40 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from fedlsg.attacks.membership import LossThreshold
-from fedlsg.attacks.membership import loss_threshold
-from fedlsg.attacks.metrics import LOW_RATES
-from fedlsg.attacks.metrics import Roc
+from fedlsg.attacks.membership import LossThreshold, loss_threshold
+from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.randomness import public_generator
-from simulations.attack.membership.findings import Report
-from simulations.attack.membership.findings import bounded
-from simulations.attack.membership.findings import facts
-from simulations.attack.membership.findings import granted
-from simulations.attack.membership.findings import tables
-from simulations.attack.membership.findings import verdict
-from simulations.attack.membership.measure import GRID
-from simulations.attack.membership.measure import attack
-from simulations.attack.membership.measure import claimed
-from simulations.attack.membership.measure import over_the_claim
+from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
+from simulations.attack.membership.measure import GRID, attack, claimed, over_the_claim
 from simulations.attack.membership.rounds import per_round
-from simulations.attack.membership.shadows import check_shadows
-from simulations.attack.membership.shadows import confidences
-from simulations.attack.membership.shadows import train_all
+from simulations.attack.membership.shadows import check_shadows, confidences, train_all
 from simulations.attack.report import output_folder
 from simulations.inspection import refuse_settings
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan
-from simulations.report.chart import GUESSING
-from simulations.report.chart import Axis
-from simulations.report.chart import Chart
-from simulations.report.chart import Series
-from simulations.report.colours import BLACK
-from simulations.report.colours import GREEN
-from simulations.report.colours import GREY
-from simulations.report.colours import ORANGE
-from simulations.report.colours import SKY
+from simulations.report.chart import GUESSING, Axis, Chart, Series
+from simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
 from simulations.report.figure import interactive
-from simulations.report.page import Badge
-from simulations.report.page import Page
-from simulations.report.page import Text
-from simulations.report.page import data_section
-from simulations.report.page import download
-from simulations.report.page import facts_of
-from simulations.report.page import json_text
-from simulations.report.page import sections
+from simulations.report.page import Badge, Page, Text, data_section, download, facts_of, json_text, sections
 from simulations.report.progress import bar
 from simulations.report.template import render
-from simulations.report.terminal import checked
-from simulations.report.terminal import facts_shown
-from simulations.report.terminal import print_line
-from simulations.report.terminal import print_note
-from simulations.report.terminal import print_table
-from simulations.report.terminal import print_written
-from simulations.report.terminal import write_private
+from simulations.report.terminal import (
+    checked,
+    facts_shown,
+    print_line,
+    print_note,
+    print_table,
+    print_written,
+    write_private,
+)
 from simulations.report.words import duration
 from simulations.rundir.examined import STATE
 from simulations.rundir.rundir import RunDir
 from simulations.server.ready import ready_plan
-from simulations.settings.checks import refuse_groups
-from simulations.settings.checks import refuse_shuffled
+from simulations.settings.checks import refuse_groups, refuse_shuffled
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
-from simulations.settings.settings import Settings
-from simulations.settings.settings import names_given
+from simulations.settings.settings import Settings, names_given
 
 SHADOWS = 16
 USED = frozenset({

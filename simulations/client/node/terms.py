@@ -12,23 +12,17 @@ the run's workload, as a simulated client does.
 
 import hashlib
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from fedlsg.units import EXAMPLE
-from fedlsg.units import UNITS
+from fedlsg.units import EXAMPLE, UNITS
 from simulations import workloads
-from simulations.client.node.refusals import OwnDataError
-from simulations.client.node.refusals import TermsError
-from simulations.client.node.refusals import log_failure
+from simulations.client.node.refusals import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
-from simulations.workloads import LoadedWorkload
-from simulations.workloads import Split
+from simulations.workloads import LoadedWorkload, Split
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",

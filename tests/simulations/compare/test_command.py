@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from simulations.compare.collect import cell_result
 from simulations.compare.grid import Cell
 from simulations.compare.runner import Folder, check_same_settings, run_cells
-from simulations.compare.worker import Job, Outcome
+from simulations.compare.worker import Job, Outcome, Shared, run_cell
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
 from tests.simulations.support.runs import SMALL
@@ -34,7 +35,7 @@ class Heard:
 
     def running(self, cells: Any) -> None: ...
 
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
         self.ends.append(f"{cell.name} {outcome.status}")
 
 
@@ -103,6 +104,20 @@ GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducibl
 
 def job(path: Path, **changes: Any) -> Job:
     return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
+
+
+def test_cells_of_a_process_share_data_and_nothing_that_a_result_shows(tmp_path):
+    shared, found = Shared(), []
+    for name, changes in (("one", {}), ("again", {}), ("other", {"partition": "dirichlet"}), ("last", {})):
+        outcome = run_cell(job(tmp_path / name, **changes), ExitStack(), shared)
+        assert (outcome.status, outcome.reason) == ("done", "")
+        assert outcome.seconds > 0
+        found.append((shared.data, (tmp_path / name / "model.safetensors").read_bytes()))
+    data, models = zip(*found, strict=True)
+    assert all(one is data[0] is not None for one in data)
+    assert models[0] == models[1] == models[3] != models[2]
+    shared.prepare(GIVEN | {"normalise": "public"})
+    assert shared.data is not data[0]  # negative control: other data are loaded
 
 
 def test_compare_end_to_end(fedlsg, tmp_path):

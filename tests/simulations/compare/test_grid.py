@@ -22,12 +22,13 @@ def test_the_cells_of_a_small_grid_by_hand():
     assert [cell.name for cell in cells] == [
         f"{name}-seed{seed}"
         for seed in (0, 1)
-        for name in ("lsg-epsilon1-rank4", "lsg-epsilon1-rank8", "sgd", "lsg-epsilon3-rank4", "lsg-epsilon3-rank8")
+        for name in ("lsg-epsilon1-rank4", "sgd", "lsg-epsilon1-rank8", "lsg-epsilon3-rank4", "lsg-epsilon3-rank8")
     ]
-    assert cells[1].given == {
+    assert cells[2].given == {
         "workload": "digits", "method": "lsg", "seed": 0, "engine": "local", "epsilon": 1.0, "rank": 8,
     }  # fmt: skip
-    assert cells[2].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
+    assert cells[2].varied == ()
+    assert cells[1].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
 
 
 REFUSED = {
@@ -45,11 +46,11 @@ REFUSED = {
     "no number": ({"ranks": ["four"]}, "expected ranks as a list of numbers"),
     "half a rank": ({"ranks": [1.5]}, "expected ranks as a list of numbers"),
     "epsilon below 0": ({"epsilons": [-1.0]}, "expected epsilons > 0 and finite, got -1"),
-    "no rank": ({"ranks": [0, 4]}, "expected ranks >= 1, got 0, 4"),
-    "all frozen": ({"sparsities": [1.0]}, r"expected sparsities in \[0, 1\), got 1"),
+    "no rank": ({"ranks": [-1, 4]}, "expected rank=-1 >= 0"),
+    "all frozen": ({"sparsities": [1.0]}, r"expected .*sparsity=1.0 < 1"),
     "an axis that nobody has": (
         {"methods": {"dpsgd": {}}, "ranks": [4]},
-        "none of the methods dpsgd has a rank: leave",
+        "none of the methods dpsgd has a setting rank: leave --ranks out",
     ),
     "no seed": ({"seeds": 0}, "one seed at least"),
 }
@@ -80,6 +81,7 @@ def test_cells_that_run_are_accepted():
         ({"lsg": {"rank": 4000}}, {}, r"lsg-seed0, lsg-seed1: rank=4000 carries no layer"),
         ({"lsg": {}}, {"vary": {"clients": [2, 5000]}}, r"lsg-clients5000-seed0, .*: expected clients in 1..1437"),
         ({"lsg": {}}, {"vary": {"rank": [4, 4000]}}, r"lsg-rank4000-seed0.*rank=4000 carries no layer"),
+        ({"lsg": {}}, {"vary": {"rank": [0, 4]}}, r"lsg-rank0-seed0, .*: expected rank=0 >= 1 for low-rank"),
         ({"lsg": {"sample_rate": 0.1, "batch_size": 3}}, {}, "lsg-seed0, lsg-seed1: .* give either sample_rate"),
     ],
 )
@@ -213,3 +215,11 @@ def test_a_copy_began_when_its_run_did(stopped, tmp_path):
     assert listed(copy, "a").began == pytest.approx((stopped.path / "config.toml").stat().st_mtime, abs=300)
     (copy / EVENTS).write_bytes(b"short")
     assert listed(copy, "a").began == 9.0
+
+
+def test_an_epsilon_that_no_noise_reaches_is_refused_before_the_first_cell():
+    made = grid(methods={"lsg": {}, "sgd": {}}, settings={"rounds": 2}, epsilons=[3, 1e9])
+    with pytest.raises(
+        ValueError, match=r"1 of 3 cells cannot run, .*: lsg-epsilon1e\+09-seed0: .*almost without noise"
+    ):
+        check_cells(made.cells())

@@ -1,6 +1,7 @@
 """Pages and figures: HTML and drawing are in one file each, text stays text, figures are as wide as a column."""
 
 import ast
+import base64
 import json
 import re
 from dataclasses import replace
@@ -11,18 +12,8 @@ import pytest
 from simulations.cli.export import save_paper
 from simulations.report.chart import Axis, Chart, Series
 from simulations.report.colours import LOOKS
-from simulations.report.figure import interactive
-from simulations.report.page import (
-    Code,
-    Facts,
-    Page,
-    Row,
-    Section,
-    Table,
-    Text,
-    TokenLine,
-    TokenLines,
-)
+from simulations.report.figure import interactive, picture, plot
+from simulations.report.page import Code, Facts, Page, Row, Section, Table, Text, TokenLine, TokenLines
 from simulations.report.template import render, scripts
 from tests.places import REPOSITORY
 
@@ -95,9 +86,7 @@ def test_text_of_a_figure_stays_text():
     svg = found.panels[0].svg
     assert "#e03840" in svg
     assert "font-family" not in svg, "the page's"
-    assert set(re.findall(r"font-size: [^;]*", svg)) <= {
-        f"font-size: calc({n}px * var(--words, 1))" for n in (9, "10.8")
-    }
+    assert set(re.findall(r'font-size: [^;"]*', svg)) == {"font-size: calc(12px * var(--words, 1))"}
     for text in (svg, found.data):
         assert "<script" not in text
         assert "</script" not in text
@@ -107,6 +96,13 @@ def test_text_of_a_figure_stays_text():
     assert (first.filled, second.filled) == (True, False)
     assert first.marker
     assert (first.name, first.dashes, first.colour) == (hostile, "", "#e03840")
+
+
+def test_a_figure_of_another_kind_is_an_image_that_loads_nothing():
+    found = picture(plot([planted("<script>")]), "A caption.")
+    svg = base64.b64decode(found.uri.removeprefix("data:image/svg+xml;base64,"))
+    assert svg.startswith(b"<?xml")
+    assert b"<script" not in svg
 
 
 @pytest.mark.parametrize(("kind", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])

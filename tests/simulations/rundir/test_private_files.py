@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 
 import simulations.client.app
 from fedlsg import owner_only
-from simulations.compare.worker import Job, run_cell
+from simulations.compare.worker import Job, Shared, run_cell
 from simulations.rundir import files
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
@@ -117,6 +117,6 @@ def test_the_log_of_a_cell_is_its_owners_alone(tmp_path):
         path=str(tmp_path / "cell"), log=str(tmp_path / "logs" / "cell.log"),
         given={"workload": "no such workload", "engine": "local"},
     )  # fmt: skip
-    ended = run_cell(job, ExitStack())
+    ended = run_cell(job, ExitStack(), Shared())
     assert ended.status == "failed"
     assert modes(tmp_path)["logs/cell.log"] == "600"

@@ -15,18 +15,9 @@ from simulations.client.node.folder import NodeFolder
 from simulations.client.node.refusals import TermsError
 from simulations.client.node.terms import read_terms
 from simulations.plan.continuity import data_digest
-from tests.simulations.client.node.test_budget import BUDGET
-from tests.simulations.client.node.test_budget import STEPS
-from tests.simulations.support.deployed import Server
-from tests.simulations.support.deployed import digits_file
-from tests.simulations.support.deployed import entries
-from tests.simulations.support.deployed import examples
-from tests.simulations.support.deployed import new_process
-from tests.simulations.support.deployed import refusal
-from tests.simulations.support.deployed import terms
-from tests.simulations.support.made_texts import make_bert
-from tests.simulations.support.made_texts import sentences
-from tests.simulations.support.made_texts import write_split
+from tests.simulations.client.node.test_budget import BUDGET, STEPS
+from tests.simulations.support.deployed import Server, digits_file, entries, examples, new_process, refusal, terms
+from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
