@@ -102,6 +102,8 @@ def resolve(given: Mapping[str, object]) -> Settings:
     preset = find(str(name))
     method = str(known.get("method", preset.settings["method"]))
     gone = void(preset.settings, known, silent=method == "sgd" or is_silent(known.get("mechanism")))
+    if "epochs" in known:  # they choose the rounds
+        gone.add("rounds")
     if method != preset.settings["method"]:
         import strategies  # imports torch, which listing presets must not
 

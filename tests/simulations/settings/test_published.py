@@ -77,6 +77,7 @@ def test_noise_agrees_with_the_known_multipliers(name, sigma):
         ({"mechanism": "none"}, {"rank": 16}, ("epsilon",)),
         ({"noise_multiplier": 2.0}, {"noise_multiplier": 2.0}, ("epsilon",)),
         ({"batch_size": 100}, {"batch_size": 100}, ("sample_rate",)),
+        ({"epochs": 10.0}, {"epochs": 10.0}, ("rounds",)),
         ({"optimizer": "adam"}, {"optimizer": "adam"}, ("momentum",)),
         ({"schedule": "constant"}, {"schedule": "constant"}, ("final_learning_rate",)),
         ({"workload": "digits", "model": "mlp"}, {"workload": "digits", "model": "mlp"}, ()),
