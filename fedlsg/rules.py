@@ -19,8 +19,6 @@ from typing import Any
 
 ATOM = re.compile(r"(not )?([\w.]+)\s*(!=|>=|<=|=|>|<)?\s*(.*)")
 COMPARE = {">": gt, ">=": ge, "<": lt, "<=": le}
-MOST_NAMED = 4
-"""Values that a message lists, at most."""
 
 Facts = Mapping[str, Any]
 

@@ -23,24 +23,11 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
-from fedlsg.own_loop import (
-    Account,
-    Independence,
-    Optimizers,
-    Rehearsals,
-    Release,
-    Spending,
-    Watcher,
-    batches_of,
-    check_spending,
-    check_start,
-    check_untrained,
-    guarded,
-    note_trained,
-    terms_of,
-)
+from fedlsg.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
+from fedlsg.own_loop.examples import Independence, check_start
+from fedlsg.own_loop.release import Rehearsals, Release, Watcher
 from fedlsg.own_loop.row_checks import check_rows
-from fedlsg.own_loop.user_inputs import Data
+from fedlsg.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
 from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
@@ -291,7 +278,7 @@ class PrivateStep:
     def _terms(self) -> ClientTerms:
         parameters, carried = trainable(self.model), self._state.public.carried
         blocks = len(parameters) + len(carried) * (len(self.method.carrier.parts) - 1)
-        return terms_of(self.method, self._spending, blocks=blocks, spent=self._account.spent())
+        return terms_of(self.method, self._spending, blocks=blocks, spent=self._account.ledger.events())
 
     @property
     def _public_terms(self) -> dict[str, Any]:

@@ -90,11 +90,6 @@ def _rows(like: Tensor, name: str) -> Tensor:
     return drawn.to(like)
 
 
-def first_rows(part: Batch) -> Any:
-    """The first row alone: a batch of one, for what reads shapes."""
-    return each(part, lambda t: t[:1])
-
-
 def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
     """Check on made-up examples of these shapes and types that model and loss mix none; no value of ``inputs`` is read.
 

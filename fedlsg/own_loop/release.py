@@ -5,12 +5,10 @@ It is rehearsed on made-up rows before anything is charged: what fails there is 
 
 import math
 import secrets
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.tensors import fields_of, rows_of
 from fedlsg.training import Groups, together
 from fedlsg.training.local import Shape, runs_of, shape_of
-from fedlsg.user_code.failure import is_users
+from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
 
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
@@ -77,10 +75,7 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
         return error
     given = [*named("inputs", inputs), *named("targets", targets)]
     forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in given)
-    steps = [step for step in traceback.extract_tb(error.__traceback__) if is_users(step.filename)]
-    place = f", in {Path(steps[-1].filename).name}, line {steps[-1].lineno}" if steps else ""
-    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    cause = f"{kind}{str(error).partition(chr(10))[0]}{place}"
+    cause = describe(error)
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
     other = [(n, v.dtype) for n, v in named("inputs", inputs) if v.is_floating_point() and v.dtype not in types]
     if other and types:
@@ -118,7 +113,7 @@ class Release:
         """
         plan = self._plan(terms)
         entry = self._entry(plan)
-        charge = partial(self.account.charge, entry, self.spending.budget)
+        charge = partial(self.account.ledger.charge, entry, within=self.spending.budget)
         rows: list[Positions] = []
 
         def noted(positions: Positions) -> Any:
@@ -159,7 +154,7 @@ class Release:
 
     def check_budget(self, terms: ClientTerms) -> None:
         """Raise BudgetError if the next round would pass the budget."""
-        self.account.check(self._entry(self._plan(terms)), self.spending.budget)
+        self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
 
     def _entry(self, plan: RoundPlan) -> Entry:
         return self.account.entry(plan, self.spending.num_examples, reproducible=self.reproducible)

@@ -26,7 +26,7 @@ from fedlsg.discrete import most_log_ratio
 from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
-from fedlsg.own_loop import check_families
+from fedlsg.own_loop.examples import check_families
 from fedlsg.state import ClientTerms, different_terms
 from fedlsg.training import make_optimizer
 from simulations import workloads

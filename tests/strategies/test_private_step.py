@@ -50,7 +50,7 @@ def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
     public = PublicState.start(net, method, schedule, seed=5, classifier="classifier", source=PROBES)
     state = ServerState(public, divisor=given["sample_rate"] * EXAMPLES, probe=PUBLIC[0][:1])
     local = LocalTraining(sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES)
-    spending = fedlsg.own_loop.Spending(
+    spending = fedlsg.own_loop.account.Spending(
         num_examples=EXAMPLES, sample_rate=0.25, steps=8, epsilon=None, noise_multiplier=None, delta=None
     )
     client = spending.terms(given.get("noise_multiplier", 0.0), pruning_noise)

@@ -90,7 +90,7 @@ def fails_in_company(x):
 def test_an_error_of_a_full_microbatch_is_free_and_says_where():
     step = private_step(Reads(fails_in_company), method="dpsgd", sample_rate=1.0)
     refused_free(
-        step, batch, r"^RuntimeError: no place for more than twenty rows, in test_private_step_rehearsal.py, line \d+"
+        step, batch, r"^RuntimeError: no place for more than twenty rows \(test_private_step_rehearsal.py, line \d+"
     )
 
 
