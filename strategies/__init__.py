@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import Any, Unpack
 
 from fedlsg import user_code
-from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.setting import Declared, agreed, declared, suggestion
+from fedlsg.setting.choices import did_you_mean
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
 from strategies.settings_typed import MethodSettings

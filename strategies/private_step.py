@@ -23,16 +23,16 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
-from fedlsg.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
-from fedlsg.own_loop.examples import Independence, check_start
-from fedlsg.own_loop.release import Rehearsals, Release, Watcher
-from fedlsg.own_loop.row_checks import check_rows
-from fedlsg.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
 from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
 from fedlsg.user_code.objects import restored
+from strategies.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
+from strategies.own_loop.examples import Independence, check_start
+from strategies.own_loop.release import Rehearsals, Release, Watcher
+from strategies.own_loop.row_checks import check_rows
+from strategies.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
 from strategies.settings_typed import StepSettings
 from strategies.step_method import AUTO, is_regression, method_of, planned_steps, public_terms, state_of
 

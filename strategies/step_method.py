@@ -13,15 +13,15 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.method import Method, Schedule
-from fedlsg.own_loop.account import Spending
-from fedlsg.own_loop.examples import own_source
-from fedlsg.own_loop.user_inputs import Optimizers, make_own
 from fedlsg.setting import declared
 from fedlsg.state import PublicState, ServerState
 from fedlsg.tensors import each
 from fedlsg.training import ServerOptimizer
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
 from strategies import common_settings, give, own_settings, recipe, with_own
+from strategies.own_loop.account import Spending
+from strategies.own_loop.examples import own_source
+from strategies.own_loop.user_inputs import Optimizers, make_own
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"

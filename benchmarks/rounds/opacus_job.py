@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from benchmarks.rounds import jobs
 from benchmarks.rounds.bare import Round
-from fedlsg.selection import UNIFORM
+from fedlsg.setting.selection import UNIFORM
 from simulations.plan.plan import Plan
 
 

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Group
-from fedlsg.mechanisms import DP, KINDS, Kind
 from fedlsg.randomness import SecretStream
-from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
+from fedlsg.setting.mechanisms import DP, KINDS, Kind
+from fedlsg.setting.rules import idle_unless
 
 ClipKind = Literal["joint", "per-block"]
 

@@ -21,7 +21,7 @@ from fedlsg.attacks.inversion.prior import Count, Prior, blind_guess, count
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.attacks.search import Progress
-from fedlsg.choices import REMOVED, choose
+from fedlsg.setting.choices import REMOVED, choose
 from simulations.attack.findings import CONVERGED, FORMS, NAIVE, Findings, Kind, findings_of, shown_name
 from simulations.attack.images_score import (
     FINDING_DB,

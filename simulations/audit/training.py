@@ -20,8 +20,8 @@ from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.training_mode import Payload, look, payload_checks, scored
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.choices import choose
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.setting.choices import choose
 from fedlsg.training import Positions
 from simulations.attack.observations import Record, open_record
 from simulations.audit import Audited

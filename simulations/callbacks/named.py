@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from fedlsg.choices import did_you_mean
 from fedlsg.setting import Setting, declared, unknown
+from fedlsg.setting.choices import did_you_mean
 from fedlsg.user_code import absolute, is_reference, load, shown
 from simulations.callbacks import Callback, Columns, Function, StopRun, Watched
 from simulations.rundir.files import write_atomically

@@ -15,8 +15,8 @@ import click
 import typer.core
 from click.shell_completion import CompletionItem
 
-from fedlsg.choices import MEANINGS, nearest, plain
 from fedlsg.setting import Declared
+from fedlsg.setting.choices import MEANINGS, nearest, plain
 from simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings
 
 USUAL = {

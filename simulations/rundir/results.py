@@ -16,8 +16,8 @@ from typing import Any
 
 import strategies
 from fedlsg.accounting import Event, Spread, spread
-from fedlsg.mechanisms import is_silent
 from fedlsg.privacy.run_ledger import ClientCharges
+from fedlsg.setting.mechanisms import is_silent
 from simulations.rundir.journal import Link, read_lines, transfer_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row

@@ -7,10 +7,10 @@ from itertools import product
 from typing import Any
 
 import strategies
-from fedlsg.mechanisms import DP
 from fedlsg.payload import DEFAULT_CODEC
-from fedlsg.rules import Facts, Rule, example, spell
-from fedlsg.units import UNITS
+from fedlsg.setting.mechanisms import DP
+from fedlsg.setting.rules import Facts, Rule, example, spell
+from fedlsg.setting.units import UNITS
 from simulations.settings.checks import SHARE, WORDS, all_rules, codec_lists, method_facts, unit_facts
 from simulations.settings.run import Settings
 

@@ -28,14 +28,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.client_level import client_update, release_round
-from fedlsg.discrete import add_modulo, plan_release
-from fedlsg.discrete.grid import decode
 from fedlsg.frame import Frame
 from fedlsg.privacy import poisson_batch
 from fedlsg.randomness import SecretStream
+from fedlsg.secure_sum.discrete import add_modulo, plan_release
+from fedlsg.secure_sum.discrete.grid import decode
 from fedlsg.training import client_step
 from fedlsg.training.client import AddNoise
+from fedlsg.training.client_level import client_update, release_round
 
 LENGTH = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
@@ -166,7 +166,7 @@ def _gradients(setting: Setting, rows: Rows, draw: Draw, client: int, add: AddNo
 
 def _update(setting: Setting, values: Tensor, noise: SecretStream, add: AddNoise | None) -> Tensor:
     """What a client sends whose local training ends with this update."""
-    with patch("fedlsg.client_level.client_step", lambda *_, **__: values * setting.local.expected_batch):
+    with patch("fedlsg.training.client_level.client_step", lambda *_, **__: values * setting.local.expected_batch):
         sent: Tensor = client_update(
             setting.model, lambda positions: (positions, positions), given_loss, frame=setting.frame,
             mechanism=setting.mechanism, local=setting.local, noise=noise, add=add,

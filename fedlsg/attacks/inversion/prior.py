@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.attacks.observation import Guess, Knowledge, Observation, ThreatModel
-from fedlsg.forms import TANGENT
+from fedlsg.frame.forms import TANGENT
 
 SHRINKAGE = 0.1
 

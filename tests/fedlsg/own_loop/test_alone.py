@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from fedlsg.own_loop import alone
-from fedlsg.own_loop.alone import check_batches
-from fedlsg.own_loop.examples import synthetic
-from fedlsg.own_loop.user_inputs import batches_of
+from strategies.own_loop import alone
+from strategies.own_loop.alone import check_batches
+from strategies.own_loop.examples import synthetic
+from strategies.own_loop.user_inputs import batches_of
 from tests.fedlsg.support.batch_zoo import (
     HONEST_BATCHES,
     MIXING_BATCHES,

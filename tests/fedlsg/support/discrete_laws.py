@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 from scipy import stats
 
-from fedlsg.discrete.bound import ROUNDED_UP, rounding_ripple, sum_ripple
+from fedlsg.secure_sum.discrete.bound import ROUNDED_UP, rounding_ripple, sum_ripple
 
 BITS = 400
 WIDTHS = 22

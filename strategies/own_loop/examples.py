@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from fedlsg.carriers import Adapted, Lora
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.carrier import on_device_of
+from fedlsg.frame.public import name_of
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_cast, check_independent
 from fedlsg.gradients.independence.cast import joined
 from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
-from fedlsg.own_loop.alone import check_batches, same_function
-from fedlsg.own_loop.made_up import IGNORED, Maker
-from fedlsg.own_loop.user_inputs import guarded
-from fedlsg.public import name_of
 from fedlsg.randomness import own_draws, public_generator
 from fedlsg.tensors import each, fields_of, of_fields
 from fedlsg.training import Positions
 from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.objects import restored, written
+from strategies.own_loop.alone import check_batches, same_function
+from strategies.own_loop.made_up import IGNORED, Maker
+from strategies.own_loop.user_inputs import guarded
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.own_loop.examples import made_up
 from fedlsg.randomness import alone, own_draws
 from fedlsg.tensors import each, fields_of, spaced
 from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
+from strategies.own_loop.examples import made_up
 
 Run = Callable[[Tensor], Any]
 """Row numbers -> the model's outputs of these rows, on the CPU."""

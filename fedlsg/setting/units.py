@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlsg.rules import Rule, idle_unless, needs
+from fedlsg.setting.rules import Rule, idle_unless, needs
 
 
 def of_whole(name: str) -> tuple[Rule, ...]:

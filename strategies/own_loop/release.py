@@ -19,9 +19,6 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
-from fedlsg.own_loop.account import CLIENT, Account, Spending
-from fedlsg.own_loop.examples import made_up
-from fedlsg.own_loop.user_inputs import guarded, named
 from fedlsg.privacy import BudgetError, Entry, LedgerError
 from fedlsg.randomness import SecretStream, own_draws, public_generator, reproducible_stream, secret_stream, seed_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
@@ -30,6 +27,9 @@ from fedlsg.training import Groups, together
 from fedlsg.training.local import Shape, runs_of, shape_of
 from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
+from strategies.own_loop.account import CLIENT, Account, Spending
+from strategies.own_loop.examples import made_up
+from strategies.own_loop.user_inputs import guarded, named
 
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
 """Called with the plan of a round, the positions of its batch and the payload's values, after noise was added."""

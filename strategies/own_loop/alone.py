@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.independence.cast import row_differs
-from fedlsg.own_loop.user_inputs import Items, Stored, guarded, named
 from fedlsg.randomness import own_draws, seed_draws
 from fedlsg.tensors import spaced
 from fedlsg.training import Batch
 from fedlsg.user_code.digest import filled_cells
+from strategies.own_loop.user_inputs import Items, Stored, guarded, named
 
 ALONE = 8
 """Examples that are compared with themselves alone."""
