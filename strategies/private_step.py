@@ -27,9 +27,8 @@ from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
-from fedlsg.user_code.objects import restored
 from strategies.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
-from strategies.own_loop.examples import Independence, check_start
+from strategies.own_loop.examples import check_start
 from strategies.own_loop.release import Rehearsals, Release, Watcher
 from strategies.own_loop.row_checks import check_rows
 from strategies.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
@@ -136,12 +135,9 @@ class PrivateStep:
             reproducible=reproducible,
         )  # fmt: skip
         self._trained = tuple(trainable(model))
-        self._independence = Independence(
-            model, self._loss, example, num_examples, self._rounds.draws, clips=self.method.mechanism.clips
-        )
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
-            self._independence.check()
+            self._rehearsals.check()
         if not self._account.ledger.entries:
             _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
 
@@ -217,11 +213,7 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        if self._rehearsals.is_due(batch, groups):
-            self._rounds.check_budget(self._terms)
-            with restored(self._loss, generators_of=(batch, groups)):
-                self._independence.check(batch)
-                self._rehearsals.before(batch, groups, self._terms)
+        self._rehearsals.before(batch, groups, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)

@@ -4,7 +4,7 @@ Symbols: L (m, r), R (r, n) carriers of a weight W (m, n).
 A trainable parameter is *carried*, in a form (``frame.forms``: two blocks dL and dR, or one block S, say), or it is
 *dense* (one block, the parameter itself). Blocks lie one after the other in one flat vector of ``frame.size``
 coordinates; the mask keeps some of them. Everything here is public: a function of the weights, the round and the
-public seed.
+public seed (``frame.public``: what carriers and masks are made from).
 """
 
 import hashlib

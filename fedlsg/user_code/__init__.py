@@ -248,12 +248,7 @@ def offered(group: str) -> Mapping[str, EntryPoint]:
 
 def imported(point: EntryPoint) -> Any:
     """What an entry point stands for. Raises ImportError, naming it, for code that fails."""
-    try:
-        return point.load()
-    except Exception as error:
-        raise ImportError(
-            f"{point.group}: {point.name} = {point.value} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    return run(f"{point.group}: {point.name} = {point.value}", point.load)
 
 
 def name_of(thing: Any) -> str:

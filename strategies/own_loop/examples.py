@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -22,12 +22,9 @@ from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator
 from fedlsg.tensors import each, fields_of, of_fields
-from fedlsg.training import Positions
 from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.objects import restored, written
-from strategies.own_loop.alone import check_batches, same_function
 from strategies.own_loop.made_up import IGNORED, Maker
-from strategies.own_loop.user_inputs import guarded
 
 
 @contextmanager
@@ -198,43 +195,6 @@ def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
     """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
     wanted = synthetic(targets)
     return synthetic(inputs), wanted.sigmoid() if isinstance(wanted, Tensor) and wanted.is_floating_point() else wanted
-
-
-class Independence:
-    """Checks that no examples are mixed: of the model once in each mode (train, eval) of its modules.
-
-    ``example``: public rows of the owner; without them rows are made up. ``draws``: inside, generators may be drawn
-    from. ``clips``: whether there is a clip, which mixing would make useless; without one nothing is checked.
-    """
-
-    def __init__(
-        self, model: nn.Module, loss: LossFunction, example: tuple[Batch, Batch] | None, num_examples: int,
-        draws: Callable[[], AbstractContextManager[None]], *, clips: bool,
-    ) -> None:  # fmt: skip
-        self._model, self._loss, self._example = model, loss, example
-        self._num_examples, self._draws = num_examples, draws
-        self._batch: Any = None
-        self._modes: tuple[bool, ...] | None = None if clips else ()
-
-    def check(self, batch: Callable[[Positions], Any] | None = None) -> None:
-        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes examples.
-
-        On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
-        """
-        modes = tuple(module.training for module in self._model.modules())
-        if batch is not None and self._modes != () and not same_function(batch, self._batch):
-            with self._draws(), restored(generators_of=(batch,)):
-                check_batches(batch, self._num_examples, next(self._model.parameters()).device.type)
-            self._batch = batch
-        if self._modes in ((), modes):
-            return
-        with self._draws():
-            if self._example is not None:
-                check_example(self._model, self._loss, *self._example)
-            elif batch is not None:
-                inputs, targets = guarded(batch)(torch.arange(min(2, self._num_examples)))
-                check_synthetic(self._model, self._loss, inputs, targets)
-        self._modes = modes
 
 
 def own_source(draw: Callable[[int, torch.Generator], Any], model: nn.Module, loss: LossFunction) -> ProbeSource:

@@ -28,7 +28,8 @@ from fedlsg.training.local import Shape, runs_of, shape_of
 from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
 from strategies.own_loop.account import CLIENT, Account, Spending
-from strategies.own_loop.examples import made_up
+from strategies.own_loop.alone import check_batches, same_function
+from strategies.own_loop.examples import check_example, check_synthetic, made_up
 from strategies.own_loop.user_inputs import guarded, named
 
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
@@ -216,13 +217,16 @@ class Release:
 
 
 class Rehearsals:
-    """Which steps were rehearsed: each form of the data, and mode (train, eval) of the model's modules, once.
+    """What is tried before a charge: that no examples are mixed, and a step.
 
-    ``example``: public rows of the owner; without them rows are made up.
+    A batch function and a model in a mode (train, eval) of its modules are checked once, each form of the data is
+    rehearsed once in a mode. ``example``: public rows of the owner; without them rows are made up.
     """
 
     def __init__(self, release: Release, example: tuple[Inputs, Inputs] | None) -> None:
         self._release, self._example = release, example
+        self._batch: Any = None
+        self._checked: tuple[bool, ...] | None = None
         self._done: set[object] = set()
         self._last: object = None
 
@@ -230,24 +234,47 @@ class Rehearsals:
     def _modes(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self._release.state.model.modules())
 
-    def is_due(self, batch: object, groups: object) -> bool:
-        """Whether a function, or a mode, is another one than in the last step."""
-        return self._last != (batch, groups, self._modes)
-
     def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
-        """Rehearse a step of a batch function, unless one of its form was; nothing is charged.
+        """Check and rehearse a step, unless function and mode are those of the last step; nothing is charged.
 
-        Of the two rows of ``batch`` that are read only shapes and types are used. Raises as ``Release.rehearse``, and
-        whatever ``batch`` and ``groups`` raise.
+        Of the two rows of ``batch`` that are read only shapes and types are used. Raises BudgetError if the step would
+        pass the budget, as ``check`` and ``Release.rehearse``, and whatever ``batch`` and ``groups`` raise.
         """
-        first = torch.arange(min(2, self._release.spending.num_examples))
-        rows = guarded(batch)(first)
-        runs_of(first, groups, Shape(size=len(first)))
-        form = (self._modes, *map(form_of, rows))
-        if form not in self._done:
-            self._release.rehearse(*self._like(rows), terms)
-            self._done.add(form)
+        if self._last == (batch, groups, self._modes):
+            return
+        self._release.check_budget(terms)
+        with restored(self._release.loss, generators_of=(batch, groups)):
+            self.check(batch)
+            first = torch.arange(min(2, self._release.spending.num_examples))
+            rows = guarded(batch)(first)
+            runs_of(first, groups, Shape(size=len(first)))
+            form = (self._modes, *map(form_of, rows))
+            if form not in self._done:
+                self._release.rehearse(*self._like(rows), terms)
+                self._done.add(form)
         self._last = batch, groups, self._modes
+
+    def check(self, batch: Callable[[Positions], Any] | None = None) -> None:
+        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes examples.
+
+        Without a clip, which mixing would make useless, nothing is checked.
+        """
+        release, modes = self._release, self._modes
+        model, count = release.state.model, release.spending.num_examples
+        if not release.state.method.mechanism.clips:
+            return
+        if batch is not None and not same_function(batch, self._batch):
+            with release.draws(), restored(generators_of=(batch,)):
+                check_batches(batch, count, release.device.type)
+            self._batch = batch
+        if self._checked == modes:
+            return
+        with release.draws():
+            if self._example is not None:
+                check_example(model, release.loss, *self._example)
+            elif batch is not None:
+                check_synthetic(model, release.loss, *guarded(batch)(torch.arange(min(2, count))))
+        self._checked = modes
 
     def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
         """The owner's example, where it has the names and types of the data; else made-up rows."""
