@@ -2,7 +2,7 @@
 
 The first line is a header (schema, client, adjacency), every later line an entry. Each line has ``prev``, the SHA-256
 of the valid line before it, so an edit, a removal or a swap is found on reading, except at the very end. Each line ends
-with ``sha256``, its own digest, which also finds damage to the last line. (Files of schema 1 lack it.)
+with ``sha256``, its own digest, which also finds damage to the last line.
 
 A line that a crash tore was never released. The next append ends it, and it stays in the file as text outside the
 chain. A line is skipped only if it has no closing brace, and if the ``prev`` of the next valid line skips it, too.
@@ -195,8 +195,6 @@ def decode_entries(columns: dict[str, Any]) -> list[Entry]:
 
 
 SCHEMA = 2
-UNSEALED = 1
-"""The schema whose lines have no digest of their own."""
 GENESIS = "0" * 64
 """The hash before the first line."""
 
@@ -206,12 +204,12 @@ def sha256(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def check_line(line: bytes, record: dict[str, Any], previous: str, *, sealed: bool = True) -> None:
+def check_line(line: bytes, record: dict[str, Any], previous: str) -> None:
     """Take the links of the chain out of a line's record. Raises LedgerError where they are wrong, KeyError without."""
     if record.pop("prev") != previous:
         raise LedgerError("it does not continue the line before: a line was edited, removed or moved")
     record.pop("sha256", None)
-    if sealed and _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
+    if _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
         raise LedgerError("the line does not match its digest")
 
 

@@ -16,7 +16,6 @@ from fedlsg.privacy.ledger_entry import (
     GENESIS,
     SCHEMA,
     SERVER,
-    UNSEALED,
     Entry,
     Key,
     LedgerError,
@@ -26,6 +25,7 @@ from fedlsg.privacy.ledger_entry import (
     has_its_end,
     sha256,
 )
+from fedlsg.setting.choices import REMOVED
 
 try:
     import fcntl
@@ -58,7 +58,6 @@ class Parsed:
     owner: int = -1
     state: State = State()
     keys: frozenset[Key] = frozenset()
-    schema: int = SCHEMA
 
 
 def parse(path: Path, client: int, content: bytes) -> State:
@@ -72,18 +71,17 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
     Raises LedgerError, naming file and line, for a broken chain, a damaged line, or another client's ledger.
     """
     owner, heads, entries, keys = known.owner, list(known.state.heads), list(known.state.entries), set(known.keys)
-    head, schema = known.state.head, known.schema
+    head = known.state.head
     before = known.content.count(b"\n")
     for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):
         if b"}" not in line and not has_its_end(line):
             continue  # torn by a crash, or blank; if it once was whole, the next line's prev shows it
         try:
             record = json.loads(line)
-            schema = schema if heads else record.get("schema")
-            check_line(line, record, head, sealed="sha256" in record or schema != UNSEALED)
             if not heads:
                 owner = _checked_header(record, client)
-            else:
+            check_line(line, record, head)
+            if heads:
                 entries.append(_checked_entry(record, owner, keys))
                 keys.add(entries[-1].key)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -91,12 +89,14 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
         head = sha256(line)
         heads.append(head)
     torn = bool(content) and not content.endswith(b"\n")
-    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema)
+    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys))
 
 
 def _checked_header(record: dict[str, Any], client: int | None) -> int:
     owner = record.get("client")
-    if record.get("schema") not in (UNSEALED, SCHEMA) or record.get("adjacency") != ADJACENCY or type(owner) is not int:
+    if record.get("schema") == 1:
+        raise LedgerError(f"a ledger of schema 1, which {REMOVED}")
+    if record.get("schema") != SCHEMA or record.get("adjacency") != ADJACENCY or type(owner) is not int:
         raise LedgerError(f"expected the header of schema {SCHEMA}, {ADJACENCY}, got {record}")
     if client is not None and owner != client:
         raise LedgerError(f"expected the ledger of client {client}, this is client {owner}'s")
