@@ -128,7 +128,6 @@ READ = (
     "ledger/run.jsonl",
     "ledger/client-*.jsonl",
     "ledger/server.jsonl",
-    "ledger/journal.jsonl",
     "rounds.csv",  # the checkpoint has the digest of both tables
     "bytes.csv",
     "downlink/step-*.bin",
