@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
     from fedlsg.carriers import Carrier, OwnCarriers
+    from fedlsg.frame.public import Public
     from fedlsg.gradients.calls import register_layer
     from fedlsg.gradients.replacements import make_supported
     from fedlsg.lowrank import decompose, project, reconstruct
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
     from fedlsg.privacy import Mechanism
-    from fedlsg.public import Public
     from fedlsg.setting import Setting
     from fedlsg.training import ServerOptimizer
     from simulations.run.finished import Run, load_run
@@ -58,7 +58,7 @@ _PLACES = {
     "pack": "fedlsg.payload",
     "PrivateStep": "strategies.private_step",
     "project": "fedlsg.lowrank",
-    "Public": "fedlsg.public",
+    "Public": "fedlsg.frame.public",
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
     "register_layer": "fedlsg.gradients.calls",

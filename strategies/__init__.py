@@ -10,18 +10,17 @@ are its settings: type, range and sentence of each are its annotation (``fedlsg.
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from inspect import Parameter, getdoc, signature
 from pkgutil import iter_modules
-from types import ModuleType
 from typing import Any, Unpack
 
 from fedlsg import user_code
-from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.setting import Declared, agreed, declared, suggestion
+from fedlsg.setting.choices import did_you_mean
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
 from strategies.settings_typed import MethodSettings
@@ -215,19 +214,12 @@ def _recipes_in(folders: tuple[str, ...]) -> dict[str, Callable[..., Method]]:
     """A file that defines no function ``recipe`` of its own is a helper of other recipes, and no method."""
     found: dict[str, Callable[..., Method]] = {}
     for file in iter_modules(folders):
-        module = _imported(f"{recipes.__name__}.{file.name}")
+        name = f"{recipes.__name__}.{file.name}"
+        module = user_code.run(f"{name.replace('.', '/')}.py", partial(import_module, name))
         build = getattr(module, "recipe", None)
         if callable(build) and getattr(build, "__module__", "") == module.__name__:
             found[file.name.replace("_", "-")] = build
     return found
-
-
-def _imported(module: str) -> ModuleType:
-    try:
-        return import_module(module)
-    except Exception as error:  # whatever is wrong in one file ends every command: it must be found
-        where = f"{module.replace('.', '/')}.py"
-        raise ImportError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 __all__ = [

@@ -23,29 +23,15 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
-from fedlsg.own_loop import (
-    Account,
-    Independence,
-    Optimizers,
-    Rehearsals,
-    Release,
-    Spending,
-    Watcher,
-    batches_of,
-    check_spending,
-    check_start,
-    check_untrained,
-    guarded,
-    note_trained,
-    terms_of,
-)
-from fedlsg.own_loop.row_checks import check_rows
-from fedlsg.own_loop.user_inputs import Data
 from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
-from fedlsg.user_code.objects import restored
+from strategies.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
+from strategies.own_loop.examples import check_start
+from strategies.own_loop.release import Rehearsals, Release, Watcher
+from strategies.own_loop.row_checks import check_rows
+from strategies.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
 from strategies.settings_typed import StepSettings
 from strategies.step_method import AUTO, is_regression, method_of, planned_steps, public_terms, state_of
 
@@ -149,12 +135,9 @@ class PrivateStep:
             reproducible=reproducible,
         )  # fmt: skip
         self._trained = tuple(trainable(model))
-        self._independence = Independence(
-            model, self._loss, example, num_examples, self._rounds.draws, clips=self.method.mechanism.clips
-        )
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
-            self._independence.check()
+            self._rehearsals.check()
         if not self._account.ledger.entries:
             _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
 
@@ -230,11 +213,7 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        if self._rehearsals.is_due(batch, groups):
-            self._rounds.check_budget(self._terms)
-            with restored(self._loss, generators_of=(batch, groups)):
-                self._independence.check(batch)
-                self._rehearsals.before(batch, groups, self._terms)
+        self._rehearsals.before(batch, groups, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
@@ -291,7 +270,7 @@ class PrivateStep:
     def _terms(self) -> ClientTerms:
         parameters, carried = trainable(self.model), self._state.public.carried
         blocks = len(parameters) + len(carried) * (len(self.method.carrier.parts) - 1)
-        return terms_of(self.method, self._spending, blocks=blocks, spent=self._account.spent())
+        return terms_of(self.method, self._spending, blocks=blocks, spent=self._account.ledger.events())
 
     @property
     def _public_terms(self) -> dict[str, Any]:

@@ -13,12 +13,15 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.method import Method, Schedule
-from fedlsg.own_loop import Optimizers, Spending, first_rows, make_own, own_source
 from fedlsg.setting import declared
 from fedlsg.state import PublicState, ServerState
+from fedlsg.tensors import each
 from fedlsg.training import ServerOptimizer
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
 from strategies import common_settings, give, own_settings, recipe, with_own
+from strategies.own_loop.account import Spending
+from strategies.own_loop.examples import own_source
+from strategies.own_loop.user_inputs import Optimizers, make_own
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"
@@ -133,7 +136,7 @@ def state_of(
     public = PublicState.start(model, method, schedule, seed=seed, classifier=classifier, source=source)
     public.check_repeatable()
     return ServerState(
-        public, divisor=divisor, probe=None if example is None else first_rows(example[0]),
+        public, divisor=divisor, probe=None if example is None else each(example[0], lambda t: t[:1]),
         optimizer=None if optimizer is None or isinstance(optimizer, str) else make_own(optimizer, model),
     )  # fmt: skip
 

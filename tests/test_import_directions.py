@@ -13,15 +13,14 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.choices", "fedlsg.user_code",
-    "fedlsg.rules", "fedlsg.setting", "fedlsg.units",
-    "fedlsg.randomness", "fedlsg.synthetic", "fedlsg.owner_only", "fedlsg.tensors",
-    "fedlsg.mechanisms", "fedlsg.selection",
-    "fedlsg.lowrank", "fedlsg.forms", "fedlsg.frame", "fedlsg.public",
+    "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
+    "fedlsg.setting", "fedlsg.user_code",
+    "fedlsg.lowrank", "fedlsg.frame",
     "fedlsg.gradients",
-    "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",
-    "fedlsg.training", "fedlsg.client_level", "fedlsg.method",
-    "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.participation", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",
+    "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers",
+    "fedlsg.training", "fedlsg.method",
+    "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.participation", "fedlsg.state", "fedlsg.attacks",
+    "strategies.own_loop",
     "strategies.settings_typed",
     "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",

@@ -17,7 +17,7 @@ from benchmarks.pairs import parser, write
 from fedlsg.accounting import ACCOUNTANTS, Event, Events, displayed, spread
 from fedlsg.accounting.bounds import upper_or_inf
 from fedlsg.accounting.population import CHEAP, front
-from fedlsg.selection import UNIFORM
+from fedlsg.setting.selection import UNIFORM
 
 DELTA, ROUNDS, BATCH = 1e-5, 200, 10
 

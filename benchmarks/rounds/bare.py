@@ -15,7 +15,7 @@ from benchmarks.rounds import jobs
 from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, client_step, server_step
 from fedlsg.randomness import secret_stream
-from fedlsg.selection import UNIFORM
+from fedlsg.setting.selection import UNIFORM
 from fedlsg.state import PublicState, ServerState
 from simulations.plan.plan import Plan
 

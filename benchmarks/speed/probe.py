@@ -23,8 +23,8 @@ from fedlsg.carriers import carried_parameters, of_pairs
 from fedlsg.carriers.probe import Probe
 from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import second_moments
-from fedlsg.forms import CORE
 from fedlsg.frame import Frame, make_blocks
+from fedlsg.frame.forms import CORE
 from fedlsg.gradients import trainable
 from fedlsg.method import LocalTraining, client_step
 from fedlsg.privacy import Mechanism

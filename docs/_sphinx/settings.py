@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import strategies
-from fedlsg.mechanisms import DP
 from fedlsg.payload import DEFAULT_CODEC
-from fedlsg.rules import Facts, Rule, example, spell
-from fedlsg.units import UNITS
+from fedlsg.setting.mechanisms import DP
+from fedlsg.setting.rules import Facts, Rule, example, spell
+from fedlsg.setting.units import UNITS
 from simulations.settings.checks import SHARE, WORDS, all_rules, method_facts, unit_facts
 from simulations.settings.published import Published, presets
 from simulations.settings.published.show import COLUMNS, numbered, row

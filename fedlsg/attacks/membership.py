@@ -43,8 +43,6 @@ def loss_threshold(
     member_losses: Float[Tensor, " n"],
     other_losses: Float[Tensor, " m"],
     generator: torch.Generator,
-    *,
-    confidence: float = 0.95,
 ) -> LossThreshold:
     """The paper's protocol on losses of training examples and of others; the larger group is cut down at random.
 
@@ -61,9 +59,9 @@ def loss_threshold(
     threshold = best_threshold(members[:half], others[:half])
     right = int((members[half:] <= threshold).sum() + (others[half:] > threshold).sum())
     return LossThreshold(
-        success=clopper_pearson(right, 2 * (count - half), confidence),
+        success=clopper_pearson(right, 2 * (count - half)),
         threshold=threshold,
-        roc=roc(-members, -others, confidence=confidence),
+        roc=roc(-members, -others),
         examples=2 * count,
     )
 
@@ -93,17 +91,14 @@ def lira_online(
     target: Float[np.ndarray, " examples"],
     shadows: Float[np.ndarray, "models examples"],
     inside: Bool[np.ndarray, "models examples"],
-    *,
-    fixed_variance: bool | None = None,
 ) -> Float[np.ndarray, " examples"]:
     """log N(phi; in) - log N(phi; out) of each example; higher means more likely a member.
 
-    ``inside`` says which shadow was trained with which example. ``fixed_variance`` shares one variance over the
-    examples; None decides by the number of shadows.
+    ``inside`` says which shadow was trained with which example.
     Raises ValueError where an example has fewer than two shadows of either kind, or a value is not finite.
     """
-    fixed = fixed_variance if fixed_variance is not None else len(shadows) < 2 * ENOUGH_FOR_OWN_VARIANCE
-    _check_shadows(target, shadows, inside)
+    _check_shadows(target, shadows, inside, ~inside)
+    fixed = len(shadows) < 2 * ENOUGH_FOR_OWN_VARIANCE
     mean_in, std_in = fit_gaussians(shadows, inside, fixed)
     mean_out, std_out = fit_gaussians(shadows, ~inside, fixed)
     return np.asarray(norm.logpdf(target, mean_in, std_in) - norm.logpdf(target, mean_out, std_out))
@@ -112,18 +107,14 @@ def lira_online(
 def lira_offline(
     target: Float[np.ndarray, " examples"],
     shadows: Float[np.ndarray, "models examples"],
-    inside: Bool[np.ndarray, "models examples"] | None = None,
-    *,
-    fixed_variance: bool | None = None,
+    inside: Bool[np.ndarray, "models examples"],
 ) -> Float[np.ndarray, " examples"]:
-    """log P[shadow without the example is less sure than the target], by a Gaussian fit_gaussians; higher for members.
+    """log P[shadow without the example is less sure than the target], by a fitted Gaussian; higher for members.
 
     Shadows that were trained with the example, as ``inside`` says, are left out.
     """
-    inside = np.zeros(shadows.shape, dtype=bool) if inside is None else inside
-    fixed = fixed_variance if fixed_variance is not None else len(shadows) < ENOUGH_FOR_OWN_VARIANCE
-    _check_shadows(target, shadows, inside, both=False)
-    mean, std = fit_gaussians(shadows, ~inside, fixed)
+    _check_shadows(target, shadows, ~inside)
+    mean, std = fit_gaussians(shadows, ~inside, len(shadows) < ENOUGH_FOR_OWN_VARIANCE)
     return np.asarray(norm.logcdf(target, mean, std))
 
 
@@ -138,15 +129,16 @@ def fit_gaussians(
     return mean, np.maximum(np.sqrt(np.broadcast_to(variance, mean.shape)), SMALLEST_DEVIATION)
 
 
-def _check_shadows(target: np.ndarray, shadows: np.ndarray, inside: np.ndarray, *, both: bool = True) -> None:
-    if shadows.ndim != 2 or target.shape != shadows.shape[1:] or inside.shape != shadows.shape:
+def _check_shadows(target: np.ndarray, shadows: np.ndarray, *chosen: np.ndarray) -> None:
+    """``chosen``: each kind of shadows that every example needs."""
+    if shadows.ndim != 2 or target.shape != shadows.shape[1:] or chosen[0].shape != shadows.shape:
         raise ValueError(
             f"expected target (examples,), shadows and inside (models, examples), got {target.shape}, "
-            f"{shadows.shape}, {inside.shape}"
+            f"{shadows.shape}, {chosen[0].shape}"
         )
     if not np.isfinite(target).all() or not np.isfinite(shadows).all():
         raise ValueError("expected finite confidences: take scaled_confidence of logits")
-    fewest = min(int((~inside).sum(0).min()), int(inside.sum(0).min()) if both else 2)
+    fewest = min(int(kind.sum(0).min()) for kind in chosen)
     if fewest < 2:
         raise ValueError(f"an example has {fewest} shadow models of a kind, expected 2 at least: train more shadows")
 

@@ -103,7 +103,7 @@ Objective = Callable[[Batch, Tensor], Tensor]
 
 def euclidean(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """|f - y|^2 / |y|^2: 0 for a match, 1 for a candidate that sends nothing."""
-    return (sent - received).square().sum() / _energy(received)
+    return _energy(sent - received) / _energy(received)
 
 
 def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -126,15 +126,6 @@ def cosine_of_blocks(sent: Sequence[Tensor], received: Sequence[Tensor]) -> Floa
     if not distances:
         raise ValueError("expected a received block that is not zero")
     return torch.stack(distances).mean()
-
-
-def negative_log_likelihood(
-    sent: Float[Tensor, " n"], received: Float[Tensor, " n"], noise_std: float
-) -> Float[Tensor, ""]:
-    """-log N(received; sent, noise_std^2 I) up to a constant. Raises ValueError for ``noise_std`` of 0."""
-    if not noise_std > 0:
-        raise ValueError(f"expected {noise_std=} > 0: without noise choose the distance 'euclidean' or 'cosine'")
-    return (sent - received).square().sum() / (2 * noise_std**2)
 
 
 def _energy(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
@@ -164,7 +155,7 @@ def objective(observation: Observation, *, distance: Distance, compare: Compare 
     def adaptive(inputs: Batch, targets: Tensor) -> Tensor:
         sent = replay(observation, inputs, targets)
         if distance == "likelihood":
-            return negative_log_likelihood(sent, observation.values, observation.noise_std)
+            return _energy(sent - observation.values) / (2 * observation.noise_std**2)
         if distance == "blocks":
             return cosine_of_blocks(observation.frame.split(sent), observation.frame.split(observation.values))
         return euclidean(sent, observation.values) if distance == "euclidean" else cosine(sent, observation.values)

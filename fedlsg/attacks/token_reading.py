@@ -56,19 +56,17 @@ def read_tokens(
     *,
     texts: int,
     generator: torch.Generator,
-    restarts: int = RESTARTS,
-    candidates: int = CANDIDATES,
 ) -> Reading:
     """The tokens of ``texts`` texts of at most ``vocabulary.length`` positions, of the restart that explains most.
 
     The first restart takes the most certain token each time, the others one of the most certain ones, by ``generator``.
-    Raises ValueError for ``texts`` or ``restarts`` < 1.
+    Raises ValueError for ``texts`` < 1.
     """
-    if texts < 1 or restarts < 1:
-        raise ValueError(f"expected {texts=} and {restarts=} >= 1")
-    given = _choices(model, scores, vocabulary, candidates)
+    if texts < 1:
+        raise ValueError(f"expected {texts=} >= 1")
+    given = _choices(model, scores, vocabulary)
     taken, lowest = [], math.inf
-    for restart in range(restarts):
+    for restart in range(RESTARTS):
         tried = _again(given, _pursue(given, texts, generator if restart else None))
         left = float(_outside(given.Y, _spanned(given, tried)).square().sum() / given.Y.square().sum())
         if left < lowest:
@@ -83,9 +81,9 @@ def read_tokens(
     return Reading(tokens=tokens, unexplained=lowest, unique=len(taken) < given.Y.shape[1] - 1)
 
 
-def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary, count: int) -> _Choices:
+def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary) -> _Choices:
     span, direction = scores.span, scores.direction
-    tokens = scores.candidates(count)
+    tokens = scores.candidates(CANDIDATES)
     x = torch.cat([part[..., span.columns].double() for _, part in embedded(model, vocabulary, tokens=tokens)])
     Y = span.strength.unsqueeze(1) * span.basis
     out = direction.unsqueeze(0)

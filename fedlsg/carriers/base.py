@@ -20,16 +20,16 @@ from typing import Annotated, Any, ClassVar, cast
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from fedlsg.forms import CORE, TANGENT, Form, Part, Sizes
 from fedlsg.frame import Block, Coordinates
+from fedlsg.frame.forms import CORE, TANGENT, Form, Part, Sizes
+from fedlsg.frame.public import Public
 from fedlsg.gradients import check_initialized
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.masks import Mask
 from fedlsg.privacy import Mechanism
-from fedlsg.public import Public
-from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
+from fedlsg.setting.rules import idle_unless
 
 Rank = Annotated[
     int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",), rules=(idle_unless("carrier!=dense"),))

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank, find_classifier, weights_that_pay
 from fedlsg.carriers.low_rank import LowRank, freeze_all_but
 from fedlsg.frame import Block, Keep, Part
+from fedlsg.frame.public import Public
 from fedlsg.gradients.formulas.layers import TransposedLinear, is_turned
 from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units, unit_importance
-from fedlsg.public import Public
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedlsg.carriers.base import Carrier, Rank, of_pairs
-from fedlsg.forms import TANGENT, Sizes, find_form
 from fedlsg.frame import Coordinates
-from fedlsg.public import MakeCarriers, Public, call, name_of
+from fedlsg.frame.forms import TANGENT, Sizes, find_form
+from fedlsg.frame.public import MakeCarriers, Public, call, name_of
 from fedlsg.setting import Setting, check_declared
 
 OutRank = Annotated[int, Setting("Columns of L of a core S = L^T dW R^T; rank is R's rows.", at_least=1)]

@@ -20,8 +20,8 @@ from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank
 from fedlsg.carriers.low_rank import Dense, Warmup, changes, low_rank_coordinates
 from fedlsg.carriers.personal import shared_values, with_zeros
 from fedlsg.frame import Coordinates, Frame, Part
+from fedlsg.frame.public import Public
 from fedlsg.lowrank import flatten_kernel, orthonormal_columns
-from fedlsg.public import Public
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from fedlsg.forms import TANGENT, Form
 from fedlsg.frame import Block
+from fedlsg.frame.forms import TANGENT, Form
 from fedlsg.lowrank import check_rank, flatten_kernel, project, reconstruct
 from fedlsg.privacy import Mechanism, clip_factors
 

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
+from fedlsg.frame.public import Public, call, name_of
 from fedlsg.masks.mask import Choose, Mask, split_kept
 from fedlsg.masks.rules import frozen_count, keep_units, smallest, uniform, unit_importance
-from fedlsg.public import Public, call, name_of
 
 
 class Units(Mask, kind="units"):

@@ -17,10 +17,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Keep
+from fedlsg.frame.public import Public, RoundTime
 from fedlsg.masks.rules import WHERE_FROZEN, Direction, gradual_cooling
-from fedlsg.public import Public, RoundTime
-from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
+from fedlsg.setting.rules import idle_unless
 
 Choose = Callable[[Block, Public], Bool[Tensor, "*shape"]]
 """``choose(block, public)``: True at each coordinate of the block that is kept, in ``block.shape``."""

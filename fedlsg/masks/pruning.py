@@ -33,8 +33,8 @@ from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, make_block
 from fedlsg.masks.rules import check_sparsity, frozen_count, smallest
 from fedlsg.privacy import Mechanism
 from fedlsg.randomness import public_generator
-from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting, check_declared
+from fedlsg.setting.rules import idle_unless
 
 PruneKind = Annotated[
     Literal["none", "random", "synflow", "dp-snip"],

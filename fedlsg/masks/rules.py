@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fedlsg.frame import Frame
-from fedlsg.rules import idle_unless
 from fedlsg.setting import Setting
+from fedlsg.setting.rules import idle_unless
 from fedlsg.tensors import matrix_in_memory_order, sum_over_taps
 
 WHERE_FROZEN = (idle_unless("sparsity>0"),)

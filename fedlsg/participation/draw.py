@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from fedlsg.randomness import public_generator
-from fedlsg.selection import UNIFORM, Selection
+from fedlsg.setting.selection import UNIFORM, Selection
 
 COLUMNS = ["client", "from", "to"]
 

@@ -5,8 +5,7 @@ from fedlsg.privacy.ledger import Charges, Ledger
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_entry import GENESIS, SERVER, BudgetError, Entry, LedgerError
 from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked, merge, read_entries
-from fedlsg.privacy.mechanism import Mechanism, add_noise
-from fedlsg.privacy.noise_ratio import rho
+from fedlsg.privacy.mechanism import Mechanism, add_noise, rho
 from fedlsg.privacy.run_ledger import RUN, RunLedger, verify_extends
 from fedlsg.privacy.sampling import BernoulliDraws, ShuffledBatches, check_sample_rate, poisson_batch
 

@@ -113,7 +113,11 @@ def _clipped_sum(
     dtype = torch.float64 if wide else narrow
     finite = norms.isfinite().all(0)
     if not finite.all():
-        gradients = [zero_rows(block, ~finite) for block in gradients]
+        gradients = [
+            block if isinstance(block, GhostGradients)  # its ``weighted_sum`` leaves those out itself
+            else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
+            for block in gradients
+        ]  # fmt: skip
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
@@ -147,13 +151,6 @@ def clip_norms(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanis
     """The norms that the clip compares with C, in float64: a row for each block, or one of the whole gradient."""
     squares = torch.stack([norms_of(block) for block in gradients]).square()
     return (squares.sum(0, keepdim=True) if mechanism.clip == "joint" else squares).sqrt()
-
-
-def zero_rows(block: Tensor | GhostGradients, rows: Bool[Tensor, " batch"]) -> Tensor | GhostGradients:
-    """The block with zeros for the examples ``rows``. ``GhostGradients.weighted_sum`` leaves those out itself."""
-    if isinstance(block, GhostGradients):
-        return block
-    return block.masked_fill(rows.view(-1, *[1] * (block.ndim - 1)), 0.0)
 
 
 def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tensor, " batch"]:

@@ -24,9 +24,9 @@ from fedlsg.accounting.events import (
     checked_sample_rate,
     checked_steps,
 )
-from fedlsg.mechanisms import KINDS
 from fedlsg.privacy.sampling import ZERO_OUT
-from fedlsg.units import EXAMPLE, UNITS
+from fedlsg.setting.mechanisms import KINDS
+from fedlsg.setting.units import EXAMPLE, UNITS
 
 ADJACENCY = "add/remove"
 SERVER = -1

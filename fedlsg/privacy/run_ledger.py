@@ -6,8 +6,8 @@ client says that it drew nothing, or was never asked. Whatever is not void count
 are synced: a checkpoint knows how many there are, and a run does not continue where one is lost. A line that a crash
 tore was not synced, so nobody drew for it; the next append removes it.
 
-The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older version) and the
-journal of an older version, whose charges may be in those ledgers already. A client's entries are those of all files.
+The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older version): a client
+has the entries of both.
 """
 
 import json
@@ -45,11 +45,12 @@ from fedlsg.privacy.ledger_file import (
     write_all,
 )
 from fedlsg.privacy.totals import Totals
+from fedlsg.setting.choices import REMOVED
 
 RUN = "run"
 """Name of the run's ledger among the ledgers of a checkpoint, and of its file."""
 JOURNAL = "journal.jsonl"
-"""Of versions before the run's ledger: read, never written."""
+"""Of versions before the run's ledger; refused, as its charges count."""
 CLIENTS_REMEMBERED = 4096
 """Clients whose totals are kept: those of others are made again from their entries."""
 HEADER = {"schema": 3, "ledger": RUN, "adjacency": ADJACENCY}
@@ -129,10 +130,8 @@ class RunLedger:
         self._folder_synced = False
         self._seen = (0, GENESIS)
         self._clients: OrderedDict[int, ClientCharges] = OrderedDict()
-        earlier = Records()
         if (self.folder / JOURNAL).exists():
-            earlier.read(self.folder / JOURNAL, _content(self.folder / JOURNAL))
-        self.journal: Mapping[int, Sequence[Entry]] = earlier.entries
+            raise LedgerError(f"{self.folder / JOURNAL}: charges of an older version, whose journal {REMOVED}")
         self.read()
 
     def of(self, client: int) -> "ClientCharges":
@@ -146,7 +145,7 @@ class RunLedger:
         """Every client with a charge or a ledger of its own; without the server."""
         names = (path.stem.removeprefix("client-") for path in self.folder.glob("client-*.jsonl"))
         own = {int(name) for name in names if name.isdecimal()}
-        return sorted((own | self.journal.keys() | {c for c, found in self.read().entries.items() if found}) - {SERVER})
+        return sorted((own | {c for c, found in self.read().entries.items() if found}) - {SERVER})
 
     def charge(self, entries: Sequence[Entry]) -> None:
         """Append entries as one record; when this returns, they are on disk. Raises LedgerError: nobody may train."""
@@ -256,12 +255,7 @@ class ClientCharges(Charges):
 
     def _before(self) -> Sequence[Entry]:
         """Entries that are not in the run's ledger."""
-        own = () if self.own is None else self.own.entries
-        noted = self._ledger.journal.get(self.client, ())
-        if not noted:
-            return own
-        known = {entry.key for entry in own}
-        return (*own, *(entry for entry in noted if entry.key not in known))
+        return () if self.own is None else self.own.entries
 
     def _totals(self) -> Totals:
         counted = len(self._before()), self._ledger.read().voids.get(self.client, 0)
@@ -291,7 +285,7 @@ def _charged(line: bytes) -> tuple[Entry, ...]:
     return tuple(map(decode_entry, found) if isinstance(found, list) else decode_entries(found))
 
 
-def _content(path: Path, start: int = 0) -> bytes:
+def _content(path: Path, start: int) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(start)

@@ -12,6 +12,8 @@
     ``Client.unmask``        server    one share for each neighbour: b_j or the mask key       stage 4
     ``Server.total``                   the sum
 
+The integers that are added up have noise of their own, a discrete Gaussian on a grid: ``secure_sum.discrete``.
+
 Threat model. The server sees all messages, and up to t clients show it all that they know. It may **lie about sets
 and keys**: tell clients different rosters, sharers or survivors, show them keys of earlier attempts or of other
 clients, tell one client different things in two messages, repeat or leave out messages. It then learns the sum over

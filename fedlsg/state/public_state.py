@@ -18,10 +18,10 @@ from fedlsg.carriers import carried_parameters, carried_sizes, find_classifier, 
 from fedlsg.carriers.probe import Basis, Probe, ProbeSource, probe_basis, refresh_of
 from fedlsg.carriers.probe.basis import Pair
 from fedlsg.frame import Frame
+from fedlsg.frame.public import Public, name_of
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.masks import saliency_frame
 from fedlsg.method import Method, Positions, Schedule, initial_needed, make_frame
-from fedlsg.public import Public, name_of
 from fedlsg.state.round_plan import Phase, phase_of
 
 

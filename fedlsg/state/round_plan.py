@@ -14,14 +14,14 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.discrete.release import Release, SumTerms, plan_release
 from fedlsg.frame import Frame
 from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
 from fedlsg.privacy.sampling import batches_of_epoch
+from fedlsg.secure_sum.discrete.release import Release, SumTerms, plan_release
+from fedlsg.setting.units import EXAMPLE, Unit
 from fedlsg.training import accumulated_noise
-from fedlsg.units import EXAMPLE, Unit
 
 PRUNING_ROUND = 0
 """The number of the pruning round."""

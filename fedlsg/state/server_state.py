@@ -17,17 +17,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.carriers import frozen_bases
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
-from fedlsg.discrete.release import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import Memory, keep_public, keep_snip, noisy_everywhere, prune_in_place
 from fedlsg.method import LocalTraining, aggregate, server_step
 from fedlsg.randomness import public_generator
+from fedlsg.secure_sum.discrete.release import SumTerms
+from fedlsg.setting.units import EXAMPLE, Unit
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.training import make_optimizer
 from fedlsg.training.server import widest
-from fedlsg.units import EXAMPLE, Unit
 
 
 class ServerState:

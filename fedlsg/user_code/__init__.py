@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from fedlsg.choices import did_you_mean
+from fedlsg.setting.choices import did_you_mean
 from fedlsg.user_code.digest import OURS
 from fedlsg.user_code.failure import without_exit
 
@@ -248,12 +248,7 @@ def offered(group: str) -> Mapping[str, EntryPoint]:
 
 def imported(point: EntryPoint) -> Any:
     """What an entry point stands for. Raises ImportError, naming it, for code that fails."""
-    try:
-        return point.load()
-    except Exception as error:
-        raise ImportError(
-            f"{point.group}: {point.name} = {point.value} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    return run(f"{point.group}: {point.name} = {point.value}", point.load)
 
 
 def name_of(thing: Any) -> str:

@@ -20,17 +20,9 @@ from fedlsg.attacks.inversion.prior import Prior, blind_guess, count
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.search import Progress
-from fedlsg.choices import REMOVED, choose
+from fedlsg.setting.choices import REMOVED, choose
 from simulations.attack.findings import CONVERGED, NAIVE, shown_name
-from simulations.attack.images_score import (
-    FINDING_DB,
-    Scored,
-    Summary,
-    classifier_leak,
-    image_prior,
-    in_order,
-    scored,
-)
+from simulations.attack.images_score import FINDING_DB, Scored, Summary, classifier_leak, image_prior, in_order, scored
 from simulations.attack.observations import Record
 from simulations.attack.target import Attack, Kind, Options, Results, Target
 from simulations.report.page import Badge, Gallery, Shot

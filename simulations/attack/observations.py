@@ -20,8 +20,8 @@ from fedlsg.frame import Frame
 from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, RunLedger
+from fedlsg.setting.units import UNITS
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
-from fedlsg.units import UNITS
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.report.words import REPRODUCIBLE

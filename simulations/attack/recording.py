@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 import strategies
-from fedlsg.mechanisms import is_silent
+from fedlsg.setting.mechanisms import is_silent
 from simulations.attack.observations import refuse_client_unit
 from simulations.compare.grid import dropped_lines, lacks
 from simulations.engines import local

@@ -15,7 +15,7 @@ from fedlsg.attacks.search import Progress
 from fedlsg.attacks.text_matching import TextMatching, match_text
 from fedlsg.attacks.token_reading import read_tokens
 from fedlsg.attacks.tokens import TextPrior, span_test
-from fedlsg.choices import choose
+from fedlsg.setting.choices import choose
 from simulations.attack.findings import shown_name
 from simulations.attack.observations import Record, sigma_of
 from simulations.attack.target import Attack, Kind, Options, Results, Target

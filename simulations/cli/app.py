@@ -16,7 +16,7 @@ import typer.core
 from click.shell_completion import get_completion_class, shell_complete
 from rich.console import Console
 
-from fedlsg.choices import REMOVED, choose
+from fedlsg.setting.choices import REMOVED, choose
 from fedlsg.user_code.failure import without_exit
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import RunsCommand, compare, report, runs, tune

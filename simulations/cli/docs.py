@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.text import Text
 
-from fedlsg.choices import choose, did_you_mean
+from fedlsg.setting.choices import choose, did_you_mean
 from simulations.cli.options import console, option
 
 HERE = Path(__file__).resolve().parents[1]

@@ -18,8 +18,8 @@ import typer.core
 from click.shell_completion import CompletionItem
 from rich.console import Console
 
-from fedlsg.choices import MEANINGS, nearest, plain
 from fedlsg.setting import Declared
+from fedlsg.setting.choices import MEANINGS, nearest, plain
 from simulations.plan.trust import READS, allow_code
 from simulations.settings.run import Device
 from simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings, code_in

@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fedlsg.choices import choose
-from fedlsg.units import unit_in
+from fedlsg.setting.choices import choose
+from fedlsg.setting.units import unit_in
 from fedlsg.user_code import shown
 from simulations.compare.collect import CELLS
 from simulations.report.page import Page, Row, Section, Table, Text, json_text

@@ -14,7 +14,6 @@ from torch import Tensor
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
-from fedlsg.own_loop.release import check_moved, in_words, sizes_of
 from fedlsg.payload import unpack
 from fedlsg.randomness import own_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
@@ -27,6 +26,7 @@ from simulations.plan.base import Base
 from simulations.plan.plan import probes
 from simulations.workloads import Split
 from strategies.federation.wire import Announcement
+from strategies.own_loop.release import check_moved, in_words, sizes_of
 
 CLIENT = 0
 STEPS = 2

@@ -15,9 +15,9 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
-from fedlsg.discrete import Release
 from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
+from fedlsg.secure_sum.discrete import Release
 from fedlsg.state import RoundPlan
 from fedlsg.training.client import AddNoise
 from simulations.client.node.refusals import SecureSumRefusedError

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedlsg.carriers.personal import personal_gradient, personal_size, personal_weights
 from fedlsg.carriers.powersgd import decode, encode
-from fedlsg.client_level import client_update
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked, trainable
 from fedlsg.method import client_step, largest
@@ -30,6 +29,7 @@ from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training.client import AddNoise
+from fedlsg.training.client_level import client_update
 from simulations.client.account import (
     RECORD,
     Account,

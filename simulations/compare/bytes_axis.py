@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedlsg.choices import choose
+from fedlsg.setting.choices import choose
 from simulations.compare.lines import Line, score_words
 from simulations.report.page import Table
 from simulations.report.table import Column, make_table

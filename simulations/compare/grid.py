@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import strategies
-from fedlsg.mechanisms import KINDS, is_silent
+from fedlsg.setting.mechanisms import KINDS, is_silent
 from simulations.settings.settings import declarations
 
 NOISE = frozenset({"epsilon", "noise_multiplier", "delta"})

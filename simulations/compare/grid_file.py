@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedlsg.choices import choose
+from fedlsg.setting.choices import choose
 from fedlsg.user_code.failure import without_exit
 from simulations.compare.grid import AXES, Cell, Entry, Grid
 from simulations.plan.base import Base

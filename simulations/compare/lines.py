@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlsg.units import Unit, unit_in
+from fedlsg.setting.units import Unit, unit_in
 from simulations.rundir.results import Result
 from simulations.workloads.base.split import Chance, beats_chance, standard_error
 

@@ -11,7 +11,7 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from typing import Any
 
-from fedlsg.units import EXAMPLE, UNITS
+from fedlsg.setting.units import EXAMPLE, UNITS
 from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
 from simulations.plan.advice import RHO_MEANING
 from simulations.report.colours import looks

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import spaced
 from fedlsg.user_code.failure import describe
@@ -21,6 +20,7 @@ from simulations.engines.door import in_use, joins_cluster
 from simulations.plan.plan import Plan
 from simulations.settings.settings import RUN
 from simulations.workloads import to_device
+from strategies.own_loop.row_checks import model_outputs
 
 START = 5.0
 """Seconds that Ray's start, the imports of its workers and its end add to a run."""

@@ -15,14 +15,14 @@ from flwr.common.logger import log
 from torch import Tensor, nn
 
 from fedlsg.accounting.events import checked_delta
-from fedlsg.client_level import clipped_update
 from fedlsg.gradients import trainable
 from fedlsg.owner_only import make_parents
 from fedlsg.payload import find_codec
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
 from fedlsg.randomness import secret_stream
+from fedlsg.setting.units import CLIENT
 from fedlsg.training.client import AddNoise
-from fedlsg.units import CLIENT
+from fedlsg.training.client_level import clipped_update
 from fedlsg.user_code.failure import without_exit
 from simulations.client.app import is_simulated, refusal
 from simulations.client.node.refusals import OverBudgetError, SettingsError

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting.events import checked_delta
-from fedlsg.discrete import SumTerms, most_log_ratio
 from fedlsg.payload import DEFAULT_CODEC, PayloadError
+from fedlsg.secure_sum.discrete import SumTerms, most_log_ratio
 from simulations.client.node.terms import absolute
 from simulations.flower.client import note_other_torch
 from simulations.flower.secure_update import SecureRound, new_run, payload_of

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 import strategies
 from fedlsg.carriers import Dense, LowRank, RandomCarriers, carried_parameters, find_classifier, prepare_model
 from fedlsg.carriers.low_rank import LowRankChange
-from fedlsg.discrete import Release, SumTerms, plan_release
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.method import Method, Schedule, initial_needed
 from fedlsg.payload import Dither, Expected, find_codec, pack, unpack
 from fedlsg.randomness import own_draws
+from fedlsg.secure_sum.discrete import Release, SumTerms, plan_release
 from fedlsg.state import PublicState
 from simulations.client.node.refusals import SettingsError
 from strategies.federation.stages import MESSAGE as SUM_MESSAGE

@@ -21,7 +21,7 @@ from fedlsg.carriers.probe.carrier import ProbeSource
 from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments
 from fedlsg.carriers.statistics import residual
-from fedlsg.forms import CORE, TANGENT, FormName
+from fedlsg.frame.forms import CORE, TANGENT, FormName
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator

@@ -24,8 +24,8 @@ from fedlsg.carriers.statistics import (
     select_kept,
     stable_rank,
 )
-from fedlsg.forms import TANGENT
 from fedlsg.frame import Coordinates, Frame
+from fedlsg.frame.forms import TANGENT
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, Mask, keep_units, unit_importance
 from fedlsg.method import Compression, Method

@@ -16,15 +16,15 @@ import torch
 from fedlsg.accounting import max_steps
 from fedlsg.accounting.bounds import certified_or_inf, rough
 from fedlsg.carriers import Lora, embeddings_of
-from fedlsg.discrete import plan_release
 from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import measure
 from fedlsg.privacy import rho
+from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.setting.units import UNITS
 from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
 from fedlsg.training.auto import FEWEST_UPDATES
-from fedlsg.units import UNITS
 from simulations.plan.base import Base
 from simulations.plan.plan import Plan, count_blocks, events_of, probes
 from simulations.settings.run import Resolved

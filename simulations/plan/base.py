@@ -15,15 +15,15 @@ import strategies
 from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
-from fedlsg.discrete import SumTerms
 from fedlsg.gradients import registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
-from fedlsg.selection import Selection, selection_of
+from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.setting.selection import Selection, selection_of
+from fedlsg.setting.units import Unit
 from fedlsg.state import PublicState, RoundPlan, ServerState
-from fedlsg.units import Unit
 from fedlsg.user_code.digest import digest_of, digest_of_all
 from simulations import workloads
 from simulations.plan.start import found_source, late_source

@@ -22,11 +22,10 @@ from fedlsg.accounting import (
 )
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
-from fedlsg.discrete import most_log_ratio
-from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
-from fedlsg.own_loop import check_families
+from fedlsg.secure_sum.discrete import most_log_ratio
+from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
 from fedlsg.state import ClientTerms, different_terms
 from fedlsg.training import make_optimizer
 from simulations import workloads
@@ -37,6 +36,7 @@ from simulations.plan.start import check_source
 from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
+from strategies.own_loop.examples import check_families
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 

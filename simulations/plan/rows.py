@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlsg.own_loop.row_checks import FIX, Run, check_extremes, check_numbers, check_targets, model_outputs, not_finite
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import fields_of, spaced
 from fedlsg.user_code.failure import describe, without_exit
@@ -21,6 +20,15 @@ from simulations.plan.base import Base
 from simulations.workloads import Split, to_device
 from simulations.workloads.base.split import NoRows
 from simulations.workloads.rows import Prepare
+from strategies.own_loop.row_checks import (
+    FIX,
+    Run,
+    check_extremes,
+    check_numbers,
+    check_targets,
+    model_outputs,
+    not_finite,
+)
 
 AT_ONCE = 4096
 """Rows that are looked at together, and most that are prepared in order to look at what a transform makes of them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import strategies
-from fedlsg.units import EXAMPLE, UNITS, unit_in
+from fedlsg.setting.units import EXAMPLE, UNITS, unit_in
 from simulations import workloads
 from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedlsg.units import unit_in
+from fedlsg.setting.units import unit_in
 from simulations.report.page import Badge, Tile, Tiles
 from simulations.report.words import (
     NOT_PRIVATE,

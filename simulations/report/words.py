@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from fedlsg.units import unit_in
+from fedlsg.setting.units import unit_in
 from simulations.rundir.journal import LINKS
 from simulations.rundir.results import Result
 from simulations.workloads.base.split import beats_chance

@@ -13,11 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.accounting import Event, spread
-from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
+from fedlsg.secure_sum.discrete import plan_release
 from fedlsg.secure_sum.terms import plan_graph
+from fedlsg.setting.units import unit_in
 from fedlsg.state import mean_frame
-from fedlsg.units import unit_in
 from fedlsg.user_code import shown
 from simulations.engines.choice import with_engine
 from simulations.engines.cluster import processors

@@ -61,7 +61,6 @@ RUN = (
              "engine, in a deployment (copies), and in runs of older versions", "client's account, server",
              damage="own"),
     Declared("ledger/server.jsonl", "older versions: the one ledger under `trust=server`", SERVER, damage="own"),
-    Declared("ledger/journal.jsonl", "older versions: charges of clients at work (engine `ray`)", DRIVER, damage="own"),
     Declared("ledger.jsonl", "a merged copy of the ledgers, for readers", SERVER),
     Declared("checkpoint/latest.pt", "what `fedlsg resume` continues from", SERVER, damage="own"),
     Declared("checkpoint/previous.pt", "the checkpoint of the round before", SERVER, damage="own"),

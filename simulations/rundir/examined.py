@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
-from fedlsg.privacy.run_ledger import JOURNAL
 from simulations.rundir.files import DamagedError, is_whole, unseal
 from simulations.rundir.journal import verify
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
@@ -32,7 +31,7 @@ RECORD = (*STATE, *LISTS, "updates/*", "updates-truth/*", "downlink/*")
 """What commands read that look at recorded payloads."""
 RESUMED = (*LISTS, "ledger/*", "rounds.csv", "bytes.csv", "clients/training-data.json", "clients/client-*")
 """What ``fedlsg resume`` cannot go on without. It makes others again, or compares them with the checkpoint."""
-RUN_LEDGER, OLD_JOURNAL = f"ledger/{RUN}.jsonl", f"ledger/{JOURNAL}"
+RUN_LEDGER = f"ledger/{RUN}.jsonl"
 MAY_GROW = ("run.log", "ledger/")
 """A longer one is no sign of anything."""
 
@@ -131,15 +130,9 @@ def _compare(run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], 
             )
     for name, mark in record["grows"].items():
         path = run.path / name
-        if name == OLD_JOURNAL and not path.exists():
-            found.notes.append(f"{path} is gone: its charges are in the ledgers, if fedlsg took them over")
-            continue
         try:
             verify(path, mark)
         except DamagedError:
-            if name == OLD_JOURNAL and not record["closed"] and _is_journal(run):
-                found.notes.append(f"{path} began anew since the last checkpoint, as it does when it is long")
-                continue
             found.changed[name] = _how(path, mark)
             continue
         if path.exists() and path.stat().st_size > mark["bytes"] and not name.startswith(MAY_GROW):
@@ -154,13 +147,6 @@ def _has_torn_line(run: RunDir, name: str) -> bool:
     if name == RUN_LEDGER:
         return path.stat().st_size > run.charges.read().size
     return len([line for line in path.read_bytes().split(b"\n") if line]) > 1 + len(read_entries(path))
-
-
-def _is_journal(run: RunDir) -> bool:
-    try:
-        return bool(run.charges.journal)
-    except LedgerError:
-        return False
 
 
 def _digest_differs(path: Path, mark: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import strategies
-from fedlsg.mechanisms import is_silent
+from fedlsg.setting.mechanisms import is_silent
 from simulations.rundir.journal import Link, read_lines, transfer_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row

@@ -33,8 +33,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.forms import FORMS, TANGENT
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.frame.forms import FORMS, TANGENT
 from fedlsg.owner_only import make_parents
 from fedlsg.state import Phase, phase_of
 from simulations.rundir.files import (

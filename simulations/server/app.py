@@ -21,10 +21,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.exit import add_exit_handler
 
-from fedlsg.client_level import ServerNoise
 from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import keep_freed_memory
+from fedlsg.training.client_level import ServerNoise
 from fedlsg.user_code.failure import without_exit
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan

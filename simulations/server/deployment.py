@@ -14,8 +14,8 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedlsg.discrete.release import MOST_EXAMPLES
-from fedlsg.units import UNITS
+from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
+from fedlsg.setting.units import UNITS
 from simulations.client.virtual import kind_of, limit_by
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import RUN, Settings

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from fedlsg.choices import did_you_mean
 from fedlsg.setting import Setting, declared, unknown
+from fedlsg.setting.choices import did_you_mean
 from fedlsg.user_code import is_reference, load, shown
 from simulations.rundir.files import write_atomically
 from simulations.rundir.tables import scalars_of

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.owner_only import make_file
 from fedlsg.privacy import SERVER, verify_extends
 from fedlsg.randomness import own_draws
@@ -38,6 +37,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.server.evaluate import evaluate, has_one_number, score, scores_of
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
+from strategies.own_loop.row_checks import model_outputs
 
 
 def ready_plan(
@@ -128,7 +128,6 @@ READ = (
     "ledger/run.jsonl",
     "ledger/client-*.jsonl",
     "ledger/server.jsonl",
-    "ledger/journal.jsonl",
     "rounds.csv",  # the checkpoint has the digest of both tables
     "bytes.csv",
     "downlink/step-*.bin",

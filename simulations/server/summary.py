@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedlsg.accounting import Spread
 from fedlsg.carriers import adapted_layers
-from fedlsg.discrete import SumTerms
 from fedlsg.gradients import trainable
+from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.state import ServerState, different_terms
 from fedlsg.user_code import DATA, shown
 from fedlsg.user_code.digest import version

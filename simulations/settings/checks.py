@@ -1,4 +1,4 @@
-"""The one checker of settings: facts about a run, and the rules that all settings declare (``fedlsg.rules``).
+"""The one checker of settings: facts about a run, and the rules that all settings declare (``fedlsg.setting.rules``).
 
 A rule is looked at as soon as its facts are known: before data are loaded, with the gaps filled, with the method built.
 """
@@ -10,12 +10,12 @@ from types import MappingProxyType
 import torch
 
 import strategies
-from fedlsg.mechanisms import DP, KINDS, is_silent
 from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
-from fedlsg.rules import Facts, Rule, check_rules
 from fedlsg.secure_sum import plan_graph
-from fedlsg.units import UNITS
+from fedlsg.setting.mechanisms import DP, KINDS, is_silent
+from fedlsg.setting.rules import Facts, Rule, check_rules
+from fedlsg.setting.units import UNITS
 from simulations.settings.automatic import device_of
 from simulations.settings.participation import availability_of, spread_of
 from simulations.settings.resolve import fill_codecs, uplink_codec

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Literal
 
-from fedlsg.rules import idle_unless, needs
-from fedlsg.selection import SELECTIONS
 from fedlsg.setting import Setting
+from fedlsg.setting.rules import idle_unless, needs
+from fedlsg.setting.selection import SELECTIONS
 
 ONE_STEP = "with one local step a client sends its gradient: leave it out, or give local_steps=2 or more"
 LIKE_TEST = "it evaluates clients on parts of the public test split that are like their data"

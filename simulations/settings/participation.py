@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from fedlsg.client_level import AdaptiveClip
 from fedlsg.method import LocalTraining, Method
 from fedlsg.participation import Participation, Trace, read_trace
 from fedlsg.randomness import public_generator
-from fedlsg.selection import Selection, selection_of
-from fedlsg.units import EXAMPLE, UNITS, Unit
+from fedlsg.setting.selection import Selection, selection_of
+from fedlsg.setting.units import EXAMPLE, UNITS, Unit
+from fedlsg.training.client_level import AdaptiveClip
 from simulations.settings.run import Resolved, Settings
 
 NAMES = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Literal
 
-from fedlsg.rules import idle_unless, needs
 from fedlsg.setting import Setting
-from fedlsg.units import EXAMPLE, UNITS
+from fedlsg.setting.rules import idle_unless, needs
+from fedlsg.setting.units import EXAMPLE, UNITS
 
 IN_SECRET = "trust=server and whole and private"
 SUM = "trust=secure|aggregate"

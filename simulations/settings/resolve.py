@@ -8,11 +8,11 @@ from typing import Any, get_args
 
 import strategies
 from fedlsg.masks.mask import DropRate
-from fedlsg.mechanisms import is_silent
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
+from fedlsg.setting.mechanisms import is_silent
 from simulations.settings.automatic import choose_method, fill_auto
 from simulations.settings.participation import fill_participation
 from simulations.settings.run import Resolved, void

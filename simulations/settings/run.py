@@ -1,6 +1,6 @@
 """What a user may say about any run, in one frozen record, before the workload fills the gaps.
 
-Each setting declares its sentence, unit and range, what it needs and what it does not go with (``fedlsg.rules``).
+Each setting declares its sentence, unit and range, what it needs and does not go with (``fedlsg.setting.rules``).
 Settings of methods, mechanism, server and codecs are declared where they are used; ``simulations.settings.settings``
 puts all of them together. Nothing here imports torch: what is wrong with these is said before anything is started.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, Literal
 
-from fedlsg.rules import idle_unless, needs
 from fedlsg.setting import Setting
+from fedlsg.setting.rules import idle_unless, needs
 from simulations.settings.federation import ON_TEST_PARTS, Federation, SimulatedTime
 from simulations.settings.privacy import Privacy
 

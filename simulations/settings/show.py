@@ -13,8 +13,8 @@ from rich.text import Text
 import strategies
 from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
-from fedlsg.rules import Rule, spell
 from fedlsg.setting import REQUIRED, Declared, unknown
+from fedlsg.setting.rules import Rule, spell
 from simulations import workloads
 from simulations.settings.checks import WORDS, all_rules, codec_lists
 from simulations.settings.resolve import FALLBACK

@@ -17,8 +17,8 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from fedlsg import user_code
-from fedlsg.choices import did_you_mean
 from fedlsg.randomness import public_generator
+from fedlsg.setting.choices import did_you_mean
 from simulations.models.pretrained import with_pretrained
 from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from simulations.workloads.base.model import build_model

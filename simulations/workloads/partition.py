@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from fedlsg.choices import choose
+from fedlsg.setting.choices import choose
 from simulations.workloads.base import GIVEN, LoadedWorkload
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw, ProbeSource
-from fedlsg.choices import did_you_mean
+from fedlsg.setting.choices import did_you_mean
 from simulations import workloads
 from simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Split, silent
 from simulations.workloads.base.cache import cache_folder

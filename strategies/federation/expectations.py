@@ -15,14 +15,14 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
-from fedlsg.client_level import ServerNoise
-from fedlsg.discrete import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
+from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.setting.units import EXAMPLE, Unit
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
-from fedlsg.units import EXAMPLE, Unit
+from fedlsg.training.client_level import ServerNoise
 from strategies.federation.proofs import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import read_update

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedlsg.discrete import SumTerms
 from fedlsg.secure_sum import GivenUp, Server, Terms, Total
+from fedlsg.secure_sum.discrete import SumTerms
 from strategies.federation.wire import STAGE as TERMS
 
 MESSAGE = "secure sum message"

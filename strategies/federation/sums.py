@@ -26,12 +26,12 @@ import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 
-from fedlsg.client_level import ServerNoise, release_round, sum_mechanism
-from fedlsg.discrete import SumTerms
 from fedlsg.privacy import SERVER, Entry, poisson_batch
 from fedlsg.secure_sum import GivenUp, Server, Total
+from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.secure_sum.messages import packed_bytes
 from fedlsg.state import RoundPlan
+from fedlsg.training.client_level import ServerNoise, release_round, sum_mechanism
 from strategies.federation.downlink import Records
 from strategies.federation.exchange import Exchange
 from strategies.federation.report import NO_REPLY, Received, RoundReport

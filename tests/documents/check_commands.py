@@ -21,8 +21,8 @@ import simulations.compare.command
 import simulations.compare.search
 import simulations.engines
 import simulations.run.commands
-from fedlsg.choices import choose
 from fedlsg.payload import find_codec
+from fedlsg.setting.choices import choose
 from simulations import workloads
 from simulations.attack.images import IMAGE_ATTACKS
 from simulations.attack.texts import TEXT_ATTACKS

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedlsg.frame.public import Public, call
 from fedlsg.method import Method, Schedule
-from fedlsg.public import Public, call
 from fedlsg.randomness import public_generator
 from fedlsg.state.public_state import PublicState
 from tests.fedlsg.support.own_methods import CORE, scaled

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from fedlsg.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
 from fedlsg.setting import REQUIRED, Setting, check_declared, declared
+from fedlsg.setting.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
 
 Share = Annotated[float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))]
 

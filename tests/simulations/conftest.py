@@ -11,10 +11,10 @@ import hypothesis
 import pytest
 import torch
 
-from fedlsg.own_loop import examples
 from simulations.cli import app as cli
 from simulations.engines import cluster
 from simulations.plan import plan
+from strategies.own_loop import examples
 from tests.checked_once import check_once
 from tests.simulations.support.own import fresh
 from tests.simulations.support.runs import Run, pages, run_local, stopped_after

@@ -22,13 +22,13 @@ from benchmarks.privacy import adversaries
 from benchmarks.privacy.adversaries import align, image_cases, made_images, made_texts, summed_in, text_cases
 from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, of_tensors, subject
 from fedlsg.carriers.probe import ProbeSource
+from fedlsg.carriers.probe.synthetic import dead_leaves
 from fedlsg.frame import Frame
 from fedlsg.gradients.known import Watching
 from fedlsg.gradients.precision import Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism
 from fedlsg.state import PublicState
-from fedlsg.synthetic import dead_leaves
 from fedlsg.training import local as microbatches
 from fedlsg.training.local import ROWS_ON_CPU, LocalTraining, shape_of
 from simulations.server.summary import hardware

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-import fedlsg.client_level
+import fedlsg.training.client_level
 from fedlsg.method import LocalTraining, client_step
 from fedlsg.randomness import SecretStream, reproducible_stream
 from tests.strategies.contract import FALSE_ALARM, Data, Silence, Subject, data_set, plausible, weighted_loss
@@ -46,7 +46,7 @@ def client_data(seed: int, *, hostile: bool) -> Data:
 
 def released(s: Subject, some: Sequence[Tensor], noise: SecretStream) -> Tensor:
     """What the server releases of these updates."""
-    return fedlsg.client_level.release_round(
+    return fedlsg.training.client_level.release_round(
         some, frame=s.frame, mechanism=s.mechanism, expected_batch=BATCH, noise=noise
     )[0]
 

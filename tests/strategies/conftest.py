@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from fedlsg.own_loop import examples
 from simulations.engines.local import task_identity
+from strategies.own_loop import examples
 from tests.checked_once import check_once
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)

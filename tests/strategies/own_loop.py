@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import fedlsg.own_loop.release
+import strategies.own_loop.release
 from fedlsg.privacy import Ledger
 from fedlsg.randomness import SecretStream
 from strategies.private_step import PrivateStep
@@ -167,6 +167,6 @@ def charged_before_the_batch_is_drawn(monkeypatch: Any) -> bool:
             return super().bernoulli(count, probability)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fedlsg.own_loop.release, "secret_stream", lambda: Stream(bytes(32)))
+        patch.setattr(strategies.own_loop.release, "secret_stream", lambda: Stream(bytes(32)))
         step.step(batch)
     return seen[-1:] == [1] and not any(seen[:-1])

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import fedlsg.client_level
-from fedlsg.client_level import clipped_update, norm_of
+import fedlsg.training.client_level
 from fedlsg.privacy.mechanism import add_noise
 from fedlsg.randomness import reproducible_stream
+from fedlsg.training.client_level import clipped_update, norm_of
 from tests.strategies.client_level import BATCH, noise_defects, released, sensitivity_defects, updates
 from tests.strategies.contract import Case, Silence, Subject, mlp, subject
 
@@ -72,17 +72,17 @@ def planted_divisor_of_the_data(some, **given):
     return total / max(len(some), 1) * 3, clip_norm
 
 
-true_release = fedlsg.client_level.release_round
+true_release = fedlsg.training.client_level.release_round
 
 
 @pytest.mark.parametrize("planted", [planted_no_clip, planted_clip_of_each_block], ids=lambda f: f.__name__)
 def test_a_planted_clip_is_seen(planted, dense, monkeypatch):
-    monkeypatch.setattr(fedlsg.client_level, "clipped_update", planted)
+    monkeypatch.setattr(fedlsg.training.client_level, "clipped_update", planted)
     assert sensitivity_defects(dense)
 
 
 def test_a_divisor_taken_from_the_round_is_seen(dense, monkeypatch):
-    monkeypatch.setattr(fedlsg.client_level, "release_round", planted_divisor_of_the_data)
+    monkeypatch.setattr(fedlsg.training.client_level, "release_round", planted_divisor_of_the_data)
     assert sensitivity_defects(dense)
 
 
@@ -100,5 +100,5 @@ def reused(total, mechanism, noise):
 
 @pytest.mark.parametrize("planted", [halved, skipped, reused], ids=lambda f: f.__name__)
 def test_planted_noise_is_seen(planted, dense, monkeypatch):
-    monkeypatch.setattr(fedlsg.client_level, "add_noise", planted)
+    monkeypatch.setattr(fedlsg.training.client_level, "add_noise", planted)
     assert noise_defects(dense)

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 from fedlsg.participation import Participation
-from fedlsg.selection import UNIFORM
+from fedlsg.setting.selection import UNIFORM
 from strategies.federation.wire import TOO_SLOW, failure
 from tests.strategies.small_federation import Federation, server_state
 

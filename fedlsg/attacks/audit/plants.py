@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.discrete import SumTerms, discrete_gaussian, plan_release, rotate
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.randomness import SecretStream
+from fedlsg.secure_sum.discrete import SumTerms, discrete_gaussian, plan_release, rotate
 
 Patches = dict[str, Callable[..., Any]]
 Noise = Callable[[Tensor, Any, SecretStream], Tensor]
 """Values, how much noise, the stream -> the values with noise."""
 HOMES = {
-    "add_noise": ("fedlsg.training.client", "fedlsg.client_level"),
-    "discrete_gaussian": ("fedlsg.discrete.grid",),
-    "clipped_sum": ("fedlsg.training.client", "fedlsg.client_level"),
+    "add_noise": ("fedlsg.training.client", "fedlsg.training.client_level"),
+    "discrete_gaussian": ("fedlsg.secure_sum.discrete.grid",),
+    "clipped_sum": ("fedlsg.training.client", "fedlsg.training.client_level"),
     "poisson_batch": ("fedlsg.training.client", "fedlsg.attacks.audit.shipped"),
     "plan_release": ("fedlsg.attacks.audit.shipped",),
-    "rotate": ("fedlsg.discrete.release",),
+    "rotate": ("fedlsg.secure_sum.discrete.release",),
 }
 """Where the shipped path looks a function up."""
 

@@ -15,13 +15,13 @@ from scipy.special import ndtri
 from torch import nn
 
 from fedlsg.attacks.audit.stated import Stated
-from fedlsg.client_level import AdaptiveClip
-from fedlsg.discrete import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism
+from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.setting.units import EXAMPLE, Unit
 from fedlsg.training import LocalTraining
+from fedlsg.training.client_level import AdaptiveClip
 from fedlsg.training.local import gains
-from fedlsg.units import EXAMPLE, Unit
 
 ALARM, MISS = 1e-6, 1e-3
 Z = float(-ndtri(ALARM) - ndtri(MISS))

@@ -28,14 +28,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.attacks.audit.setting import Setting
-from fedlsg.client_level import client_update, release_round
-from fedlsg.discrete import add_modulo, plan_release
-from fedlsg.discrete.grid import decode
 from fedlsg.frame import Frame
-from fedlsg.privacy import Mechanism, poisson_batch
+from fedlsg.privacy import poisson_batch
 from fedlsg.randomness import SecretStream
-from fedlsg.training import LocalTraining, client_step
+from fedlsg.secure_sum.discrete import add_modulo, plan_release
+from fedlsg.secure_sum.discrete.grid import decode
+from fedlsg.training import client_step
 from fedlsg.training.client import AddNoise
+from fedlsg.training.client_level import client_update, release_round
 
 LENGTH = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
@@ -120,39 +120,6 @@ def injected() -> Iterator[None]:
         yield  # no ghost clipping: there is no layer whose input and gradient these would be made of
 
 
-def release(
-    rows: Float[Tensor, "n kept"],
-    *,
-    model: nn.Module,
-    frame: Frame,
-    mechanism: Mechanism,
-    local: LocalTraining,
-    sampler: SecretStream,
-    noise: SecretStream,
-    add: AddNoise | None = None,
-) -> Float[Tensor, " kept"]:
-    """What a client sends whose data are examples with these gradients: the shipped ``client_step``."""
-
-    def batch(positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rows[positions], torch.zeros(len(positions))
-
-    with injected():
-        sent: Tensor = client_step(
-            model,
-            batch,
-            given_loss,
-            frame=frame,
-            mechanism=mechanism,
-            local=local,
-            num_examples=len(rows),
-            sampler=sampler,
-            noise=noise,
-            charge=lambda: None,
-            add=add,
-        )
-    return sent
-
-
 def given_loss(outputs: object, targets: object) -> Tensor:
     """The loss of a canary, which nothing computes."""
     raise AssertionError("a canary's gradient is given, no loss is computed")
@@ -187,22 +154,19 @@ def output(setting: Setting, rows: Rows, draw: Draw, round: int) -> Output:
 
 
 def _gradients(setting: Setting, rows: Rows, draw: Draw, client: int, add: AddNoise | None) -> Tensor:
-    """What a client sends whose examples have these gradients."""
-    return release(
-        rows,
-        model=setting.model,
-        frame=setting.frame,
-        mechanism=setting.mechanism,
-        local=setting.local,
-        sampler=draw("sampler", client),
-        noise=draw("noise", client),
-        add=add,
-    ).cpu()
+    """What a client sends whose data are examples with these gradients: the shipped ``client_step``."""
+    with injected():
+        sent: Tensor = client_step(
+            setting.model, lambda positions: (rows[positions], torch.zeros(len(positions))), given_loss,
+            frame=setting.frame, mechanism=setting.mechanism, local=setting.local, num_examples=len(rows),
+            sampler=draw("sampler", client), noise=draw("noise", client), charge=lambda: None, add=add,
+        )  # fmt: skip
+    return sent.cpu()
 
 
 def _update(setting: Setting, values: Tensor, noise: SecretStream, add: AddNoise | None) -> Tensor:
     """What a client sends whose local training ends with this update."""
-    with patch("fedlsg.client_level.client_step", lambda *_, **__: values * setting.local.expected_batch):
+    with patch("fedlsg.training.client_level.client_step", lambda *_, **__: values * setting.local.expected_batch):
         sent: Tensor = client_update(
             setting.model, lambda positions: (positions, positions), given_loss, frame=setting.frame,
             mechanism=setting.mechanism, local=setting.local, noise=noise, add=add,

@@ -37,20 +37,6 @@ from fedlsg.attacks.search import Box, Energy, Progress, Search, Watch, Weight, 
 RELUS = (F.relu, torch.relu, Tensor.relu)
 
 
-class _Slope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, sharpness: float) -> Tensor:
-        ctx.save_for_backward(z)
-        ctx.sharpness = sharpness
-        return (z > 0).to(z)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
-        (z,) = ctx.saved_tensors
-        soft = torch.sigmoid(ctx.sharpness * z)
-        return outer[0] * ctx.sharpness * soft * (1 - soft), None
-
-
 class _Relu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, sharpness: float) -> Tensor:
@@ -61,8 +47,8 @@ class _Relu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
         (z,) = ctx.saved_tensors
-        slope: Tensor = _Slope.apply(z, ctx.sharpness)
-        return outer[0] * slope, None
+        soft = torch.sigmoid(ctx.sharpness * z)
+        return outer[0] * ((z > 0).to(z) + (soft - soft.detach())), None  # the last is 0, and has the derivative
 
 
 def smooth_relu(z: Float[Tensor, "*shape"], sharpness: float) -> Float[Tensor, "*shape"]:

@@ -15,7 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.attacks.observation import Guess, Knowledge, Observation, ThreatModel
-from fedlsg.forms import TANGENT
+from fedlsg.frame.forms import TANGENT
+
+SHRINKAGE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,16 +92,15 @@ def prior_from(
     *,
     low: float | tuple[float, ...],
     high: float | tuple[float, ...],
-    shrinkage: float = 0.1,
 ) -> Prior:
     """The Gaussian prior that public images give: their mean (of each class), and their covariance around it.
 
-    The covariance is mixed with ``shrinkage`` times the mean variance on the diagonal, so that pixels which never
+    The covariance is mixed with SHRINKAGE times the mean variance on the diagonal, so that pixels which never
     change in public may still change. It has d^2 numbers: for small images. Raises ValueError for a class without
     an image, and for fewer than two images.
     """
-    if len(images) < 2 or not 0 < shrinkage <= 1:
-        raise ValueError(f"expected two public images or more and 0 < {shrinkage=} <= 1, got {len(images)} images")
+    if len(images) < 2:
+        raise ValueError(f"expected two public images or more, got {len(images)}")
     flat = images.detach().double().cpu().flatten(1)
     mean, own = flat.mean(0), flat.mean(0)
     if labels is not None:
@@ -113,7 +114,7 @@ def prior_from(
     level = covariance.diagonal().mean()
     if not bool(level > 0):
         raise ValueError("expected public images that differ: nothing can be said about their spread")
-    covariance = (1 - shrinkage) * covariance + shrinkage * level * torch.eye(len(covariance), dtype=torch.float64)
+    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * level * torch.eye(len(covariance), dtype=torch.float64)
     shape = tuple(images.shape[1:])
     return Prior(
         shape=shape, low=low, high=high,

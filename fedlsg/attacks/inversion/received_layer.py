@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers import Adapted
-from fedlsg.forms import TANGENT
+from fedlsg.frame.forms import TANGENT
 
 NOTHING = 1e-12
 """Below this share of the largest signal there is none: float64's rounding."""

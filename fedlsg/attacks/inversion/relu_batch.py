@@ -12,7 +12,8 @@ needed; a column is solved for again from all of its zeros, which takes rounding
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,38 +23,32 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import ReceivedLayer, received_first_layer
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 
-DRAWS = 2048
-"""Subsets of rows in one go, so that memory stays small."""
+DRAWS, MOST_DRAWS = 2048, 100_000
+"""Subsets of B - 1 rows in one go, so that memory stays small; at the most: 2^B times a few are enough while half of
+the neurons are on."""
 
 INDEPENDENT = 1e-3
 """What a unit vector must have outside of the span of others to count as independent of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """How long to look for sparse columns, and what counts as zero.
+class Tolerances(NamedTuple):
+    """What counts as zero.
 
-    draws: subsets of B - 1 rows at most; 2^B times a few suffice while half of the neurons are on.
-    rank_tolerance: singular values below this share of the largest are noise; zero: entries of P a below this share
+    rank: singular values below this share of the largest are noise; zero: entries of P a below this share
     of its largest are zeros; sharp: rows whose least singular value is below this share of the largest are too close to
     dependent for their null vector.
     """
 
-    draws: int
-    rank_tolerance: float
+    rank: float
     zero: float
     sharp: float
 
 
-def search_for(dtype: torch.dtype, draws: int) -> Search:
-    """The tolerances that a payload of this dtype allows."""
-    rank, zero, sharp = (1e-10, 1e-7, 1e-6) if dtype == torch.float64 else (1e-6, 2e-4, 3e-2)
-    return Search(draws=draws, rank_tolerance=rank, zero=zero, sharp=sharp)
+WIDE, NARROW = Tolerances(1e-10, 1e-7, 1e-6), Tolerances(1e-6, 2e-4, 3e-2)
+"""Of payloads in float64, and in float32."""
 
 
-def relu_batch(
-    observation: Observation, prior: Prior, known: Knowledge, generator: torch.Generator, *, draws: int = 100_000
-) -> Guess:
+def relu_batch(observation: Observation, prior: Prior, known: Knowledge, generator: torch.Generator) -> Guess:
     """All inputs of a batch, (B, *prior.shape), in no particular order; frozen columns are NaN.
 
     Guarantee: for distinct examples, no noise, B <= r (carriers) or B < min(m, n) (dense), whole rows of dL or all of
@@ -65,9 +60,9 @@ def relu_batch(
     together with frozen columns, a batch of more than r, no sparse columns (another activation).
     """
     layer = received_first_layer(observation, prior.size)
-    search = search_for(observation.values.dtype, draws)
+    near = WIDE if observation.values.dtype == torch.float64 else NARROW
     _check(observation, layer)
-    P, rows = _range_of(layer, search)
+    P, rows = _range_of(layer, near)
     batch = P.shape[1]
     if known.examples not in (None, batch):
         raise DoesNotApply(
@@ -77,11 +72,11 @@ def relu_batch(
     found: list[Guess] = []
 
     def explains(A: Tensor) -> bool:
-        found.append(_guess(observation, layer, prior, P @ A, rows, search))
+        found.append(_guess(observation, layer, prior, P @ A, rows, near))
         objective = found[-1].objective
-        return objective is not None and objective < 100 * search.zero
+        return objective is not None and objective < 100 * near.zero
 
-    sparse_columns(P, generator, search, explains)
+    sparse_columns(P, generator, near, explains)
     return min(found, key=lambda guess: guess.objective or 0.0)
 
 
@@ -91,13 +86,13 @@ def _guess(
     prior: Prior,
     columns: Float[Tensor, "rows batch"],
     rows: Bool[Tensor, " m"],
-    search: Search,
+    near: Tolerances,
 ) -> Guess:
     """The batch whose G has the given columns, up to scale."""
     assert layer.bias is not None
     batch = columns.shape[1]
     G = columns * torch.linalg.lstsq(columns, layer.bias.values[rows]).solution
-    G = torch.where(G.abs() > search.zero * G.abs().amax(0), G, 0.0)
+    G = torch.where(G.abs() > near.zero * G.abs().amax(0), G, 0.0)
     X, residual = _inputs(layer, G, rows)
     wrong = _contradictions(observation, layer, X, G != 0, rows)
     note = f"{batch} examples from the zeros of their ReLUs"
@@ -125,14 +120,14 @@ def _check(observation: Observation, layer: ReceivedLayer) -> None:
         )
 
 
-def _range_of(layer: ReceivedLayer, search: Search) -> tuple[Float[Tensor, "rows batch"], Bool[Tensor, " m"]]:
+def _range_of(layer: ReceivedLayer, near: Tolerances) -> tuple[Float[Tensor, "rows batch"], Bool[Tensor, " m"]]:
     received = layer.right if layer.left is None else layer.left
     assert layer.bias is not None
     rows = received.kept.any(1)
     U, S, _ = torch.linalg.svd(
         torch.cat([received.values, layer.bias.values.unsqueeze(1)], 1)[rows], full_matrices=False
     )
-    rank = int((search.rank_tolerance * S[0] < S).sum()) if S[0] > 0 else 0
+    rank = int((near.rank * S[0] < S).sum()) if S[0] > 0 else 0
     limit = min(layer.right.values.shape[0], layer.inputs, int(rows.sum()) - 1)
     if not 1 <= rank <= limit:
         raise DoesNotApply(f"what was received has rank {rank}, and at most {limit} examples can be distinguished")
@@ -178,7 +173,7 @@ def _contradictions(
 def sparse_columns(
     P: Float[Tensor, "rows batch"],
     generator: torch.Generator,
-    search: Search,
+    near: Tolerances,
     accept: Callable[[Float[Tensor, "batch batch"]], bool] = lambda A: True,
 ) -> Float[Tensor, "batch batch"]:
     """A, whose columns make P A as sparse as ReLU made G, up to order and scale.
@@ -191,11 +186,11 @@ def sparse_columns(
     """
     batch = P.shape[1]
     norms = P.norm(dim=1)
-    live = P[norms > search.zero * norms.max()]
+    live = P[norms > near.zero * norms.max()]
     best, total, needed = P.new_zeros(0, batch), 0, 2 * DRAWS
-    for drawn in range(DRAWS, max(DRAWS, search.draws) + 1, DRAWS):
+    for drawn in range(DRAWS, MOST_DRAWS + 1, DRAWS):
         picks = torch.rand(DRAWS, len(live), generator=generator).topk(batch - 1).indices
-        best, zeros = _sparsest(live, torch.cat([best, _null_vectors(live[picks], search)]), search)
+        best, zeros = _sparsest(live, torch.cat([best, _null_vectors(live[picks], near)]), near)
         if int(zeros.sum()) > total:
             total, needed = int(zeros.sum()), max(needed, 2 * drawn)
         sparse = len(best) == batch and (batch == 1 or int(zeros.sum(1).min()) >= batch)
@@ -220,21 +215,21 @@ def _refined(P: Float[Tensor, "rows batch"], zeros: Bool[Tensor, "batch rows"]) 
     return torch.stack([torch.linalg.svd(P[off])[2][-1] for off in zeros], 1)
 
 
-def _null_vectors(rows: Float[Tensor, "draws fewer batch"], search: Search) -> Float[Tensor, "k batch"]:
+def _null_vectors(rows: Float[Tensor, "draws fewer batch"], near: Tolerances) -> Float[Tensor, "k batch"]:
     """The vector that is orthogonal to all rows of a draw, of the draws whose rows are independent."""
     if rows.shape[1] == 0:
         return rows.new_ones(1, 1)
     _, S, Vh = torch.linalg.svd(rows)
-    vectors: Tensor = Vh[S[:, -1] > search.sharp * S[:, 0], -1]
+    vectors: Tensor = Vh[S[:, -1] > near.sharp * S[:, 0], -1]
     return vectors
 
 
 def _sparsest(
-    P: Float[Tensor, "rows batch"], directions: Float[Tensor, "k batch"], search: Search
+    P: Float[Tensor, "rows batch"], directions: Float[Tensor, "k batch"], near: Tolerances
 ) -> tuple[Float[Tensor, "independent batch"], Bool[Tensor, "independent rows"]]:
     """Of the directions the independent ones with most zeros in P a, sparsest first, and where these zeros are."""
     response = (directions @ P.mT).abs()
-    zeros = response < search.zero * response.amax(1, keepdim=True)
+    zeros = response < near.zero * response.amax(1, keepdim=True)
     order = zeros.sum(1).argsort(descending=True, stable=True)
     left = directions[order]
     chosen: list[int] = []

@@ -20,8 +20,8 @@ from fedlsg.carriers.own import check_orthonormal
 from fedlsg.carriers.probe.carrier import Probe, ProbeSource
 from fedlsg.carriers.probe.eigen import anchor_basis, anchor_gradients, top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments
-from fedlsg.forms import PRECONDITIONED, TANGENT, Sizes
-from fedlsg.public import Public
+from fedlsg.frame.forms import PRECONDITIONED, TANGENT, Sizes
+from fedlsg.frame.public import Public
 
 NORM = 0.5
 """Norm of a scaled core over that of the gradient without scales, as the probe predicts it."""

@@ -3,7 +3,7 @@
 ``check_independent`` takes rows of one kind: normal numbers, say. A loss that divides by the mean number of labels of
 the batch mixes only rows with different numbers of labels. A cast has rows of many kinds. All of them are compared, in
 the same way and with the same tolerances. Rows that the model or the loss does not take alone are left out.
-The cast runs on a copy of the model on the CPU: see ``fedlsg.own_loop.made_up``.
+The cast runs on a copy of the model on the CPU: see ``strategies.own_loop.made_up``.
 
 Rows are compared column by column. A column is one coordinate of a row. Its unit is its own: a small column counts
 next to a unix time. Rows that are only moved or changed elementwise are equal bit for bit. Products of matrices are

@@ -8,7 +8,7 @@ import numpy as np
 from fedlsg.attacks.audit.verdict import Claim
 from fedlsg.attacks.membership import LossThreshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
-from fedlsg.units import UNITS
+from fedlsg.setting.units import UNITS
 from simulations.attack.membership.measure import Found, Limit, over_the_claim, paired_difference
 from simulations.attack.membership.rounds import PerRound
 from simulations.attack.membership.shadows import Trained

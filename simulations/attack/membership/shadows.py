@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedlsg.attacks.membership import scaled_confidence
-from fedlsg.own_loop.row_checks import model_outputs
 from fedlsg.randomness import public_generator
 from simulations.inspection import run_in_scratch
 from simulations.plan.plan import Plan
@@ -27,6 +26,7 @@ from simulations.server.summary import refuse_diverged
 from simulations.workloads import to_device
 from simulations.workloads.base import LoadedWorkload
 from simulations.workloads.base.split import Split
+from strategies.own_loop.row_checks import model_outputs
 
 FEWEST = 6
 """Fewest shadows: without the target in turn and its pair, two shadows still have each example and two do not."""

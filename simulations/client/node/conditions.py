@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import strategies
-from fedlsg.discrete.release import MOST_EXAMPLES
-from fedlsg.mechanisms import DP, KINDS
+from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
+from fedlsg.setting.mechanisms import DP, KINDS
 from simulations.client.node.refusals import SettingsError, TermsError
 from simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
 from simulations.models.encoder_source import NAMES

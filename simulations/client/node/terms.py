@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from fedlsg.units import EXAMPLE, UNITS
+from fedlsg.setting.units import EXAMPLE, UNITS
 from simulations import workloads
 from simulations.client.node.refusals import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare

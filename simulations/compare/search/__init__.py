@@ -17,7 +17,7 @@ import tomli_w
 from rich.console import Console
 
 from fedlsg import user_code
-from fedlsg.choices import choose
+from fedlsg.setting.choices import choose
 from simulations.compare.bytes_axis import View
 from simulations.compare.command import accepted, compare_command, published
 from simulations.compare.grid import Entry, Grid, dropped_lines

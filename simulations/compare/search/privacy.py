@@ -14,7 +14,7 @@ from typing import Any
 from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
-from fedlsg.units import UNITS
+from fedlsg.setting.units import UNITS
 from simulations import workloads
 from simulations.report.words import epsilon_words
 from simulations.rundir.results import refuse_own_noise

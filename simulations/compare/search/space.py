@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import strategies
-from fedlsg.choices import choose
 from fedlsg.setting import Declared, unknown
+from fedlsg.setting.choices import choose
 from simulations.compare.grid import AXES, Entry, lacks
 from simulations.compare.lines import is_number
 from simulations.plan.continuity import HARMLESS

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from fedlsg.mechanisms import is_silent
+from fedlsg.setting.mechanisms import is_silent
 from fedlsg.user_code import is_reference
 from simulations.settings.published import dp_ssgd, lsg, rgp, rs
 from simulations.settings.published.preset import GROUP_RATES, Published

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlsg.choices import choose
 from fedlsg.randomness import alone
+from fedlsg.setting.choices import choose
 from fedlsg.user_code.failure import without_exit
 from simulations.workloads.base import LoadedWorkload
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw
-from fedlsg.synthetic import Vocabulary, bags_of_words, dead_leaves, pink
+from fedlsg.carriers.probe.synthetic import Vocabulary, bags_of_words, dead_leaves, pink
 
 LEAST_SIDE = 8
 """Fewest pixels on a side of what is taken for an image."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.carriers.probe.carrier import Draw
-from fedlsg.choices import choose
+from fedlsg.setting.choices import choose
 from simulations.models import vision
 from simulations.models.small import WIDTH, heads
 from simulations.workloads.base import LoadedWorkload, Options, Progress, Read, Request, silent

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.choices import choose
+from fedlsg.setting.choices import choose
 from simulations.models import scattering
 from simulations.models.encoder import TextClassifier, build_encoder, load_body, sentence_encoder
 from simulations.models.encoder_source import NAMES, EncoderSource, find_encoder, load_config, model_folder

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.losses import CLASSES, PerExampleLoss
-from fedlsg.own_loop.row_checks import not_finite
 from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Inputs, Stored
 from simulations.workloads.rows.transform import Prepare, fields_of, prepared, transformed
+from strategies.own_loop.row_checks import not_finite
 
 
 @dataclass(frozen=True, kw_only=True)

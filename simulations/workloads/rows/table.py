@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlsg.choices import did_you_mean
+from fedlsg.setting.choices import did_you_mean
 from simulations.workloads.rows import Columns
 from simulations.workloads.rows.files import DELIMITERS, metadata_of, published_of, read_file
 

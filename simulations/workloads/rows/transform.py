@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.independence.cast import differing
-from fedlsg.own_loop.alone import LARGEST
-from fedlsg.own_loop.fills import ROWS
-from fedlsg.own_loop.made_up import Maker, of_fields
-from fedlsg.own_loop.made_up import fields_of as made_fields
 from fedlsg.randomness import own_draws
 from fedlsg.user_code.objects import written
 from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Inputs, Stored
+from strategies.own_loop.alone import LARGEST
+from strategies.own_loop.fills import ROWS
+from strategies.own_loop.made_up import Maker, of_fields
+from strategies.own_loop.made_up import fields_of as made_fields
 
 AT_ONCE = 1024
 """Rows that a transform is given at a time while data are read."""

@@ -19,7 +19,7 @@ from fedlsg.carriers import (
 )
 from fedlsg.carriers.base import pays
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.public import Public, RoundTime
+from fedlsg.frame.public import Public, RoundTime
 
 KINDS = ["low-rank", "low-rank-change", "random"]
 NAMES = ("0.weight",)

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg import forms
 from fedlsg.carriers import Carrier, OwnCarriers
-from fedlsg.frame import make_blocks
+from fedlsg.frame import forms, make_blocks
+from fedlsg.frame.public import Public, Sizes
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method
-from fedlsg.public import Public, Sizes
 from fedlsg.training import ServerOptimizer
 from tests.fedlsg.support.own_methods import CORE, TANGENT, orthonormal
 

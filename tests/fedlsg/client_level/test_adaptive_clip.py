@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedlsg.accounting import Event, compose
-from fedlsg.client_level import AdaptiveClip
 from fedlsg.randomness import reproducible_stream
+from fedlsg.training.client_level import AdaptiveClip
 from tests.strategies.contract import Silence
 
 CLIP = AdaptiveClip(quantile=0.5, rate=0.2, count_noise=5.0, expected_clients=100)

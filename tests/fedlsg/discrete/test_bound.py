@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedlsg.discrete.bound import log_ratio, rounding_deviation, rounding_ripple, sum_ripple, total_variation
+from fedlsg.secure_sum.discrete.bound import log_ratio, rounding_deviation, rounding_ripple, sum_ripple
 from tests.fedlsg.support.discrete_laws import (
     BITS,
     Law,
@@ -16,6 +16,7 @@ from tests.fedlsg.support.discrete_laws import (
     gaussian_law,
     hockey_stick,
     sum_law,
+    total_variation,
     variation,
 )
 

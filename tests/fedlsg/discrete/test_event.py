@@ -8,10 +8,10 @@ import pytest
 
 from fedlsg.accounting import bounds, compose
 from fedlsg.accounting.events import split
-from fedlsg.discrete.bound import log_ratio, rounding_deviation, total_variation
-from fedlsg.discrete.grid import DiscreteGrid, plan_grid
-from fedlsg.discrete.release import charge
-from tests.fedlsg.support.discrete_laws import hockey_stick, sum_law
+from fedlsg.secure_sum.discrete.bound import log_ratio, rounding_deviation
+from fedlsg.secure_sum.discrete.grid import DiscreteGrid, plan_grid
+from fedlsg.secure_sum.discrete.release import charge
+from tests.fedlsg.support.discrete_laws import hockey_stick, sum_law, total_variation
 
 DELTA = 1e-5
 

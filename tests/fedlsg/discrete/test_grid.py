@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedlsg.discrete.grid import (
+from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.secure_sum.discrete.grid import (
     DiscreteGrid,
     add_modulo,
     decode,
@@ -23,7 +24,6 @@ from fedlsg.discrete.grid import (
     rounding_error,
     unrotate,
 )
-from fedlsg.randomness import public_generator, reproducible_stream
 from tests.fedlsg.support.discrete_laws import chi_square, gaussian_law
 
 plans = st.fixed_dictionaries(

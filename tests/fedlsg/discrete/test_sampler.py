@@ -9,9 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.discrete import sampler
-from fedlsg.discrete.sampler import CELL, WORD, below, compare, discrete_gaussian, enclose_exp, envelope_of, staircase
 from fedlsg.randomness import reproducible_stream
+from fedlsg.secure_sum.discrete import sampler
+from fedlsg.secure_sum.discrete.sampler import (
+    CELL,
+    WORD,
+    below,
+    compare,
+    discrete_gaussian,
+    enclose_exp,
+    envelope_of,
+    staircase,
+)
 from tests.fedlsg.support.discrete_laws import chi_square, exact, gaussian_law
 
 DEVIATIONS = [Fraction(1, 4), Fraction(4, 5), Fraction(1), Fraction(4), Fraction(333, 64), Fraction(100)]

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlsg.gradients.blocks as blocks
 import fedlsg.gradients.plan as plan
-from fedlsg.forms import FORMS
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.frame.forms import FORMS
 from fedlsg.gradients.formulas.layers import LinearGradients
 from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
 from fedlsg.lowrank import decompose

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.forms import FORMS
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.frame.forms import FORMS
+from fedlsg.frame.public import Public, RoundTime
 from fedlsg.lowrank import decompose
 from fedlsg.masks import Mask
 from fedlsg.masks.mask import apply_mask
 from fedlsg.masks.rules import frozen_count, gradual_cooling, keep_units, uniform, unit_importance
-from fedlsg.public import Public, RoundTime
 from tests.fedlsg.support.mask_oracle import kept_by, weights
 
 seeds = st.integers(0, 10_000)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
+from fedlsg.frame.public import Public
 from fedlsg.masks.kinds import keep_chosen
 from fedlsg.masks.mask import Mask, apply_mask
-from fedlsg.public import Public
 
 BLOCK = Block(parameter="w", part="core", shape=(2, 3))
 PUBLIC = Public(weights={"w": torch.arange(12.0).reshape(3, 4)})

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from fedlsg.own_loop import alone, batches_of, check_batches, synthetic
+from strategies.own_loop import alone
+from strategies.own_loop.alone import check_batches
+from strategies.own_loop.examples import synthetic
+from strategies.own_loop.user_inputs import batches_of
 from tests.fedlsg.support.batch_zoo import (
     HONEST_BATCHES,
     MIXING_BATCHES,

@@ -13,10 +13,10 @@ import fedlsg
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.independence import check as independence
 from fedlsg.gradients.supported import UnsupportedLayerError
-from fedlsg.own_loop import check_example, check_synthetic, examples
-from fedlsg.own_loop.examples import Trial, checked_ctc
-from fedlsg.own_loop.fills import ROWS, numbers
-from fedlsg.own_loop.made_up import Maker
+from strategies.own_loop import examples
+from strategies.own_loop.examples import Trial, check_example, check_synthetic, checked_ctc
+from strategies.own_loop.fills import ROWS, numbers
+from strategies.own_loop.made_up import Maker
 from tests.fedlsg.support.mixing_zoo import COUNTS, HONEST, LABELS, LONG, MIXING, TOKENS, Case, Embedded, Tables
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from fedlsg.own_loop.user_inputs import make_own
+from strategies.own_loop.user_inputs import make_own
 
 CLASSES = {
     name: one

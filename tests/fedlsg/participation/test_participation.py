@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fedlsg.participation import ClientLimit, Health, Participation, Trace, read_trace
 from fedlsg.participation.health import FACTOR, LONGEST_PAUSE
 from fedlsg.randomness import public_generator
-from fedlsg.selection import SELECTIONS, TURNS, UNIFORM, Selection, draw_order
-from fedlsg.units import CLIENT
+from fedlsg.setting.selection import SELECTIONS, TURNS, UNIFORM, Selection, draw_order
+from fedlsg.setting.units import CLIENT
 
 
 def conditions(**more: Any) -> Participation:

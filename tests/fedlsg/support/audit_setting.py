@@ -13,11 +13,11 @@ from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.unit_mode import Recording, record
 from fedlsg.attacks.audit.verdict import Verdict, judge, stated_claim
-from fedlsg.discrete import SumTerms
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Schedule, make_frame
+from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.setting.units import CLIENT
 from fedlsg.training.client import LocalTraining
-from fedlsg.units import CLIENT
 from tests.fedlsg.support.observed import mlp
 
 DELTA = 1e-5

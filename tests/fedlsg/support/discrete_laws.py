@@ -1,5 +1,6 @@
 """Exact laws of discrete Gaussians and of their sums in one dimension, in fixed point from mpmath. An oracle."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
@@ -7,6 +8,8 @@ from functools import reduce
 import mpmath
 import numpy as np
 from scipy import stats
+
+from fedlsg.secure_sum.discrete.bound import ROUNDED_UP, rounding_ripple, sum_ripple
 
 BITS = 400
 WIDTHS = 22
@@ -83,3 +86,9 @@ def chi_square(samples: np.ndarray, law: Law) -> float:
     found, expected = np.bincount(cells, found), np.bincount(cells, expected)
     kept = expected > 0
     return float(stats.chisquare(found[kept], expected[kept] * found.sum() / expected[kept].sum()).pvalue)
+
+
+def total_variation(deviations: Sequence[float], rounding: float) -> float:
+    """tau of docs/discrete-noise.md: how far one coordinate of the sum is from the rounded Gaussian at most."""
+    ripples = sum_ripple(deviations), rounding_ripple(rounding, math.hypot(*deviations))
+    return min(ROUNDED_UP * sum(e / (2 * (1 - e)) if e < 1 else 1.0 for e in ripples), 1.0)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fedlsg.frame import Block, Coordinates, make_blocks
+from fedlsg.frame.public import Public
 from fedlsg.masks.mask import Mask, apply_mask
-from fedlsg.public import Public
 
 SHAPES = {"0.weight": (8, 6), "0.bias": (8,), "1.weight": (5, 4, 3, 3), "1.scale": (5,), "2.weight": (3, 5)}
 

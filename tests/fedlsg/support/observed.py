@@ -14,9 +14,9 @@ from fedlsg.attacks.observation import Observation
 from fedlsg.carriers import carried_parameters, carried_sizes, prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.carriers.probe import Basis, ProbeSource, probe_basis
+from fedlsg.frame.public import Public
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, initial_needed, make_frame
-from fedlsg.public import Public
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import LocalTraining, client_step
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedlsg.carriers import OwnCarriers
 from fedlsg.frame import Block, Coordinates, Frame, make_blocks
+from fedlsg.frame.public import Public
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import orthonormal_columns
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.public import Public
 from fedlsg.training import ServerOptimizer
 
 

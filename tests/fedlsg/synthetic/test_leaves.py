@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from fedlsg.synthetic import dead_leaves, smallest, squared_radii
+from fedlsg.carriers.probe.synthetic import dead_leaves, smallest, squared_radii
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -7,9 +7,9 @@ from flwr.app import Context, Message, RecordDict
 from hypothesis import strategies as st
 
 from fedlsg.accounting import epsilon
-from fedlsg.discrete import Release, SumTerms
 from fedlsg.privacy import Entry, Ledger, RunLedger
 from fedlsg.secure_sum import messages as wire
+from fedlsg.secure_sum.discrete import Release, SumTerms
 from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import simulations.plan.base
 import strategies.federation.sums as server_noise
-from fedlsg.client_level import release_round
+from fedlsg.training.client_level import release_round
 from simulations.report.run_page import run_page
 from simulations.run.commands import execute
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released

@@ -10,8 +10,8 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import strategies.federation.sums
-from fedlsg.client_level import release_round
 from fedlsg.privacy import SERVER, LedgerError
+from fedlsg.training.client_level import release_round
 from simulations.client.app import app
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir

@@ -17,8 +17,8 @@ import fedlsg
 import fedlsg.flower
 import simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
-from fedlsg.discrete import plan_release
 from fedlsg.privacy import Ledger, LedgerError
+from fedlsg.secure_sum.discrete import plan_release
 from simulations.client.virtual import FIRST_NODE
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.whole_update import KEY

@@ -8,9 +8,9 @@ from scipy.stats import norm
 
 from fedlsg.accounting import epsilon
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.mechanisms import KINDS, Kind, gaussian
-from fedlsg.selection import SELECTIONS, Selection
-from fedlsg.units import EXAMPLE, UNITS, Unit
+from fedlsg.setting.mechanisms import KINDS, Kind, gaussian
+from fedlsg.setting.selection import SELECTIONS, Selection
+from fedlsg.setting.units import EXAMPLE, UNITS, Unit
 from simulations.attack.observations import open_record
 from tests.fedlsg.support.audit_setting import audit, setting
 from tests.simulations.support.runs import run_local

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.events import Event
-from fedlsg.selection import UNIFORM
+from fedlsg.setting.selection import UNIFORM
 from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan
 from simulations.plan.start import from_root

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedlsg.accounting import compose, epsilon
-from fedlsg.discrete import plan_release
+from fedlsg.secure_sum.discrete import plan_release
 from simulations.plan.advice import rho_of, sum_line
 from simulations.plan.plan import Plan, count_blocks, events_of, make_plan
 from simulations.settings.settings import from_mapping

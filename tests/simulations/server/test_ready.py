@@ -113,7 +113,7 @@ def crowded(folder: Path) -> fedlsg.Run:
 
 
 def test_a_failure_of_a_full_batch_is_free_and_says_where(tmp_path):
-    with refused("RuntimeError: no place for more than twenty rows, in test_ready.py, line ", "nothing was charged"):
+    with refused("RuntimeError: no place for more than twenty rows (test_ready.py, line ", "nothing was charged"):
         crowded(tmp_path / "run")
     assert not charged(tmp_path)
 

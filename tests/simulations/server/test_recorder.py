@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
-from fedlsg.selection import UNIFORM
+from fedlsg.setting.selection import UNIFORM
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import Row

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import strategies
-from fedlsg.discrete import most_log_ratio
+from fedlsg.secure_sum.discrete import most_log_ratio
 from simulations.compare.command import accepted
 from simulations.compare.grid import Entry, Grid
 from simulations.compare.grid_file import check_cells

@@ -11,8 +11,7 @@ import torch
 from flwr.app import Context, Message
 from rich.console import Console
 
-from fedlsg.privacy import GENESIS, SERVER, Ledger
-from fedlsg.privacy.ledger_entry import encode_entry, encode_line
+from fedlsg.privacy import SERVER, Ledger
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.run.commands import resume_command
@@ -113,7 +112,7 @@ def resumed(run: Run) -> str:
 
 
 def leave_old_ledgers(run: Run) -> None:
-    """Ledgers of single clients and of a server next to the run's, and a journal, as older versions left them."""
+    """Ledgers of single clients and of a server next to the run's, as older versions left them."""
     charges = run.directory.charges
     for client in charges.clients():
         Ledger(run.directory.ledger(client), client=client).charge(replace(run.entries(client)[0], attempt=7))
@@ -121,5 +120,3 @@ def leave_old_ledgers(run: Run) -> None:
         run.entries(0)[0], client=SERVER, unit="client", sample_rate=1.0, mechanism="dp", noise_multiplier=1.0
     )
     Ledger(run.directory.ledger(SERVER), client=SERVER).charge(for_all)
-    line = encode_line({"charged": [encode_entry(replace(run.entries(0)[0], attempt=8))]}, GENESIS)
-    (run.directory.ledgers / "journal.jsonl").write_bytes(line + b"\n")

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from fedlsg.discrete import Release
+from fedlsg.secure_sum.discrete import Release
 from simulations.client.account import RECORD as ACCOUNT
 from simulations.client.app import app as honest
 from simulations.rundir import files

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlsg.synthetic import dead_leaves, pink
+from fedlsg.carriers.probe.synthetic import dead_leaves, pink
 from simulations import workloads
 from simulations.workloads import Options
 from simulations.workloads.base import LoadedWorkload

@@ -1,13 +1,14 @@
 """Canaries, alone and seen through real payloads: what they add, and what the payloads' noise gives away."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.audit.shipped import make_canaries, release
+from fedlsg.attacks.audit.shipped import make_canaries, output
 from fedlsg.attacks.audit.training_mode import (
     clipped_rows,
     enough,
@@ -125,8 +126,7 @@ def canaries(made, count=60):
 def sent(made, rows, **changes):
     local = LocalTraining(**{"sample_rate": 1.0, **changes})
     noiseless = Mechanism(kind="clip-only", clip_norm=made.mechanism.clip_norm, clip=made.mechanism.clip)
-    streams = {"sampler": reproducible_stream(0, "s"), "noise": reproducible_stream(0, "n")}
-    return release(rows, model=made.model, frame=made.frame, mechanism=noiseless, local=local, **streams)
+    return output(replace(made, mechanism=noiseless, local=local), rows, partial(reproducible_stream, 0), 0).values
 
 
 @pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])

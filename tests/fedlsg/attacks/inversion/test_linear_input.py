@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.inversion.linear import input_of_linear, label_of_one
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.inversion.relu_batch import relu_batch, search_for, sparse_columns
+from fedlsg.attacks.inversion.relu_batch import WIDE, relu_batch, sparse_columns
 from fedlsg.attacks.observation import Knowledge
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
@@ -82,7 +82,7 @@ def test_sparse_columns_by_hand():
     # G has columns (1, 2, 7, 0, 0, 0, 3) and (0, 0, 0, 4, 5, 6, 1); P mixes them by an invertible matrix.
     G = torch.tensor([[1.0, 0], [2, 0], [7, 0], [0, 4], [0, 5], [0, 6], [3, 1]], dtype=torch.float64)
     P = torch.linalg.qr(G @ torch.tensor([[1.0, 2], [3, -1]], dtype=torch.float64))[0]
-    columns = P @ sparse_columns(P, generator(), search_for(P.dtype, 100_000))
+    columns = P @ sparse_columns(P, generator(), WIDE)
     unit = columns / columns[6]  # scale is not determined; the last row is 3 and 1 in G
     first, second = sorted(unit.mT.tolist(), key=lambda column: column[3], reverse=True)
     assert [first, second] == [pytest.approx([0, 0, 0, 4, 5, 6, 1]), pytest.approx([1 / 3, 2 / 3, 7 / 3, 0, 0, 0, 1])]

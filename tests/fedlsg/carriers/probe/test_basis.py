@@ -13,9 +13,9 @@ from fedlsg.carriers.own import check_orthonormal
 from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, unflatten
 from fedlsg.carriers.probe.eigen import is_large, top_eigenvectors
 from fedlsg.carriers.probe.moments import second_moments
+from fedlsg.frame.public import Public, RoundTime
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import flatten_kernel
-from fedlsg.public import Public, RoundTime
 
 CARRIED = ("0.weight", "3.weight")
 TANGENT = Probe(rank=2, probes=12)

@@ -38,7 +38,7 @@ class Spending:
 
     @property
     def budget(self) -> tuple[float, float] | None:
-        """(epsilon, delta) that the ledger may reach, or None without an epsilon."""
+        """(epsilon, delta) that the ledger may reach, or None without an epsilon, as under no private mechanism."""
         return None if self.epsilon is None or self.delta is None else (self.epsilon, self.delta)
 
     def terms(self, noise_multiplier: float, pruning: float) -> ClientTerms:
@@ -163,29 +163,12 @@ class Account:
                 "ledger"
             )
 
-    def spent(self) -> tuple[Event, ...]:
-        """The entries of all runs as events."""
-        return self.ledger.events()
-
     def entry(self, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:
         """The entry of the next attempt at a round."""
-        attempt = self.ledger.next_attempt(plan.round, self.run)
         return Entry(
-            client=CLIENT, attempt=attempt, round=plan.round, run=self.run, reproducible=reproducible,
-            **plan.charge(num_examples),
+            client=CLIENT, attempt=self.ledger.next_attempt(plan.round, self.run), round=plan.round, run=self.run,
+            reproducible=reproducible, **plan.charge(num_examples),
         )  # fmt: skip
-
-    def charge(self, entry: Entry, within: tuple[float, float] | None) -> None:
-        """Charge an entry; when this returns, it is on disk. Raises BudgetError or LedgerError; nothing is charged."""
-        self.ledger.charge(entry, within=within if entry.private else None)
-
-    def check(self, entry: Entry, within: tuple[float, float] | None) -> None:
-        """Raise BudgetError, as ``charge`` would, before a batch function is called at all. Nothing is charged."""
-        if within is not None and entry.private and self.ledger.would_exceed(entry, *within):
-            raise BudgetError(
-                f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with the "
-                f"{len(self.ledger.entries)} entries of {self.ledger.path}: no batch was drawn"
-            )
 
     def epsilon(self, delta: float | None) -> float:
         """Epsilon at ``delta`` of all entries of the ledger together, of all runs; 0 without any.

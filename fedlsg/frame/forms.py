@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.choices import did_you_mean
 from fedlsg.lowrank import add_core, add_reconstruction, average_core, lift_core, project, project_core, reconstruct
+from fedlsg.setting.choices import did_you_mean
 
 Part = Literal["L", "R", "core", "rest", "dense"]
 FormName = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]

@@ -77,14 +77,6 @@ def rounding_ripple(rounding: float, deviation: float) -> float:
     return (averaged + own**2 / (1 - own)) * ROUNDED_UP
 
 
-def total_variation(deviations: Sequence[float], rounding: float) -> float:
-    """tau: bound on the total variation of one coordinate of the sum from the rounded Gaussian, at most 1.
-
-    ``rounding``: r, with 0 < r^2 < sum of s_k^2.
-    """
-    return min(math.fsum(_variation(e) for e in _both(deviations, rounding)) * ROUNDED_UP, 1.0)
-
-
 def log_ratio(deviations: Sequence[float], rounding: float) -> float:
     """lambda: bound on |log of the ratio| of the two laws of one coordinate, at every integer; infinite if e >= 1."""
     ratios = (math.log1p(2 * e / (1 - e)) if e < 1 else math.inf for e in _both(deviations, rounding))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from fedlsg.rules import Rule, needs
+from fedlsg.setting.rules import Rule, needs
 
 AT_ONCE = 1024
 """64-bit numbers that are drawn together."""

@@ -16,6 +16,7 @@ The signs are public: they hide nothing, and only save bits.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,9 +25,9 @@ import torch
 from jaxtyping import Float, Float64, Int8, Int64
 from torch import Tensor
 
-from fedlsg.discrete.bound import ripple
-from fedlsg.discrete.sampler import LARGEST_DEVIATION, SMALLEST_DEVIATION, discrete_gaussian
 from fedlsg.randomness import SecretStream, check_cpu
+from fedlsg.secure_sum.discrete.bound import ripple
+from fedlsg.secure_sum.discrete.sampler import LARGEST_DEVIATION, SMALLEST_DEVIATION, discrete_gaussian
 
 MOST_BITS = 52
 """Sums are exact in float64."""
@@ -133,13 +134,7 @@ def most_examples(expected: float, limit: int, failure: float) -> int:
     def rare(n: int) -> bool:
         return n > expected and n - expected + n * math.log(expected / n) <= math.log(failure)
 
-    low, high = 0, 1
-    while not rare(high) and high < limit:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if rare(middle) else (middle, high)
-    return min(high - 1, limit)
+    return bisect_left(range(1, limit + 1), True, key=rare)
 
 
 def encode(values: Float[Tensor, " d"], grid: DiscreteGrid, stream: SecretStream) -> Int64[Tensor, " d"]:

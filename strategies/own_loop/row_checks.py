@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.own_loop.examples import made_up
 from fedlsg.randomness import alone, own_draws
 from fedlsg.tensors import each, fields_of, spaced
+from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
+from strategies.own_loop.examples import made_up
 
 Run = Callable[[Tensor], Any]
 """Row numbers -> the model's outputs of these rows, on the CPU."""
@@ -106,7 +107,7 @@ def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> 
     try:
         losses = loss(outputs, _rows(targets, rows))
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return describe(error)
     return next((f"the loss is {float(value)}" for value in losses.flatten() if not value.isfinite()), None)
 
 
@@ -157,10 +158,7 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
         try:
             run(torch.tensor([row]))
         except Exception as error:
-            raise ValueError(
-                f"the model fails on {what} row {row}, with {said}: {type(error).__name__}: "
-                f"{str(error).partition(chr(10))[0]}"
-            ) from error
+            raise ValueError(f"the model fails on {what} row {row}, with {said}: {describe(error)}") from error
 
 
 def model_outputs(model: nn.Module, inputs: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedlsg.rules import Rule
+from fedlsg.setting.rules import Rule
 
 
 def gaussian(total: Any, std: float, noise: Any) -> Any:

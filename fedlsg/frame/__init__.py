@@ -1,10 +1,10 @@
 """The frame of a round: which coordinates of the model a step differentiates, and which of them are kept.
 
 Symbols: L (m, r), R (r, n) carriers of a weight W (m, n).
-A trainable parameter is *carried*, in a form (``fedlsg.forms``: two blocks dL and dR, or one block S, say), or it is
+A trainable parameter is *carried*, in a form (``frame.forms``: two blocks dL and dR, or one block S, say), or it is
 *dense* (one block, the parameter itself). Blocks lie one after the other in one flat vector of ``frame.size``
 coordinates; the mask keeps some of them. Everything here is public: a function of the weights, the round and the
-public seed.
+public seed (``frame.public``: what carriers and masks are made from).
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedlsg.forms import TANGENT, Form, Part
+from fedlsg.frame.forms import TANGENT, Form, Part
 from fedlsg.lowrank import flatten_kernel
 
 Group = Literal["carriers", "norms", "classifier"]

@@ -5,12 +5,10 @@ It is rehearsed on made-up rows before anything is charged: what fails there is 
 
 import math
 import secrets
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,17 +19,18 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
-from fedlsg.own_loop.account import CLIENT, Account, Spending
-from fedlsg.own_loop.examples import made_up
-from fedlsg.own_loop.user_inputs import guarded, named
 from fedlsg.privacy import BudgetError, Entry, LedgerError
 from fedlsg.randomness import SecretStream, own_draws, public_generator, reproducible_stream, secret_stream, seed_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.tensors import fields_of, rows_of
 from fedlsg.training import Groups, together
 from fedlsg.training.local import Shape, runs_of, shape_of
-from fedlsg.user_code.failure import is_users
+from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
+from strategies.own_loop.account import CLIENT, Account, Spending
+from strategies.own_loop.alone import check_batches, same_function
+from strategies.own_loop.examples import check_example, check_synthetic, made_up
+from strategies.own_loop.user_inputs import guarded, named
 
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
 """Called with the plan of a round, the positions of its batch and the payload's values, after noise was added."""
@@ -77,10 +76,7 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
         return error
     given = [*named("inputs", inputs), *named("targets", targets)]
     forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in given)
-    steps = [step for step in traceback.extract_tb(error.__traceback__) if is_users(step.filename)]
-    place = f", in {Path(steps[-1].filename).name}, line {steps[-1].lineno}" if steps else ""
-    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-    cause = f"{kind}{str(error).partition(chr(10))[0]}{place}"
+    cause = describe(error)
     types = {p.dtype for p in model.parameters() if p.is_floating_point()}
     other = [(n, v.dtype) for n, v in named("inputs", inputs) if v.is_floating_point() and v.dtype not in types]
     if other and types:
@@ -118,7 +114,7 @@ class Release:
         """
         plan = self._plan(terms)
         entry = self._entry(plan)
-        charge = partial(self.account.charge, entry, self.spending.budget)
+        charge = partial(self.account.ledger.charge, entry, within=self.spending.budget)
         rows: list[Positions] = []
 
         def noted(positions: Positions) -> Any:
@@ -159,7 +155,7 @@ class Release:
 
     def check_budget(self, terms: ClientTerms) -> None:
         """Raise BudgetError if the next round would pass the budget."""
-        self.account.check(self._entry(self._plan(terms)), self.spending.budget)
+        self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
 
     def _entry(self, plan: RoundPlan) -> Entry:
         return self.account.entry(plan, self.spending.num_examples, reproducible=self.reproducible)
@@ -221,13 +217,16 @@ class Release:
 
 
 class Rehearsals:
-    """Which steps were rehearsed: each form of the data, and mode (train, eval) of the model's modules, once.
+    """What is tried before a charge: that no examples are mixed, and a step.
 
-    ``example``: public rows of the owner; without them rows are made up.
+    A batch function and a model in a mode (train, eval) of its modules are checked once, each form of the data is
+    rehearsed once in a mode. ``example``: public rows of the owner; without them rows are made up.
     """
 
     def __init__(self, release: Release, example: tuple[Inputs, Inputs] | None) -> None:
         self._release, self._example = release, example
+        self._batch: Any = None
+        self._checked: tuple[bool, ...] | None = None
         self._done: set[object] = set()
         self._last: object = None
 
@@ -235,24 +234,47 @@ class Rehearsals:
     def _modes(self) -> tuple[bool, ...]:
         return tuple(module.training for module in self._release.state.model.modules())
 
-    def is_due(self, batch: object, groups: object) -> bool:
-        """Whether a function, or a mode, is another one than in the last step."""
-        return self._last != (batch, groups, self._modes)
-
     def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
-        """Rehearse a step of a batch function, unless one of its form was; nothing is charged.
+        """Check and rehearse a step, unless function and mode are those of the last step; nothing is charged.
 
-        Of the two rows of ``batch`` that are read only shapes and types are used. Raises as ``Release.rehearse``, and
-        whatever ``batch`` and ``groups`` raise.
+        Of the two rows of ``batch`` that are read only shapes and types are used. Raises BudgetError if the step would
+        pass the budget, as ``check`` and ``Release.rehearse``, and whatever ``batch`` and ``groups`` raise.
         """
-        first = torch.arange(min(2, self._release.spending.num_examples))
-        rows = guarded(batch)(first)
-        runs_of(first, groups, Shape(size=len(first)))
-        form = (self._modes, *map(form_of, rows))
-        if form not in self._done:
-            self._release.rehearse(*self._like(rows), terms)
-            self._done.add(form)
+        if self._last == (batch, groups, self._modes):
+            return
+        self._release.check_budget(terms)
+        with restored(self._release.loss, generators_of=(batch, groups)):
+            self.check(batch)
+            first = torch.arange(min(2, self._release.spending.num_examples))
+            rows = guarded(batch)(first)
+            runs_of(first, groups, Shape(size=len(first)))
+            form = (self._modes, *map(form_of, rows))
+            if form not in self._done:
+                self._release.rehearse(*self._like(rows), terms)
+                self._done.add(form)
         self._last = batch, groups, self._modes
+
+    def check(self, batch: Callable[[Positions], Any] | None = None) -> None:
+        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes examples.
+
+        Without a clip, which mixing would make useless, nothing is checked.
+        """
+        release, modes = self._release, self._modes
+        model, count = release.state.model, release.spending.num_examples
+        if not release.state.method.mechanism.clips:
+            return
+        if batch is not None and not same_function(batch, self._batch):
+            with release.draws(), restored(generators_of=(batch,)):
+                check_batches(batch, count, release.device.type)
+            self._batch = batch
+        if self._checked == modes:
+            return
+        with release.draws():
+            if self._example is not None:
+                check_example(model, release.loss, *self._example)
+            elif batch is not None:
+                check_synthetic(model, release.loss, *guarded(batch)(torch.arange(min(2, count))))
+        self._checked = modes
 
     def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
         """The owner's example, where it has the names and types of the data; else made-up rows."""

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients import Batch
-from fedlsg.own_loop.fills import (
+from fedlsg.randomness import public_generator
+from fedlsg.tensors import each, fields_of, of_fields
+from strategies.own_loop.fills import (
     FLOATS,
     ROWS,
     TARGETS,
@@ -40,8 +42,6 @@ from fedlsg.own_loop.fills import (
     with_missing,
     zeros,
 )
-from fedlsg.randomness import public_generator
-from fedlsg.tensors import each, fields_of, of_fields
 
 LARGEST = 1_000_000
 LADDER = [step * 10**power for power in range(6) for step in (1, 2, 5)] + [256]

@@ -5,6 +5,8 @@
     declared(recipe)["rank"].parse("8")        8; ValueError "expected rank=0 >= 1" for "0"
 
 Options of the command line, checks, error messages and the reference page are made from these declarations.
+``rules``: what does not go together. ``units``, ``mechanisms`` and ``selection``: the objects that the settings unit,
+mechanism and selection name, a new one is one object there. ``choices``: words for values. Nothing here imports torch.
 """
 
 import types
@@ -15,8 +17,8 @@ from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from fedlsg.choices import REMOVED, did_you_mean
-from fedlsg.rules import Rule
+from fedlsg.setting.choices import REMOVED, did_you_mean
+from fedlsg.setting.rules import Rule
 
 REQUIRED = Parameter.empty
 """The default of what has none."""

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedlsg.forms import Sizes
 from fedlsg.frame import Coordinates
+from fedlsg.frame.forms import Sizes
 from fedlsg.randomness import public_generator
 
 Made = TypeVar("Made")

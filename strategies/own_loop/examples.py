@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -13,21 +13,18 @@ from torch import Tensor, nn
 from fedlsg.carriers import Adapted, Lora
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.carrier import on_device_of
+from fedlsg.frame.public import name_of
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_cast, check_independent
 from fedlsg.gradients.independence.cast import joined
 from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
-from fedlsg.own_loop.alone import check_batches, same_function
-from fedlsg.own_loop.made_up import IGNORED, Maker
-from fedlsg.own_loop.user_inputs import guarded
-from fedlsg.public import name_of
 from fedlsg.randomness import own_draws, public_generator
 from fedlsg.tensors import each, fields_of, of_fields
-from fedlsg.training import Positions
 from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.objects import restored, written
+from strategies.own_loop.made_up import IGNORED, Maker
 
 
 @contextmanager
@@ -88,11 +85,6 @@ def _rows(like: Tensor, name: str) -> Tensor:
     if drawn.ndim > 1:
         drawn[:, 0] = 1  # no mask of tokens is empty
     return drawn.to(like)
-
-
-def first_rows(part: Batch) -> Any:
-    """The first row alone: a batch of one, for what reads shapes."""
-    return each(part, lambda t: t[:1])
 
 
 def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
@@ -203,43 +195,6 @@ def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
     """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
     wanted = synthetic(targets)
     return synthetic(inputs), wanted.sigmoid() if isinstance(wanted, Tensor) and wanted.is_floating_point() else wanted
-
-
-class Independence:
-    """Checks that no examples are mixed: of the model once in each mode (train, eval) of its modules.
-
-    ``example``: public rows of the owner; without them rows are made up. ``draws``: inside, generators may be drawn
-    from. ``clips``: whether there is a clip, which mixing would make useless; without one nothing is checked.
-    """
-
-    def __init__(
-        self, model: nn.Module, loss: LossFunction, example: tuple[Batch, Batch] | None, num_examples: int,
-        draws: Callable[[], AbstractContextManager[None]], *, clips: bool,
-    ) -> None:  # fmt: skip
-        self._model, self._loss, self._example = model, loss, example
-        self._num_examples, self._draws = num_examples, draws
-        self._batch: Any = None
-        self._modes: tuple[bool, ...] | None = None if clips else ()
-
-    def check(self, batch: Callable[[Positions], Any] | None = None) -> None:
-        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes examples.
-
-        On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
-        """
-        modes = tuple(module.training for module in self._model.modules())
-        if batch is not None and self._modes != () and not same_function(batch, self._batch):
-            with self._draws(), restored(generators_of=(batch,)):
-                check_batches(batch, self._num_examples, next(self._model.parameters()).device.type)
-            self._batch = batch
-        if self._modes in ((), modes):
-            return
-        with self._draws():
-            if self._example is not None:
-                check_example(self._model, self._loss, *self._example)
-            elif batch is not None:
-                inputs, targets = guarded(batch)(torch.arange(min(2, self._num_examples)))
-                check_synthetic(self._model, self._loss, inputs, targets)
-        self._modes = modes
 
 
 def own_source(draw: Callable[[int, torch.Generator], Any], model: nn.Module, loss: LossFunction) -> ProbeSource:

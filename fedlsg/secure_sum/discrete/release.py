@@ -16,8 +16,11 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from fedlsg.accounting.events import Event
-from fedlsg.discrete.bound import log_ratio, rounding_deviation
-from fedlsg.discrete.grid import (
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.privacy.totals import shares_hidden
+from fedlsg.randomness import SecretStream, public_generator
+from fedlsg.secure_sum.discrete.bound import log_ratio, rounding_deviation
+from fedlsg.secure_sum.discrete.grid import (
     DiscreteGrid,
     decode,
     encode,
@@ -29,9 +32,6 @@ from fedlsg.discrete.grid import (
     rounding_error,
     unrotate,
 )
-from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.privacy.totals import shares_hidden
-from fedlsg.randomness import SecretStream, public_generator
 
 
 def charge(*, grid: DiscreteGrid, rounding: float, sensitivity: float, largest_batch: int, values: int) -> Event:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlsg.rules import Rule, idle_unless, needs
+from fedlsg.setting.choices import choose
+from fedlsg.setting.rules import Rule, idle_unless, needs
 
 
 def of_whole(name: str) -> tuple[Rule, ...]:
@@ -132,7 +133,4 @@ UNITS = {unit.name: unit for unit in (EXAMPLE, CLIENT)}
 
 def unit_in(values: Mapping[str, Any]) -> Unit:
     """The unit of settings, or of a summary, which leave out the usual one. Raises ValueError for an unknown name."""
-    name = str(values.get("unit") or EXAMPLE.name)
-    if name not in UNITS:
-        raise ValueError(f"expected unit={name!r} among {tuple(UNITS)}")
-    return UNITS[name]
+    return choose("unit", str(values.get("unit") or EXAMPLE.name), UNITS)

@@ -24,7 +24,7 @@ on the examples in a function that makes several examples at once.
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from types import FunctionType
 from typing import Any
@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.independence.cast import row_differs
-from fedlsg.own_loop.user_inputs import Items, Stored, guarded, named
 from fedlsg.randomness import own_draws, seed_draws
 from fedlsg.tensors import spaced
 from fedlsg.training import Batch
 from fedlsg.user_code.digest import filled_cells
+from strategies.own_loop.user_inputs import Items, Stored, guarded, named
 
 ALONE = 8
 """Examples that are compared with themselves alone."""
@@ -83,7 +83,7 @@ def check_batches(batch: Batch, num_examples: int, device: str) -> None:
     """
     spread = spaced(num_examples, SPREAD).tolist()
     chosen = [spread[place] for place in spaced(len(spread), ALONE).tolist()]
-    calls = Calls(batch, device)
+    calls = Calls(guarded(batch), device)
     alone = {position: calls([position]) for position in chosen}
     _check_positions(calls, chosen[:: max(1, len(chosen) // 4)])
     by_item = isinstance(batch, Items) and not batch.at_once
@@ -164,10 +164,6 @@ class Calls:
 
     batch: Batch
     device: str
-    guard: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "guard", guarded(self.batch))
 
     def __call__(self, positions: Iterable[int], seed: int = 1) -> Rows:
         """The rows of some positions, ascending, as a step would get them."""
@@ -175,7 +171,7 @@ class Calls:
         with own_draws(self.device):
             seed_draws(seed, self.device)
             before = states(self.device)
-            inputs, targets = self.guard(torch.tensor(chosen))
+            inputs, targets = self.batch(torch.tensor(chosen))
             parts = {name: value for part, given in (("inputs", inputs), ("targets", targets))
                      for name, value in named(part, given)}  # fmt: skip
             return Rows(tuple(chosen), parts, before, states(self.device))
