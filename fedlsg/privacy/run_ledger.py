@@ -163,6 +163,11 @@ class RunLedger:
         if known:
             self._append((), known)
 
+    @property
+    def stamp(self) -> object:
+        """What changes with each record that was read or written; None where the run has no ledger yet."""
+        return self._stamp
+
     def snapshot(self) -> tuple[int, str]:
         """(number of records, hash of the last one): a checkpoint stores it, ``verify_extends`` compares it."""
         records = self.read()
@@ -229,12 +234,16 @@ class ClientCharges(Charges):
         self._own_path = ledger_path(ledger.folder, client)
         self._own: Ledger | None = None
         self._counted = (0, 0)
+        self._looked: object = None
 
     @property
     def own(self) -> Ledger | None:
-        """The chained ledger of this client alone, where there is one."""
-        if self._own is None and self._own_path.exists():
-            self._own = Ledger(self._own_path, client=self.client)
+        """The chained ledger of this client alone, where there is one: looked for after each record of the run's."""
+        stamp = self._ledger.stamp
+        if self._own is None and (stamp is None or stamp != self._looked):
+            self._looked = stamp
+            if self._own_path.exists():
+                self._own = Ledger(self._own_path, client=self.client)
         return self._own
 
     @property

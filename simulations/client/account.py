@@ -88,8 +88,9 @@ class Account:
 
     def box(self, *, memory: bool) -> "Box":
         """Where the last payload is kept, and with ``memory`` that of error feedback."""
-        own = self.run.own(self.client)
-        return FeedbackBox(own, self.client) if memory else LastPayload(self.run.last_payload(self.client))
+        if memory:
+            return FeedbackBox(self.run.own(self.client), self.client)
+        return LastPayload(self.run.last_payload(self.client))
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
         """Record the rows of the batches, if the settings keep them for evaluating attacks."""
@@ -163,7 +164,7 @@ class GivenAccount(Account):
 
     @cached_property
     def _entry(self) -> Entry:
-        return decode_entry(json.loads(str(self.record["entry"])))
+        return _decoded(str(self.record["entry"]))
 
     def next_attempt(self, round: int) -> int:
         return self._entry.attempt
@@ -209,6 +210,11 @@ class GivenAccount(Account):
         """Return the new memory; the driver stores it with the payload."""
         self.record["memory"] = bytes_of(memory, "<f8")
         return payload
+
+
+@lru_cache(maxsize=1024)  # a client in a shared pass reads it twice
+def _decoded(entry: str) -> Entry:
+    return decode_entry(json.loads(entry))
 
 
 Box = LastPayload | FeedbackBox | GivenAccount

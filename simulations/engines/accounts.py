@@ -78,6 +78,8 @@ class Accounts:
         self._secrets: dict[int, ConfigRecord] = {}
         """What clients keep between the stages of a secure sum. It is theirs: the driver is none of the server."""
         self._weights: tuple[bytes, bytes] = b"", b""
+        self._stored: dict[int, str] = {}
+        """What the payloads answer that this process stored: no other one writes them."""
 
     def expect(self, plan: RoundPlan) -> None:
         """The messages that follow are of this round; nobody is at work now."""
@@ -143,11 +145,11 @@ class Accounts:
             return Task(message)
         client = message.metadata.dst_node_id - FIRST_NODE
         try:
-            return self._task(message, client, len(self._plan.parts[client]))
+            return self._task(message, client)
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))
 
-    def _task(self, message: Message, client: int, work: float) -> Task | Message:
+    def _task(self, message: Message, client: int) -> Task | Message:
         assert self._round is not None
         kept = self._secrets.get(message.metadata.dst_node_id)
         secrets = RecordDict({} if kept is None else {SECRETS: kept})
@@ -157,7 +159,8 @@ class Accounts:
         account = SimulatedAccount(self._run, self._ledger.of(client), base.settings)
         box = account.box(memory=remembers(base))
         question = question_of(announced, base.settings.codec, self._digest(message.content))
-        stored = stored_payload(account, box, question, announced.round)
+        known = self._stored.get(client, question) == question  # else its file answers something else
+        stored = stored_payload(account, box, question, announced.round) if known else None
         if stored is not None:
             return give_id(Message(update(stored, client), reply_to=message))
         terms = own_terms(announced, len(base.parts[client]))
@@ -175,7 +178,7 @@ class Accounts:
             self._asked[message.metadata.message_id] = account, entry, question
         if kept is not None:
             state[SECRETS] = kept
-        return Task(message, state, work)
+        return Task(message, state, terms.num_examples)
 
     def _store(
         self,
@@ -200,7 +203,9 @@ class Accounts:
             if isinstance(box, FeedbackBox) and returned.memory is not None:
                 box.store(question, payload, returned.memory, round=entry.round)
             elif isinstance(box, LastPayload) and keeps_payload(self._plan):
+                self._stored.pop(account.client, None)
                 box.store(question, payload, alone=True)
+                self._stored[account.client] = question
             return reply
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))

@@ -24,6 +24,7 @@ from strategies.federation.wire import (
     LOST,
     OVER_BUDGET,
     TOO_SLOW,
+    Sizes,
     array_bytes,
     arrays_in,
     wire_size,
@@ -82,6 +83,8 @@ class RoundReport:
     simulated_clock: float | None = None
     count_values: Callable[[bytes], int] = value_bytes
     """Bytes of the values in a payload."""
+    sizes: Sizes = field(default_factory=dict, repr=False)
+    """Of records in announcements."""
     total: Tensor | None = None
     """What a secure sum revealed, or a server with noise of its own released, as one flat vector."""
 
@@ -106,7 +109,7 @@ class RoundReport:
         before = self.so_far("down")
         self.downlink_messages += not stage
         self.downlink_bytes += array_bytes(message.content.values())
-        self.downlink_bytes_wire += wire_size(message)
+        self.downlink_bytes_wire += wire_size(message, self.sizes)
         self.list_message(client, "down", before, announced_values(message.content))
 
     @property

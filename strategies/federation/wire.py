@@ -14,7 +14,9 @@ immutable ``bytes``: to measure a message, it is serialized without them; a copy
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
 from flwr.common.serde_utils import metadata_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
@@ -64,12 +65,22 @@ class Announcement:
     run_dir: str
 
 
-def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement) -> RecordDict:
-    """One client's message: records that all clients share, without a copy, and its own terms."""
-    content = RecordDict({"round": ConfigRecord(asdict(announced))})
+def announced_to(
+    common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement, record: ConfigRecord | None = None
+) -> RecordDict:
+    """One client's message: records that all clients share, without a copy, and its own terms.
+
+    ``record``: of these terms, if there is one already: clients of equal terms share it, too.
+    """
+    content = RecordDict({"round": round_record(announced) if record is None else record})
     for name in common:
         content[name] = common[name]
     return content
+
+
+def round_record(announced: Announcement) -> ConfigRecord:
+    """What ``read_round`` reads."""
+    return ConfigRecord(dict(vars(announced)))
 
 
 def frame_record(frame: Frame, *, carriers: bool = True) -> ArrayRecord:
@@ -105,7 +116,17 @@ def read_round(content: RecordDict) -> Announcement:
     config = config_in(content, "round")
     if config is None:
         raise KeyError("round")
-    return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
+    return _announcement(*_VALUES(dict(config.items())))
+
+
+_ANNOUNCED = tuple(f.name for f in fields(Announcement))
+_VALUES = itemgetter(*_ANNOUNCED)
+
+
+@lru_cache(maxsize=16, typed=True)
+def _announcement(*values: Any) -> Announcement:
+    """Cached: clients of equal terms read the same one, several times each."""
+    return Announcement(**dict(zip(_ANNOUNCED, values, strict=True)))
 
 
 def flat_bytes(content: RecordDict) -> bytes:
@@ -225,25 +246,46 @@ def array_bytes(records: Iterable[object]) -> int:
 
 def config_in(content: RecordDict, name: str) -> ConfigRecord | None:
     """A config record, None without one. ``content.config_records`` copies all records of its kind at each access."""
-    record = content.get(name)
-    return record if isinstance(record, ConfigRecord) else None
+    record = content[name] if name in content else None  # noqa: SIM401 ``get`` raises and catches an error
+    return record if record is not None and isinstance(record, ConfigRecord) else None
 
 
 def arrays_in(content: RecordDict, name: str) -> ArrayRecord | None:
     """An array record, None without one."""
-    record = content.get(name)
-    return record if isinstance(record, ArrayRecord) else None
+    record = content[name] if name in content else None  # noqa: SIM401 as above
+    return record if record is not None and isinstance(record, ArrayRecord) else None
 
 
-def wire_size(message: Message) -> int:
-    """Bytes of the whole message as Flower serializes it (protobuf)."""
-    proto, extra = _without_data(message), 0
-    for item, record in zip(proto.content.items, _records(message), strict=True):
-        if isinstance(record, ArrayRecord):
-            pairs = zip(item.array_record.items, record.values(), strict=True)
-            inside = sum(_array_growth(one, len(array.data)) for one, array in pairs)
-            extra += _growth(item.ByteSize(), _growth(item.array_record.ByteSize(), inside))
-    return int(proto.ByteSize()) + _growth(proto.content.ByteSize(), extra)
+Sizes = dict[int, tuple[object, int]]
+"""Serialized sizes of records by their identity, each with its record: then no other one takes its identity."""
+
+
+def wire_size(message: Message, known: Sizes | None = None) -> int:
+    """Bytes of the whole message as Flower serializes it (protobuf). ``known``: of records that messages share."""
+    if not message.has_content():
+        return int(message_to_proto(message).ByteSize())
+    known = {} if known is None else known
+    content = 0
+    for name, record in message.content.items():
+        if id(record) not in known:
+            known[id(record)] = record, _item_size(name, record)
+        content += _nested(known[id(record)][1])
+    return _nested(metadata_to_proto(message.metadata).ByteSize()) + _nested(content)
+
+
+def _item_size(name: str, record: Any) -> int:
+    """Bytes of a record in its RecordDict; most of them are in its arrays, which are not serialized for it."""
+    item, arrays = _item_without_data(name, record), 0
+    if isinstance(record, ArrayRecord):
+        pairs = zip(item.array_record.items, record.values(), strict=True)
+        inside = sum(_array_growth(one, len(array.data)) for one, array in pairs)
+        arrays = _growth(item.array_record.ByteSize(), inside)
+    return int(item.ByteSize()) + arrays
+
+
+def _nested(size: int) -> int:
+    """Bytes of a part of so many bytes inside of another one: with a tag and its length."""
+    return 1 + _varint(size) + size
 
 
 def over_the_wire(message: Message) -> Message:
@@ -261,15 +303,8 @@ def over_the_wire(message: Message) -> Message:
     return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]
 
 
-def _without_data(message: Message) -> ProtoMessage:
-    """Flower's message_to_proto for a message with empty arrays; Flower itself serializes everything else."""
-    if not any(isinstance(record, ArrayRecord) for record in _records(message)):
-        return message_to_proto(message)
-    items = [_item_without_data(name, record) for name, record in message.content.items()]
-    return ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict(items=items))
-
-
 def _item_without_data(name: str, record: Any) -> Any:
+    """A record as Flower serializes it, with empty arrays."""
     if isinstance(record, ConfigRecord):
         return ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record))
     if not isinstance(record, ArrayRecord):
@@ -279,10 +314,6 @@ def _item_without_data(name: str, record: Any) -> Any:
         for key, a in record.items()
     ]
     return ProtoRecordDict.Item(key=name, array_record=ProtoArrayRecord(items=arrays))
-
-
-def _records(message: Message) -> list[object]:
-    return list(message.content.values()) if message.has_content() else []
 
 
 def _array_growth(item: Any, data: int) -> int:
