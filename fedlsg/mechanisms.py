@@ -13,7 +13,7 @@ from fedlsg.rules import Rule
 
 def gaussian(total: Any, std: float, noise: Any) -> Any:
     """The sum plus independent N(0, std^2) on every coordinate, drawn from a ``SecretStream``, and on nothing else."""
-    from fedlsg.tensors import AT_ONCE
+    from fedlsg.randomness import AT_ONCE  # as the draws are made: they stay in the processor's cache
 
     noisy = total.new_empty(total.shape)
     whole = len(total) <= AT_ONCE

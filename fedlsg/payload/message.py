@@ -248,28 +248,21 @@ def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:
 
 def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
     """Raise PayloadError unless there is one value an index, and indices ascend within ``size`` coordinates."""
+    global _checked
     if values.shape != indices.shape or values.ndim != 1:
         raise PayloadError(f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}")
+    known, version, most = _checked
+    if known() is indices and version == indices._version and most == size:
+        return
     if size > LARGEST_SIZE or (len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size):
         raise PayloadError(f"indices do not fit into {size} coordinates")
-    if len(indices) > 1 and not ascend(indices):
+    if not bool((indices[1:] > indices[:-1]).all()):
         raise PayloadError("indices must ascend without repeats")
+    _checked = weakref.ref(indices), indices._version, size
 
 
-_ascending: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
-"""The last positions found to ascend, and their version: all clients of a round share one frame."""
-
-
-def ascend(indices: Tensor) -> bool:
-    """Whether each is larger than the one before; not computed again for the same unchanged tensor."""
-    global _ascending
-    known, version = _ascending
-    if known() is indices and version == indices._version:
-        return True
-    found = bool((indices[1:] > indices[:-1]).all())
-    if found:
-        _ascending = weakref.ref(indices), indices._version
-    return found
+_checked: tuple[Callable[[], Tensor | None], int, int] = (lambda: None, 0, 0)
+"""The last positions that passed, their version, and their coordinates: all clients of a round share one frame."""
 
 
 def norm_of(values: Float[Tensor, " kept"]) -> float:

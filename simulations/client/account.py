@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
-from fedlsg.privacy.ledger_entry import decode_entry
+from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import RoundPlan
@@ -212,9 +212,23 @@ class GivenAccount(Account):
         return payload
 
 
-@lru_cache(maxsize=1024)  # a client in a shared pass reads it twice
+_ENCODED: dict[str, Entry] = {}
+"""Entries of a round that this process has charged as the driver, by their text: its own clients need not read that."""
+
+
+def encoded(entry: Entry) -> str:
+    """An entry as the state of a client has it."""
+    _ENCODED[text := json.dumps(encode_entry(entry))] = entry
+    return text
+
+
+def forget_encoded() -> None:
+    """Another round begins."""
+    _ENCODED.clear()
+
+
 def _decoded(entry: str) -> Entry:
-    return decode_entry(json.loads(entry))
+    return _ENCODED[entry] if entry in _ENCODED else decode_entry(json.loads(entry))
 
 
 Box = LastPayload | FeedbackBox | GivenAccount

@@ -7,7 +7,6 @@ charge. What is lost with a worker, late, or cut off by an interruption stays ch
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +15,17 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedlsg.privacy import Entry, RunLedger
-from fedlsg.privacy.ledger_entry import encode_entry
 from fedlsg.state import RoundPlan
-from simulations.client.account import RECORD, SimulatedAccount, array_in, bytes_of, entry_of, takes_part_in_secret
+from simulations.client.account import (
+    RECORD,
+    SimulatedAccount,
+    array_in,
+    bytes_of,
+    encoded,
+    entry_of,
+    forget_encoded,
+    takes_part_in_secret,
+)
 from simulations.client.app import refusal
 from simulations.client.secure_sum import RECORD as SECRETS
 from simulations.client.train import keeps_payload, memory_size, own_terms, question_of, remembers, stored_payload
@@ -37,7 +44,7 @@ def give(
     here: bool = False,
 ) -> RecordDict:  # fmt: skip
     """The state of a client's Context, as the driver sends it. ``here``: client and driver are one process."""
-    record = ConfigRecord({"entry": json.dumps(encode_entry(entry)), "charged": False, "here": here})
+    record = ConfigRecord({"entry": encoded(entry), "charged": False, "here": here})
     kept = {"last": last, "batches": batches, "memory": None if memory is None else bytes_of(memory, "<f8")}
     record.update({name: value for name, value in kept.items() if value is not None})
     return RecordDict({RECORD: record})
@@ -78,12 +85,14 @@ class Accounts:
         self._secrets: dict[int, ConfigRecord] = {}
         """What clients keep between the stages of a secure sum. It is theirs: the driver is none of the server."""
         self._weights: tuple[bytes, bytes] = b"", b""
+        self._keeps = keeps_payload(plan)
         self._stored: dict[int, str] = {}
         """What the payloads answer that this process stored: no other one writes them."""
 
     def expect(self, plan: RoundPlan) -> None:
         """The messages that follow are of this round; nobody is at work now."""
         self._round = plan
+        forget_encoded()
         self._asked.clear()
         self._waiting.clear()
 
@@ -159,7 +168,7 @@ class Accounts:
         account = SimulatedAccount(self._run, self._ledger.of(client), base.settings)
         box = account.box(memory=remembers(base))
         question = question_of(announced, base.settings.codec, self._digest(message.content))
-        known = self._stored.get(client, question) == question  # else its file answers something else
+        known = (self._keeps or remembers(base)) and self._stored.get(client, question) == question  # else it cannot
         stored = stored_payload(account, box, question, announced.round) if known else None
         if stored is not None:
             return give_id(Message(update(stored, client), reply_to=message))
@@ -199,12 +208,12 @@ class Accounts:
                 payload = b""
             if not payload:
                 return reply
-            box = account.box(memory=returned.memory is not None)
-            if isinstance(box, FeedbackBox) and returned.memory is not None:
-                box.store(question, payload, returned.memory, round=entry.round)
-            elif isinstance(box, LastPayload) and keeps_payload(self._plan):
+            if returned.memory is not None:
+                own = FeedbackBox(self._run.own(account.client), account.client)
+                own.store(question, payload, returned.memory, round=entry.round)
+            elif self._keeps:
                 self._stored.pop(account.client, None)
-                box.store(question, payload, alone=True)
+                LastPayload(self._run.last_payload(account.client)).store(question, payload, alone=True)
                 self._stored[account.client] = question
             return reply
         except Exception as error:

@@ -24,6 +24,7 @@ replaced. The folder is locked from that check to the end of the store (POSIX).
 
 import hashlib
 import json
+import os
 import secrets
 import stat
 import zlib
@@ -40,6 +41,7 @@ from torch import Tensor
 
 from fedlsg.owner_only import make_folder
 from fedlsg.privacy import Entry, LedgerError
+from fedlsg.privacy.ledger_file import write_all
 from simulations.rundir.files import naming, write_atomically
 from simulations.rundir.lock import locked_folder
 
@@ -96,15 +98,20 @@ class LastPayload:
         if not (alone and is_own_file(self.path)):
             write_atomically(self.path, head, payload, durable=False)
             return
-        with naming(self.path), self.path.open("r+b") as file:
-            file.writelines((head, payload))
-            file.truncate()
+        with naming(self.path):
+            descriptor = os.open(self.path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+            try:
+                write_all(descriptor, head)
+                write_all(descriptor, payload)
+                os.ftruncate(descriptor, len(head) + len(payload))
+            finally:
+                os.close(descriptor)
 
 
 def is_own_file(path: Path) -> bool:
     """Whether a file is there under this one name: what is written over it changes no other file, as a link would."""
     try:
-        found = path.lstat()
+        found = os.lstat(path)
     except FileNotFoundError:
         return False
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1

@@ -25,8 +25,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
 from flwr.common.serde_utils import metadata_to_proto
-from flwr.proto.recorddict_pb2 import Array as ProtoArray
-from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from torch import Tensor
 
@@ -181,8 +179,9 @@ def stage_of(content: RecordDict) -> str | None:
 
 def update(payload: bytes, partition: int) -> RecordDict:
     """Content of a reply: the payload in one raw array, and its partition."""
-    array = Array(dtype="uint8", shape=(len(payload),), stype="raw", data=payload)
-    return RecordDict({"update": ArrayRecord({"payload": array}), "from": ConfigRecord({"partition": partition})})
+    arrays = ArrayRecord()
+    arrays["payload"] = Array("uint8", (len(payload),), "raw", payload)  # an item: a dict of them would be copied
+    return RecordDict({"update": arrays, "from": ConfigRecord({"partition": partition})})
 
 
 def read_update(content: RecordDict) -> bytes:
@@ -274,13 +273,24 @@ def wire_size(message: Message, known: Sizes | None = None) -> int:
 
 
 def _item_size(name: str, record: Any) -> int:
-    """Bytes of a record in its RecordDict; most of them are in its arrays, which are not serialized for it."""
-    item, arrays = _item_without_data(name, record), 0
+    """Bytes of a record in its RecordDict. Those of arrays, most of a message, are counted and not serialized."""
     if isinstance(record, ArrayRecord):
-        pairs = zip(item.array_record.items, record.values(), strict=True)
-        inside = sum(_array_growth(one, len(array.data)) for one, array in pairs)
-        arrays = _growth(item.array_record.ByteSize(), inside)
-    return int(item.ByteSize()) + arrays
+        arrays = (_text(key) + _nested(_array_size(array)) for key, array in record.items())
+        return _text(name) + _nested(sum(map(_nested, arrays)))
+    if isinstance(record, ConfigRecord):
+        return int(ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record)).ByteSize())
+    return int(ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record)).ByteSize())
+
+
+def _array_size(array: Array) -> int:
+    shape = sum(_varint(n) for n in array.shape)
+    data = len(array.data)
+    return _text(array.dtype) + _text(array.stype) + (_nested(shape) if shape else 0) + (_nested(data) if data else 0)
+
+
+def _text(text: str) -> int:
+    """Bytes of a text in its message: none for an empty one."""
+    return _nested(len(text.encode())) if text else 0
 
 
 def _nested(size: int) -> int:
@@ -301,30 +311,6 @@ def over_the_wire(message: Message) -> Message:
         content[name] = own
         own.update({key: copy(value) for key, value in own.items() if isinstance(value, Array | list)})
     return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]
-
-
-def _item_without_data(name: str, record: Any) -> Any:
-    """A record as Flower serializes it, with empty arrays."""
-    if isinstance(record, ConfigRecord):
-        return ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record))
-    if not isinstance(record, ArrayRecord):
-        return ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record))
-    arrays = [
-        ProtoArrayRecord.Item(key=key, value=ProtoArray(dtype=a.dtype, shape=a.shape, stype=a.stype))
-        for key, a in record.items()
-    ]
-    return ProtoRecordDict.Item(key=name, array_record=ProtoArrayRecord(items=arrays))
-
-
-def _array_growth(item: Any, data: int) -> int:
-    """Bytes that ``data`` bytes add to an item of an ArrayRecord: with a tag and a length, if there are any."""
-    own = 1 + _varint(data) + data if data else 0
-    return _growth(item.ByteSize(), _growth(item.value.ByteSize(), own))
-
-
-def _growth(size: int, more: int) -> int:
-    """Growth of a nested part, with its length prefix, when ``more`` bytes are added inside."""
-    return more + _varint(size + more) - _varint(size)
 
 
 def _varint(number: int) -> int:

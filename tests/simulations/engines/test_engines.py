@@ -122,6 +122,24 @@ def test_a_batch_size_in_the_reply_is_caught(tmp_path, monkeypatch):
     assert data_dependent_places(tmp_path, monkeypatch, client) == {"metrics/num-examples"}
 
 
+def meddling(message: Message, context: Context) -> Message:
+    """A client that writes into its own message and into what it sent, as code of others may."""
+    reply = app(message, context)
+    if message.metadata.message_type == "train":
+        message.content["round"]["round"] = 99
+        reply.content["from"]["partition"] = context.node_config["partition-id"]
+    return reply
+
+
+def test_what_a_client_writes_into_its_message_reaches_nobody_else(tmp_path, monkeypatch):
+    """Clients of equal terms share a record; another ClientApp than ours gets copies."""
+    run = run_local(tmp_path / "a", client=meddling, rounds=2)
+    assert [row.answered for row in run.rows] == ["0 1"] * 2
+
+    monkeypatch.setattr(local, "over_the_wire", lambda message: message)  # negative control
+    assert [row.answered for row in run_local(tmp_path / "b", client=meddling, rounds=1).rows] == ["0"]
+
+
 @pytest.mark.ray
 def test_engines_agree_bit_for_bit(tmp_path, capsys, on_ray):
     options = ["--rounds", "3", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]

@@ -148,6 +148,10 @@ def test_the_size_is_exact_at_every_length_of_a_length(given_records):
     before = message.content
     assert wire_size(message) == len(whole(message))
     assert message.content is before
+    known: wire.Sizes = {}
+    others = [message, Message(RecordDict(dict(message.content)), 5, "train", group_id="12"), message_of(given_records)]
+    assert [wire_size(other, known) for other in others] == [len(whole(other)) for other in others]
+    assert len(known) == 2 * len(message.content)
 
 
 @given(records)
