@@ -22,17 +22,9 @@ from strategies.federation.downlink import Downlink, Records
 from strategies.federation.expectations import Expectations, check_reply, reason_of
 from strategies.federation.nodes import Roster, SimulatedGrid
 from strategies.federation.proofs import RECORD, LedgerCopies, held_record
-from strategies.federation.report import AWAY, NO_REPLY, Received, RoundReport, SimulatedClock
+from strategies.federation.report import AWAY, NO_REPLY, Received, RoundReport, SimulatedClock, wire_size
 from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import (
-    DISK_FULL,
-    FRAME_DIFFERS,
-    REPLICA_LOST,
-    Announcement,
-    announced_to,
-    round_record,
-    wire_size,
-)
+from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to
 
 
 class Exchange:
@@ -243,9 +235,7 @@ class Exchange:
             expected_batch=expected.settings.local.expected_batch,
             run_dir=expected.settings.run_dir if copies is None else "",
         )  # fmt: skip
-        if announced not in self._announced:
-            self._announced[announced] = round_record(announced)
-        content = announced_to(records, announced, self._announced[announced])
+        content = announced_to(records, announced, self._announced)
         if copies is not None:
             content[RECORD] = held_record(copies.held(partition))
         return Message(content, node, MessageType.TRAIN, group_id=str(plan.round))

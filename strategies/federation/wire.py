@@ -23,9 +23,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
-from flwr.common.serde_utils import metadata_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
@@ -64,21 +62,21 @@ class Announcement:
 
 
 def announced_to(
-    common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement, record: ConfigRecord | None = None
+    common: Mapping[str, ArrayRecord | ConfigRecord],
+    announced: Announcement,
+    known: dict[Announcement, ConfigRecord] | None = None,
 ) -> RecordDict:
     """One client's message: records that all clients share, without a copy, and its own terms.
 
-    ``record``: of these terms, if there is one already: clients of equal terms share it, too.
+    ``known``: records of terms, which clients of equal terms share, too.
     """
-    content = RecordDict({"round": round_record(announced) if record is None else record})
+    known = {} if known is None else known
+    if announced not in known:
+        known[announced] = ConfigRecord(dict(vars(announced)))
+    content = RecordDict({"round": known[announced]})
     for name in common:
         content[name] = common[name]
     return content
-
-
-def round_record(announced: Announcement) -> ConfigRecord:
-    """What ``read_round`` reads."""
-    return ConfigRecord(dict(vars(announced)))
 
 
 def frame_record(frame: Frame, *, carriers: bool = True) -> ArrayRecord:
@@ -255,49 +253,6 @@ def arrays_in(content: RecordDict, name: str) -> ArrayRecord | None:
     return record if record is not None and isinstance(record, ArrayRecord) else None
 
 
-Sizes = dict[int, tuple[object, int]]
-"""Serialized sizes of records by their identity, each with its record: then no other one takes its identity."""
-
-
-def wire_size(message: Message, known: Sizes | None = None) -> int:
-    """Bytes of the whole message as Flower serializes it (protobuf). ``known``: of records that messages share."""
-    if not message.has_content():
-        return int(message_to_proto(message).ByteSize())
-    known = {} if known is None else known
-    content = 0
-    for name, record in message.content.items():
-        if id(record) not in known:
-            known[id(record)] = record, _item_size(name, record)
-        content += _nested(known[id(record)][1])
-    return _nested(metadata_to_proto(message.metadata).ByteSize()) + _nested(content)
-
-
-def _item_size(name: str, record: Any) -> int:
-    """Bytes of a record in its RecordDict. Those of arrays, most of a message, are counted and not serialized."""
-    if isinstance(record, ArrayRecord):
-        arrays = (_text(key) + _nested(_array_size(array)) for key, array in record.items())
-        return _text(name) + _nested(sum(map(_nested, arrays)))
-    if isinstance(record, ConfigRecord):
-        return int(ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record)).ByteSize())
-    return int(ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record)).ByteSize())
-
-
-def _array_size(array: Array) -> int:
-    shape = sum(_varint(n) for n in array.shape)
-    data = len(array.data)
-    return _text(array.dtype) + _text(array.stype) + (_nested(shape) if shape else 0) + (_nested(data) if data else 0)
-
-
-def _text(text: str) -> int:
-    """Bytes of a text in its message: none for an empty one."""
-    return _nested(len(text.encode())) if text else 0
-
-
-def _nested(size: int) -> int:
-    """Bytes of a part of so many bytes inside of another one: with a tag and its length."""
-    return 1 + _varint(size) + size
-
-
 def over_the_wire(message: Message) -> Message:
     """The message as it arrives: a copy that shares only immutable values with it, among them the data of arrays.
 
@@ -311,7 +266,3 @@ def over_the_wire(message: Message) -> Message:
         content[name] = own
         own.update({key: copy(value) for key, value in own.items() if isinstance(value, Array | list)})
     return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]
-
-
-def _varint(number: int) -> int:
-    return max(1, (number.bit_length() + 6) // 7)
