@@ -61,7 +61,7 @@ def floor(plan: Plan, *, payloads: bool) -> Round:
     @torch.no_grad()
     def round_(number: int) -> None:
         total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
-        selected = select_clients(len(plan.parts), jobs.COHORT, round=number, seed=0)
+        selected = UNIFORM.select(len(plan.parts), jobs.COHORT, round=number, seed=0)
         for clients in (selected[i : i + 12] for i in range(0, len(selected), 12)):
             x, targets = train.batch(torch.cat([plan.parts[client] for client in clients]))
             inputs = [x.flatten(1)]
