@@ -48,6 +48,18 @@ AT_ONCE = 2**18
 """Values whose squares are added up in float32 at once."""
 
 
+class Sealed(bytes):
+    """A payload that this process packed: nobody can have damaged bytes that never left its memory.
+
+    What arrives by a wire, a pickle or a file is plain ``bytes``, whose checksum is computed. A slice is, too.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(self),)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expected:
     """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the values.
@@ -107,7 +119,7 @@ def pack(
     if fixed:
         header = HEADER.pack(MAGIC, VERSION, codec.wire_id, DERIVED, 0, round, size, len(values), digest)
         body = _encode(values, [len(values)], codec, dither, round)  # may be the memory of values, copied once below
-        return b"".join((header, body, checksum(header, body)))
+        return Sealed(b"".join((header, body, checksum(header, body))))
     mode, section = _index_section(indices, _shapes(blocks, size), index_mode, earlier)
     header = COMPACT.pack(MAGIC, COMPACT_VERSION, codec.wire_id, mode, 0, round, digest[:16])
     message = header + section + _encode(values, counts_within(indices, _shapes(blocks, size)), codec, dither, round)
@@ -158,7 +170,7 @@ def _unpack_fixed(message: bytes, expected: Expected, codec: Codec) -> Tensor:
     wanted = (MAGIC, VERSION, codec.wire_id, DERIVED, 0, expected.round, expected.size, count, expected.digest)
     check_header(HEADER.unpack_from(message), wanted)
     bytes_ = memoryview(message)  # a slice of it is no copy
-    if checksum(bytes_[:-CHECKSUM_BYTES]) != message[-CHECKSUM_BYTES:]:
+    if type(message) is not Sealed and checksum(bytes_[:-CHECKSUM_BYTES]) != message[-CHECKSUM_BYTES:]:
         raise PayloadError("payload checksum: the bytes were damaged")
     return _decode(bytes_[HEADER.size : -CHECKSUM_BYTES], [count], codec, expected)
 
@@ -236,28 +248,21 @@ def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:
 
 def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
     """Raise PayloadError unless there is one value an index, and indices ascend within ``size`` coordinates."""
+    global _checked
     if values.shape != indices.shape or values.ndim != 1:
         raise PayloadError(f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}")
+    known, version, most = _checked
+    if known() is indices and version == indices._version and most == size:
+        return
     if size > LARGEST_SIZE or (len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size):
         raise PayloadError(f"indices do not fit into {size} coordinates")
-    if len(indices) > 1 and not ascend(indices):
+    if not bool((indices[1:] > indices[:-1]).all()):
         raise PayloadError("indices must ascend without repeats")
+    _checked = weakref.ref(indices), indices._version, size
 
 
-_ascending: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
-"""The last positions found to ascend, and their version: all clients of a round share one frame."""
-
-
-def ascend(indices: Tensor) -> bool:
-    """Whether each is larger than the one before; not computed again for the same unchanged tensor."""
-    global _ascending
-    known, version = _ascending
-    if known() is indices and version == indices._version:
-        return True
-    found = bool((indices[1:] > indices[:-1]).all())
-    if found:
-        _ascending = weakref.ref(indices), indices._version
-    return found
+_checked: tuple[Callable[[], Tensor | None], int, int] = (lambda: None, 0, 0)
+"""The last positions that passed, their version, and their coordinates: all clients of a round share one frame."""
 
 
 def norm_of(values: Float[Tensor, " kept"]) -> float:

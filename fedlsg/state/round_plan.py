@@ -119,7 +119,7 @@ class RoundPlan:
         """The same round at another clip norm."""
         return replace(self, mechanism=replace(self.mechanism, clip_norm=clip_norm))
 
-    @property
+    @cached_property
     def noise_std(self) -> float:
         """Standard deviation of the noise on each value after all local steps."""
         if not self.releases_examples:
@@ -139,6 +139,15 @@ class RoundPlan:
 
     def charge(self, num_examples: int) -> dict[str, Any]:
         """What the ledger entry of a client that takes part says of the release, as fields of ``Entry``."""
+        if num_examples not in self._charges:
+            self._charges[num_examples] = self._charge(num_examples)
+        return self._charges[num_examples]
+
+    @cached_property
+    def _charges(self) -> dict[int, dict[str, Any]]:
+        return {}
+
+    def _charge(self, num_examples: int) -> dict[str, Any]:
         unit = EXAMPLE if self.unit.whole and self.releases_examples else self.unit
         return {
             **takes_part(unit, self.local, num_examples),

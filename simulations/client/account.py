@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
-from fedlsg.privacy.ledger_entry import decode_entry
+from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import RoundPlan
@@ -88,8 +88,9 @@ class Account:
 
     def box(self, *, memory: bool) -> "Box":
         """Where the last payload is kept, and with ``memory`` that of error feedback."""
-        own = self.run.own(self.client)
-        return FeedbackBox(own, self.client) if memory else LastPayload(self.run.last_payload(self.client))
+        if memory:
+            return FeedbackBox(self.run.own(self.client), self.client)
+        return LastPayload(self.run.last_payload(self.client))
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
         """Record the rows of the batches, if the settings keep them for evaluating attacks."""
@@ -163,7 +164,7 @@ class GivenAccount(Account):
 
     @cached_property
     def _entry(self) -> Entry:
-        return decode_entry(json.loads(str(self.record["entry"])))
+        return _decoded(str(self.record["entry"]))
 
     def next_attempt(self, round: int) -> int:
         return self._entry.attempt
@@ -209,6 +210,25 @@ class GivenAccount(Account):
         """Return the new memory; the driver stores it with the payload."""
         self.record["memory"] = bytes_of(memory, "<f8")
         return payload
+
+
+_ENCODED: dict[str, Entry] = {}
+"""Entries of a round that this process has charged as the driver, by their text: its own clients need not read that."""
+
+
+def encoded(entry: Entry) -> str:
+    """An entry as the state of a client has it."""
+    _ENCODED[text := json.dumps(encode_entry(entry))] = entry
+    return text
+
+
+def forget_encoded() -> None:
+    """Another round begins."""
+    _ENCODED.clear()
+
+
+def _decoded(entry: str) -> Entry:
+    return _ENCODED[entry] if entry in _ENCODED else decode_entry(json.loads(entry))
 
 
 Box = LastPayload | FeedbackBox | GivenAccount

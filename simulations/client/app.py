@@ -77,24 +77,43 @@ def with_clients(settings: Settings, partitions: int) -> Settings:
 def run_settings(run_config: Mapping[str, Any]) -> Settings:
     """The settings of a run config. Raises SettingsError for a config that has none."""
     try:
-        return _settings(tuple(sorted(run_config.items())))
+        return _settings(_items(run_config))
     except ValueError as error:
         raise SettingsError(str(error)) from None
 
 
+class _Items(tuple[tuple[str, Any], ...]):
+    """The items of a run config, whose hash is computed once for all clients of a run."""
+
+    def __hash__(self) -> int:
+        if "known" not in self.__dict__:
+            self.known = super().__hash__()
+        return self.known
+
+
+_LAST: list[tuple[dict[str, Any], _Items]] = []
+
+
+def _items(run_config: Mapping[str, Any]) -> _Items:
+    """The items in order: to compare with the config of the last message is faster than to sort."""
+    if not _LAST or _LAST[0][0] != run_config:
+        _LAST[:] = [(dict(run_config), _Items(sorted(run_config.items())))]
+    return _LAST[0][1]
+
+
 @lru_cache(maxsize=4)
-def _settings(config: tuple[tuple[str, Any], ...]) -> Settings:
+def _settings(config: _Items) -> Settings:
     return from_run_config(dict(config))
 
 
 def _of_run_config(message: Message, context: Context) -> Settings:
     if is_simulated(context):
-        permit(*_code_in(tuple(sorted(context.run_config.items())), os.getcwd()))  # on the machine of who named it
+        permit(*_code_in(_items(context.run_config), os.getcwd()))  # on the machine of who named it
     return run_settings(context.run_config)
 
 
 @lru_cache(maxsize=4)
-def _code_in(config: tuple[tuple[str, Any], ...], folder: str) -> tuple[str, ...]:
+def _code_in(config: _Items, folder: str) -> tuple[str, ...]:
     """Names of code in a run config, absolute in a working directory; none where ``run_settings`` refuses it."""
     with suppress(ValueError):
         return tuple(chain.from_iterable(code_in(unfolded(dict(config))).values()))

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -23,6 +23,20 @@ from simulations.plan.base import Base, OwnPart
 from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 
+_KEPT = list[str]()
+"""Devices whose generators an enclosing ``kept_draws`` puts back."""
+
+
+@contextmanager
+def kept_draws(device: str) -> Iterator[None]:
+    """Inside, ``draws`` of many clients leave it to this to put the generators back, once: only clients run inside."""
+    with own_draws(device):
+        _KEPT.append(device)
+        try:
+            yield
+        finally:
+            _KEPT.pop()
+
 
 @contextmanager
 def draws(base: Base, partition: int, round: int) -> Iterator[None]:
@@ -34,9 +48,11 @@ def draws(base: Base, partition: int, round: int) -> Iterator[None]:
     moves the sum by C at most, and this also holds for their mixture.
     In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
     """
-    with own_draws(base.device):
-        repeatable = public_generator(base.settings.seed, "dropout", partition, round).initial_seed()
-        seed_draws(repeatable if base.settings.reproducible else secrets.randbits(63), base.device)
+    with nullcontext() if base.device in _KEPT else own_draws(base.device):
+        seed = secrets.randbits(63)
+        if base.settings.reproducible:
+            seed = public_generator(base.settings.seed, "dropout", partition, round).initial_seed()
+        seed_draws(seed, base.device)
         yield
 
 

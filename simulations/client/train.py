@@ -27,7 +27,7 @@ from fedlsg.gradients import Checked, trainable
 from fedlsg.method import client_step, largest
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
-from fedlsg.state import ClientTerms, RoundPlan
+from fedlsg.state import ClientTerms, Phase, RoundPlan
 from fedlsg.training.client import AddNoise
 from fedlsg.training.client_level import client_update
 from simulations.client.account import (
@@ -206,7 +206,7 @@ def train_round(
     account.check(entry)
     used_rows: list[Tensor] = []
     drawn = None if loaded is None else AHEAD.take(account, entry, loaded)
-    if drawn is not None:
+    if drawn is not None and s.record_updates:
         used_rows.append(base.parts[partition][drawn.positions])
     with nullcontext() if drawn and drawn.total is not None else draws(base, partition, round):
         compute = client_step if plan.releases_examples else client_update
@@ -222,7 +222,7 @@ def train_round(
             noise=stream_of(base, "noise", partition, round),
             charge=(lambda: None) if secret or drawn else lambda: account.charge(entry),
             groups=groups(base, partition),
-            scale=plan.scale(here.state.parameters),
+            scale=plan.scale(here.state.parameters) if plan.phase is Phase.PRUNING else None,
             checked=checked,
             add=add,
         )

@@ -7,7 +7,6 @@ charge. What is lost with a worker, late, or cut off by an interruption stays ch
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +15,17 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedlsg.privacy import Entry, RunLedger
-from fedlsg.privacy.ledger_entry import encode_entry
 from fedlsg.state import RoundPlan
-from simulations.client.account import RECORD, SimulatedAccount, array_in, bytes_of, entry_of, takes_part_in_secret
+from simulations.client.account import (
+    RECORD,
+    SimulatedAccount,
+    array_in,
+    bytes_of,
+    encoded,
+    entry_of,
+    forget_encoded,
+    takes_part_in_secret,
+)
 from simulations.client.app import refusal
 from simulations.client.piles import Answer, Pile, Task
 from simulations.client.secure_sum import RECORD as SECRETS
@@ -37,7 +44,7 @@ def give(
     here: bool = False,
 ) -> RecordDict:  # fmt: skip
     """The state of a client's Context, as the driver sends it. ``here``: client and driver are one process."""
-    record = ConfigRecord({"entry": json.dumps(encode_entry(entry)), "charged": False, "here": here})
+    record = ConfigRecord({"entry": encoded(entry), "charged": False, "here": here})
     kept = {"last": last, "batches": batches, "memory": None if memory is None else bytes_of(memory, "<f8")}
     record.update({name: value for name, value in kept.items() if value is not None})
     return RecordDict({RECORD: record})
@@ -78,10 +85,14 @@ class Accounts:
         self._secrets: dict[int, ConfigRecord] = {}
         """What clients keep between the stages of a secure sum. It is theirs: the driver is none of the server."""
         self._weights: tuple[bytes, bytes] = b"", b""
+        self._keeps = keeps_payload(plan)
+        self._stored: dict[int, str] = {}
+        """What the payloads answer that this process stored: no other one writes them."""
 
     def expect(self, plan: RoundPlan) -> None:
         """The messages that follow are of this round; nobody is at work now."""
         self._round = plan
+        forget_encoded()
         self._asked.clear()
         self._waiting.clear()
 
@@ -143,11 +154,11 @@ class Accounts:
             return Task(message)
         client = message.metadata.dst_node_id - FIRST_NODE
         try:
-            return self._task(message, client, len(self._plan.parts[client]))
+            return self._task(message, client)
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))
 
-    def _task(self, message: Message, client: int, work: float) -> Task | Message:
+    def _task(self, message: Message, client: int) -> Task | Message:
         assert self._round is not None
         kept = self._secrets.get(message.metadata.dst_node_id)
         secrets = RecordDict({} if kept is None else {SECRETS: kept})
@@ -157,7 +168,8 @@ class Accounts:
         account = SimulatedAccount(self._run, self._ledger.of(client), base.settings)
         box = account.box(memory=remembers(base))
         question = question_of(announced, base.settings.codec, self._digest(message.content))
-        stored = stored_payload(account, box, question, announced.round)
+        known = (self._keeps or remembers(base)) and self._stored.get(client, question) == question  # else it cannot
+        stored = stored_payload(account, box, question, announced.round) if known else None
         if stored is not None:
             return give_id(Message(update(stored, client), reply_to=message))
         terms = own_terms(announced, len(base.parts[client]))
@@ -175,7 +187,7 @@ class Accounts:
             self._asked[message.metadata.message_id] = account, entry, question
         if kept is not None:
             state[SECRETS] = kept
-        return Task(message, state, work)
+        return Task(message, state, terms.num_examples)
 
     def _store(
         self,
@@ -196,11 +208,13 @@ class Accounts:
                 payload = b""
             if not payload:
                 return reply
-            box = account.box(memory=returned.memory is not None)
-            if isinstance(box, FeedbackBox) and returned.memory is not None:
-                box.store(question, payload, returned.memory, round=entry.round)
-            elif isinstance(box, LastPayload) and keeps_payload(self._plan):
-                box.store(question, payload, alone=True)
+            if returned.memory is not None:
+                own = FeedbackBox(self._run.own(account.client), account.client)
+                own.store(question, payload, returned.memory, round=entry.round)
+            elif self._keeps:
+                self._stored.pop(account.client, None)
+                LastPayload(self._run.last_payload(account.client)).store(question, payload, alone=True)
+                self._stored[account.client] = question
             return reply
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))

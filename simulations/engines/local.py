@@ -1,6 +1,7 @@
 """Engine ``local``: the same ServerApp code and the same ClientApp, in one process, without Ray.
 
-Messages are copied on both ways, so that client and server share only bytes, which are immutable.
+Messages of another ClientApp than ours are copied on both ways, so that it shares only bytes with the server, which are
+immutable. Ours keeps and changes no message.
 """
 
 import math
@@ -17,6 +18,7 @@ from flwr.common.logger import log
 from fedlsg.participation import ClientLimit
 from fedlsg.state import RoundPlan
 from simulations.client.app import app
+from simulations.client.drawing import kept_draws
 from simulations.client.model import is_served, process, serving
 from simulations.client.piles import Task
 from simulations.client.virtual import (
@@ -59,8 +61,13 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         *,
         limit: ClientLimit | None = None,
         accounts: Accounts | None = None,
+        device: str = "cpu",
     ) -> None:
         super().__init__(num_partitions)
+        self._pass_on: Callable[[Message], Message] = over_the_wire
+        if client is app:
+            self._pass_on = lambda message: message
+        self._device = device
         self.client, self.run_config, self.accounts = client, run_config, accounts
         self.limit = ClientLimit(learns=False) if limit is None else limit
         self._states: dict[int, RecordDict] = {}
@@ -86,32 +93,34 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         if accounts is None:
             for message in messages:
                 state = self._states.setdefault(message.metadata.dst_node_id, RecordDict())
-                if (reply := self._call(Task(message, state), most)) is not None:
-                    yield over_the_wire(reply)
+                task = Task(message, state)
+                if (reply := self._call(task, min(limit_of(self.limit, task), most), most)) is not None:
+                    yield self._pass_on(reply)
             return
         tasks, replies = accounts.ask(messages)
         yield from replies
         try:
-            for pile in self._passes.of(tasks):
-                accounts.leaves(pile)
-                share = self._passes.compute(pile, [min(limit_of(self.limit, task), most) for task in pile])
-                for task in pile:
-                    reply = None
-                    try:
-                        reply = self._call(task, most, share)
-                    finally:  # also of a client that was interrupted: its state says whether it drew
-                        answered = accounts.settle([task], [(reply, task.state)])
-                    yield from map(over_the_wire, answered)
+            with kept_draws(self._device):
+                for pile in self._passes.of(tasks):
+                    accounts.leaves(pile)
+                    limits = [min(limit_of(self.limit, task), most) for task in pile]
+                    share = self._passes.compute(pile, limits)
+                    for task, limit in zip(pile, limits, strict=True):
+                        reply = None
+                        try:
+                            reply = self._call(task, limit, most, share)
+                        finally:  # also of a client that was interrupted: its state says whether it drew
+                            answered = accounts.settle([task], [(reply, task.state)])
+                        yield from map(self._pass_on, answered)
         finally:
             accounts.end()
 
-    def _call(self, task: Task, timeout: float, ahead: float = 0.0) -> Message | None:
-        """The reply of a client, for which a pass took so many seconds ``ahead``."""
+    def _call(self, task: Task, seconds: float, timeout: float, ahead: float = 0.0) -> Message | None:
+        """The reply of a client within its limit, for which a pass took so many seconds ``ahead``."""
         message, began = task.message, time.monotonic()
-        seconds = min(limit_of(self.limit, task), timeout)
         reply, stopped = call_until(
             time.time() + seconds,
-            lambda: call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, task.state),
+            lambda: call_client(self.client, self._pass_on(message), self.num_partitions, self.run_config, task.state),
         )
         if stopped:
             client = message.metadata.dst_node_id - FIRST_NODE
@@ -138,7 +147,9 @@ def run(
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     limit = limit_by(plan.settings)
     accounts = Accounts(plan, directory, here=True)
-    grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)), limit=limit, accounts=accounts)
+    grid = LocalGrid(
+        client, len(plan.terms), dict(as_config(plan.settings)), limit=limit, accounts=accounts, device=plan.device
+    )
     own = prepare(plan.settings, loaded=plan.workload, parts=plan.parts) if not is_served() else None
     clients = nullcontext() if own is None else serving(own)
     with logging_to(directory.log), task_identity(), clients:

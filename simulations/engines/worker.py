@@ -45,7 +45,7 @@ class Worker:
 
     def __init__(self) -> None:
         import_module(CLIENT.partition(":")[0])
-        self._run = ""
+        self._run, self._device = "", "cpu"
         self._sent_data = ExitStack()
 
     def answer(self, job: Job, until: float | None, limits: Sequence[float], pickled: bytes, *left: bytes) -> Reply:
@@ -57,6 +57,7 @@ class Worker:
         """
         from flwr.common.logger import log
 
+        from simulations.client.drawing import kept_draws
         from simulations.client.model import HISTORY, process
         from simulations.client.piles import pack, unpack
         from simulations.client.virtual import call_until, give_id, task_identity, too_slow
@@ -69,11 +70,12 @@ class Worker:
             )
         module, _, name = job.client.partition(":")
         client = getattr(import_module(module), name)
-        with kept_log() as records, task_identity():
+        with kept_log() as records, task_identity(), ExitStack() as stack:
             if job.run != self._run:
                 self._begin(job)
                 self._run = job.run
                 self._passes = Passes(client, job.num_partitions, job.run_config)
+            stack.enter_context(kept_draws(self._device))
             history, *tasks = unpack(pickled, left)
             forgot = False
             HISTORY.add(*history)
@@ -122,6 +124,7 @@ class Worker:
             if shipped is not None and shipped.workload is not None:
                 self._sent_data.enter_context(serving(prepare(settings, loaded=shipped.workload)))
             base = process(settings).base
+            self._device = base.device
         except (ValueError, OSError, ImportError) as error:
             raise RuntimeError(
                 f"{gethostname()} cannot load the data: {error}. Put them there (FEDLSG_DATA in Ray's environment), or "

@@ -4,7 +4,8 @@
     clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory after it (float64)
 
 The header holds a digest of the request's id ("question") and the payload. A damaged file is not sent, and the client
-trains again.
+trains again. (Of a payload without memory it is a CRC-32, which finds what a crash tore: the payload has a SHA-256 of
+its own, which the server checks. Files of older versions have a SHA-256 there.)
 
 Under error feedback a client's memory is in one file with its payload: both change, or neither. The memory is SECRET:
 sums of the client's gradients without noise. It is in the client's own folder, which only its owner can read. Only
@@ -23,8 +24,10 @@ replaced. The folder is locked from that check to the end of the store (POSIX).
 
 import hashlib
 import json
+import os
 import secrets
 import stat
+import zlib
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -38,10 +41,11 @@ from torch import Tensor
 
 from fedlsg.owner_only import make_folder
 from fedlsg.privacy import Entry, LedgerError
+from fedlsg.privacy.ledger_file import write_all
 from simulations.rundir.files import naming, write_atomically
 from simulations.rundir.lock import locked_folder
 
-PAYLOAD_KEYS = {"question", "bytes", "sha256"}
+PAYLOAD_KEYS = ("question", "bytes")
 
 
 @dataclass(frozen=True)
@@ -70,16 +74,15 @@ class LastPayload:
         try:
             with self.path.open("rb") as file:
                 known = json.loads(file.readline())
-                if not isinstance(known, dict) or known.keys() != PAYLOAD_KEYS:
-                    raise ValueError
+                (kind,) = known.keys() - set(PAYLOAD_KEYS)
                 if request_id is not None and known["question"] != request_id:
                     return None
                 payload = file.read()
-            if known != _head(known["question"], payload):
+            if known != _head(known["question"], payload, kind):
                 raise ValueError
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, KeyError):
             if not quiet:
                 log(WARNING, "%s is damaged: its payload is made again, as another attempt", self.path)
             return None
@@ -95,24 +98,30 @@ class LastPayload:
         if not (alone and is_own_file(self.path)):
             write_atomically(self.path, head, payload, durable=False)
             return
-        with naming(self.path), self.path.open("r+b") as file:
-            file.writelines((head, payload))
-            file.truncate()
+        with naming(self.path):
+            descriptor = os.open(self.path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
+            try:
+                write_all(descriptor, head)
+                write_all(descriptor, payload)
+                os.ftruncate(descriptor, len(head) + len(payload))
+            finally:
+                os.close(descriptor)
 
 
 def is_own_file(path: Path) -> bool:
     """Whether a file is there under this one name: what is written over it changes no other file, as a link would."""
     try:
-        found = path.lstat()
+        found = os.lstat(path)
     except FileNotFoundError:
         return False
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def _head(request_id: str, payload: bytes) -> dict[str, Any]:
-    sha = hashlib.sha256(json.dumps(request_id).encode() + b"\n")
-    sha.update(payload)
-    return {"question": request_id, "bytes": len(payload), "sha256": sha.hexdigest()}
+def _head(request_id: str, payload: bytes, kind: str = "crc32") -> dict[str, Any]:
+    start = json.dumps(request_id).encode() + b"\n"
+    old = kind == "sha256"
+    found = hashlib.sha256(start + payload).hexdigest() if old else zlib.crc32(payload, zlib.crc32(start))
+    return {"question": request_id, "bytes": len(payload), "sha256" if old else "crc32": found}
 
 
 KEPT = 2

@@ -86,10 +86,11 @@ class Manifest:
         before = self._parts[0].record["round"]
         names, own = list(self._left_in(range(min(before + 1, round), round + 2))), list[str]()
         for client in clients:
-            names += self._there([self._run.own(client) / "batches.key"])
             own += self._there([self._run.last_payload(client)])
-            if any(self._run.own(client).glob("feedback-*.bin")):
-                own.append(self._name(self._run.own(client) / "feedback-*.bin"))
+            if os.path.isdir(folder := self._run.own(client)):
+                names += self._there([folder / "batches.key"])
+                if any(folder.glob("feedback-*.bin")):
+                    own.append(self._name(folder / "feedback-*.bin"))
         grown = {self._name(self._ledger(name)): list(head)
                  for name, head in heads.items() if self._heads.get(name) != head}  # fmt: skip
         self._heads = dict(heads)
@@ -156,10 +157,10 @@ class Manifest:
         return self._run.ledgers / f"{RUN}.jsonl" if name == RUN else self._run.ledger(int(name))
 
     def _there(self, paths: Iterable[Path]) -> list[str]:
-        return [self._name(path) for path in paths if path.exists()]
+        return [self._name(path) for path in paths if os.path.exists(path)]
 
     def _name(self, path: Path) -> str:
-        return path.relative_to(self._run.path).as_posix()
+        return path.as_posix().removeprefix(f"{self._run.path.as_posix()}/")
 
 
 class Tail:

@@ -103,11 +103,11 @@ class RunDir:
 
     def last_payload(self, client: int) -> Path:
         """The client's last payload."""
-        return self.path / "checkpoint" / "outbox" / f"client-{client:06d}.bin"
+        return self.path / f"checkpoint/outbox/client-{client:06d}.bin"
 
     def own(self, client: int) -> Path:
         """The folder for what a client never sends."""
-        return self.path / "clients" / f"client-{client:06d}"
+        return self.path / f"clients/client-{client:06d}"
 
     def replica(self, client: int) -> Path:
         """The last public state of a client on a machine of its own."""

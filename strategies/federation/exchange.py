@@ -11,7 +11,7 @@ from itertools import chain, islice
 from logging import WARNING
 from typing import Any
 
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -22,9 +22,9 @@ from strategies.federation.downlink import Downlink, Records
 from strategies.federation.expectations import Expectations, check_reply, reason_of
 from strategies.federation.nodes import Roster, SimulatedGrid
 from strategies.federation.proofs import RECORD, LedgerCopies, held_record
-from strategies.federation.report import AWAY, NO_REPLY, Received, RoundReport, SimulatedClock
+from strategies.federation.report import AWAY, NO_REPLY, Received, RoundReport, SimulatedClock, wire_size
 from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, wire_size
+from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to
 
 
 class Exchange:
@@ -40,6 +40,8 @@ class Exchange:
         self.expectations, self.downlink, self.clock = expectations, downlink, clock
         self.roster = Roster(expectations.settings.timeout, declared=sizes_of(expectations.settings.terms))
         self._sent: list[tuple[int, Message]] = []
+        self._announced: dict[Announcement, ConfigRecord] = {}
+        """Records of the current round, by what they say."""
         self._leaving: Set[int] = frozenset()
         self._replacements = list[int]()
 
@@ -112,7 +114,7 @@ class Exchange:
 
     def _open(self, plan: RoundPlan, selected: Sequence[int]) -> None:
         self._started = time.monotonic()
-        self.plan = plan
+        self.plan, self._announced = plan, {}
         self.report = RoundReport(round=plan.round, asked=selected, plan=plan)
         self._leaving = self.clock.open(self.report)
         if isinstance(self._grid, SimulatedGrid):
@@ -233,7 +235,7 @@ class Exchange:
             expected_batch=expected.settings.local.expected_batch,
             run_dir=expected.settings.run_dir if copies is None else "",
         )  # fmt: skip
-        content = announced_to(records, announced)
+        content = announced_to(records, announced, self._announced)
         if copies is not None:
             content[RECORD] = held_record(copies.held(partition))
         return Message(content, node, MessageType.TRAIN, group_id=str(plan.round))

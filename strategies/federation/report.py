@@ -11,9 +11,12 @@ A reply that was rejected, or reports an error, has no values.
 
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from flwr.app import Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import config_record_to_proto, message_to_proto, metric_record_to_proto
+from flwr.common.serde_utils import metadata_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from torch import Tensor
 
 from fedlsg.participation import Finish, Health, Participation, Traffic
@@ -26,7 +29,6 @@ from strategies.federation.wire import (
     TOO_SLOW,
     array_bytes,
     arrays_in,
-    wire_size,
 )
 
 NO_REPLY = "no reply before the round's timeout"
@@ -36,6 +38,10 @@ Direction = Literal["down", "up"]
 
 VALUE_RECORDS = ("weights", "state")
 """Records of an announcement with numbers of the model; "frame" and "kept" are indices and carriers."""
+
+
+Sizes = dict[tuple[str, int], tuple[object, int]]
+"""Serialized sizes of records by name and identity, each with its record: then no other one takes its identity."""
 
 
 class Sent(NamedTuple):
@@ -82,6 +88,8 @@ class RoundReport:
     simulated_clock: float | None = None
     count_values: Callable[[bytes], int] = value_bytes
     """Bytes of the values in a payload."""
+    sizes: Sizes = field(default_factory=dict, repr=False)
+    """Of records in announcements."""
     total: Tensor | None = None
     """What a secure sum revealed, or a server with noise of its own released, as one flat vector."""
 
@@ -106,7 +114,7 @@ class RoundReport:
         before = self.so_far("down")
         self.downlink_messages += not stage
         self.downlink_bytes += array_bytes(message.content.values())
-        self.downlink_bytes_wire += wire_size(message)
+        self.downlink_bytes_wire += wire_size(message, self.sizes)
         self.list_message(client, "down", before, announced_values(message.content))
 
     @property
@@ -156,6 +164,51 @@ def announced_values(content: RecordDict) -> int:
     sent = arrays_in(content, "steps")
     steps = [] if sent is None else read_steps(sent["updates"].data)
     return whole + sum(value_bytes(step.payload) for step in steps if step.kind == VALUES)
+
+
+def wire_size(message: Message, known: Sizes | None = None) -> int:
+    """Bytes of the whole message as Flower serializes it (protobuf). ``known``: of records that messages share."""
+    if not message.has_content():
+        return int(message_to_proto(message).ByteSize())
+    known = {} if known is None else known
+    content = 0
+    for name, record in message.content.items():
+        key = name, id(record)
+        if key not in known:
+            known[key] = record, _item_size(name, record)
+        content += _nested(known[key][1])
+    return _nested(metadata_to_proto(message.metadata).ByteSize()) + _nested(content)
+
+
+def _item_size(name: str, record: Any) -> int:
+    """Bytes of a record in its RecordDict. Those of arrays, most of a message, are counted and not serialized."""
+    if isinstance(record, ArrayRecord):
+        arrays = (_text(key) + _nested(_array_size(array)) for key, array in record.items())
+        return _text(name) + _nested(sum(map(_nested, arrays)))
+    if isinstance(record, ConfigRecord):
+        return int(ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record)).ByteSize())
+    return int(ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record)).ByteSize())
+
+
+def _array_size(array: Array) -> int:
+    shape = sum(_varint(n) for n in array.shape)
+    data = len(array.data)
+    return _text(array.dtype) + _text(array.stype) + (_nested(shape) if shape else 0) + (_nested(data) if data else 0)
+
+
+def _text(text: str) -> int:
+    """Bytes of a text in its message: none for an empty one."""
+    return _nested(len(text.encode())) if text else 0
+
+
+def _nested(size: int) -> int:
+    """Bytes of a part of so many bytes inside of another one: with a tag and its length."""
+    return 1 + _varint(size) + size
+
+
+def _varint(number: int) -> int:
+    number %= 2**64  # as a node may send, a negative one has all bits
+    return max(1, (number.bit_length() + 6) // 7)
 
 
 class SimulatedClock:

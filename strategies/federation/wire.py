@@ -14,19 +14,16 @@ immutable ``bytes``: to measure a message, it is serialized without them; a copy
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
-from flwr.common.serde_utils import metadata_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.recorddict_pb2 import Array as ProtoArray
-from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
@@ -64,9 +61,19 @@ class Announcement:
     run_dir: str
 
 
-def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement) -> RecordDict:
-    """One client's message: records that all clients share, without a copy, and its own terms."""
-    content = RecordDict({"round": ConfigRecord(asdict(announced))})
+def announced_to(
+    common: Mapping[str, ArrayRecord | ConfigRecord],
+    announced: Announcement,
+    known: dict[Announcement, ConfigRecord] | None = None,
+) -> RecordDict:
+    """One client's message: records that all clients share, without a copy, and its own terms.
+
+    ``known``: records of terms, which clients of equal terms share, too.
+    """
+    known = {} if known is None else known
+    if announced not in known:
+        known[announced] = ConfigRecord(dict(vars(announced)))
+    content = RecordDict({"round": known[announced]})
     for name in common:
         content[name] = common[name]
     return content
@@ -105,7 +112,17 @@ def read_round(content: RecordDict) -> Announcement:
     config = config_in(content, "round")
     if config is None:
         raise KeyError("round")
-    return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
+    return _announcement(*_VALUES(dict(config.items())))
+
+
+_ANNOUNCED = tuple(f.name for f in fields(Announcement))
+_VALUES = itemgetter(*_ANNOUNCED)
+
+
+@lru_cache(maxsize=16, typed=True)
+def _announcement(*values: Any) -> Announcement:
+    """Cached: clients of equal terms read the same one, several times each."""
+    return Announcement(**dict(zip(_ANNOUNCED, values, strict=True)))
 
 
 def flat_bytes(content: RecordDict) -> bytes:
@@ -160,8 +177,9 @@ def stage_of(content: RecordDict) -> str | None:
 
 def update(payload: bytes, partition: int) -> RecordDict:
     """Content of a reply: the payload in one raw array, and its partition."""
-    array = Array(dtype="uint8", shape=(len(payload),), stype="raw", data=payload)
-    return RecordDict({"update": ArrayRecord({"payload": array}), "from": ConfigRecord({"partition": partition})})
+    arrays = ArrayRecord()
+    arrays["payload"] = Array("uint8", (len(payload),), "raw", payload)  # an item: a dict of them would be copied
+    return RecordDict({"update": arrays, "from": ConfigRecord({"partition": partition})})
 
 
 def read_update(content: RecordDict) -> bytes:
@@ -225,25 +243,14 @@ def array_bytes(records: Iterable[object]) -> int:
 
 def config_in(content: RecordDict, name: str) -> ConfigRecord | None:
     """A config record, None without one. ``content.config_records`` copies all records of its kind at each access."""
-    record = content.get(name)
-    return record if isinstance(record, ConfigRecord) else None
+    record = content[name] if name in content else None  # noqa: SIM401 ``get`` raises and catches an error
+    return record if record is not None and isinstance(record, ConfigRecord) else None
 
 
 def arrays_in(content: RecordDict, name: str) -> ArrayRecord | None:
     """An array record, None without one."""
-    record = content.get(name)
-    return record if isinstance(record, ArrayRecord) else None
-
-
-def wire_size(message: Message) -> int:
-    """Bytes of the whole message as Flower serializes it (protobuf)."""
-    proto, extra = _without_data(message), 0
-    for item, record in zip(proto.content.items, _records(message), strict=True):
-        if isinstance(record, ArrayRecord):
-            pairs = zip(item.array_record.items, record.values(), strict=True)
-            inside = sum(_array_growth(one, len(array.data)) for one, array in pairs)
-            extra += _growth(item.ByteSize(), _growth(item.array_record.ByteSize(), inside))
-    return int(proto.ByteSize()) + _growth(proto.content.ByteSize(), extra)
+    record = content[name] if name in content else None  # noqa: SIM401 as above
+    return record if record is not None and isinstance(record, ArrayRecord) else None
 
 
 def over_the_wire(message: Message) -> Message:
@@ -259,42 +266,3 @@ def over_the_wire(message: Message) -> Message:
         content[name] = own
         own.update({key: copy(value) for key, value in own.items() if isinstance(value, Array | list)})
     return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]
-
-
-def _without_data(message: Message) -> ProtoMessage:
-    """Flower's message_to_proto for a message with empty arrays; Flower itself serializes everything else."""
-    if not any(isinstance(record, ArrayRecord) for record in _records(message)):
-        return message_to_proto(message)
-    items = [_item_without_data(name, record) for name, record in message.content.items()]
-    return ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict(items=items))
-
-
-def _item_without_data(name: str, record: Any) -> Any:
-    if isinstance(record, ConfigRecord):
-        return ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record))
-    if not isinstance(record, ArrayRecord):
-        return ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record))
-    arrays = [
-        ProtoArrayRecord.Item(key=key, value=ProtoArray(dtype=a.dtype, shape=a.shape, stype=a.stype))
-        for key, a in record.items()
-    ]
-    return ProtoRecordDict.Item(key=name, array_record=ProtoArrayRecord(items=arrays))
-
-
-def _records(message: Message) -> list[object]:
-    return list(message.content.values()) if message.has_content() else []
-
-
-def _array_growth(item: Any, data: int) -> int:
-    """Bytes that ``data`` bytes add to an item of an ArrayRecord: with a tag and a length, if there are any."""
-    own = 1 + _varint(data) + data if data else 0
-    return _growth(item.ByteSize(), _growth(item.value.ByteSize(), own))
-
-
-def _growth(size: int, more: int) -> int:
-    """Growth of a nested part, with its length prefix, when ``more`` bytes are added inside."""
-    return more + _varint(size + more) - _varint(size)
-
-
-def _varint(number: int) -> int:
-    return max(1, (number.bit_length() + 6) // 7)

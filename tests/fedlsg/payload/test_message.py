@@ -2,16 +2,18 @@
 
 import hashlib
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
 import torch
+from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.payload import PayloadError, find_codec
-from fedlsg.payload.layout import payload_bytes
-from fedlsg.payload.message import pack, unpack
+from fedlsg.payload.layout import HEADER, payload_bytes
+from fedlsg.payload.message import Sealed, pack, unpack
 from tests.fedlsg.support.payload_oracle import (
     CODECS,
     DIGEST,
@@ -58,6 +60,37 @@ def test_golden_bytes():
         + bytes([0x00, 0x3E])
     )
     assert packed == by_hand + hashlib.sha256(by_hand).digest()[:16]
+
+
+def test_a_payload_that_left_its_memory_in_any_way_is_checked():
+    """Only what this process packed, and what nothing can have changed since, is not hashed a second time."""
+    sealed, expected = message([1.0, 2.0], "float32", "derived")
+    assert type(sealed) is Sealed
+    ways = {
+        "pickle": pickle.loads(pickle.dumps(sealed)),
+        "wire": ProtoArray.FromString(ProtoArray(data=sealed).SerializeToString()).data,
+        "slice": sealed[:9] + sealed[9:],
+        "copy": bytes(sealed),
+        "replaced": sealed.replace(b"FLSG", b"FLSG"),
+        "file": bytes(bytearray(sealed)),
+    }
+    for way, arrived in ways.items():
+        damaged = bytearray(arrived)
+        damaged[HEADER.size] ^= 1
+        assert type(arrived) is bytes, way
+        with pytest.raises(PayloadError, match="checksum"):
+            unpack(bytes(damaged), expected)
+    with pytest.raises(PayloadError, match="round"):
+        unpack(sealed, replace(expected, round=expected.round + 1))
+    assert torch.equal(unpack(sealed, expected), unpack(bytes(sealed), expected))
+
+
+def test_damage_that_is_trusted_is_not_found():
+    """Negative control: the type is all that stands between damage and the sum."""
+    sealed, expected = message([1.0, 2.0], "float32", "derived")
+    damaged = bytearray(sealed)
+    damaged[HEADER.size] ^= 1
+    assert not torch.equal(unpack(Sealed(damaged), expected), unpack(sealed, expected))
 
 
 @pytest.mark.parametrize(

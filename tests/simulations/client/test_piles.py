@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simulations.client.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
 from simulations.client.virtual import FIRST_NODE, task_identity
-from strategies.federation.wire import flat_bytes, raw_array, wire_size
+from strategies.federation.report import wire_size
+from strategies.federation.wire import flat_bytes, raw_array
 
 
 @pytest.fixture(autouse=True)

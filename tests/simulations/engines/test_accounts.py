@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 import pytest
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 
 from simulations.client.account import RECORD
 from simulations.engines import local, ray
@@ -137,6 +137,24 @@ def test_a_stored_payload_is_sent_again_without_a_charge(tmp_path, engine, monke
     assert charged(run, 2) == [[0]] * 3
     payloads = [run.payloads[f"round-000002/client-{client:06d}.bin"] for client in range(3)]
     assert all(before[f"client-{client:06d}.bin"].endswith(payload) for client, payload in enumerate(payloads))
+
+
+def test_a_round_whose_replies_are_lost_is_answered_from_the_store(tmp_path, monkeypatch):
+    """The driver knows what it has stored, and reads no file that answers something else."""
+    deliver, lost = local.LocalGrid.deliver, [2]
+
+    def losing(self: local.LocalGrid, messages: list[Message], timeout: float | None) -> list[Message]:
+        replies = list(deliver(self, messages, timeout))
+        if not any(message.metadata.group_id == str(number) for message in messages for number in lost):
+            return replies
+        lost.clear()
+        return []
+
+    monkeypatch.setattr(local.LocalGrid, "deliver", losing)
+    run = run_local(tmp_path / "run", **SETTINGS)
+    assert not lost
+    assert [row.answered for row in run.rows] == ["0 1 2"] * 3
+    assert [charged(run, number) for number in (1, 2, 3)] == [[[0]] * 3] * 3
 
 
 @pytest.mark.ray

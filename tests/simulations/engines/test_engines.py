@@ -103,7 +103,10 @@ def data_dependent_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clien
 
 
 def test_a_reply_holds_nothing_of_the_data_but_the_payload(tmp_path, monkeypatch):
-    assert data_dependent_places(tmp_path, monkeypatch, app) == set()
+    def client(message: Message, context: Context) -> Message:  # another than ours: its messages are copied
+        return app(message, context)
+
+    assert data_dependent_places(tmp_path, monkeypatch, client) == set()
 
 
 def test_a_batch_size_in_the_reply_is_caught(tmp_path, monkeypatch):
@@ -117,6 +120,24 @@ def test_a_batch_size_in_the_reply_is_caught(tmp_path, monkeypatch):
         return reply
 
     assert data_dependent_places(tmp_path, monkeypatch, client) == {"metrics/num-examples"}
+
+
+def meddling(message: Message, context: Context) -> Message:
+    """A client that writes into its own message and into what it sent, as code of others may."""
+    reply = app(message, context)
+    if message.metadata.message_type == "train":
+        message.content["round"]["round"] = 99
+        reply.content["from"]["partition"] = context.node_config["partition-id"]
+    return reply
+
+
+def test_what_a_client_writes_into_its_message_reaches_nobody_else(tmp_path, monkeypatch):
+    """Clients of equal terms share a record; another ClientApp than ours gets copies."""
+    run = run_local(tmp_path / "a", client=meddling, rounds=2)
+    assert [row.answered for row in run.rows] == ["0 1"] * 2
+
+    monkeypatch.setattr(local, "over_the_wire", lambda message: message)  # negative control
+    assert [row.answered for row in run_local(tmp_path / "b", client=meddling, rounds=1).rows] == ["0"]
 
 
 @pytest.mark.ray

@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as hn
 
 from fedlsg.frame import Frame
 from strategies.federation import wire
-from strategies.federation.wire import Announcement, over_the_wire, wire_size
+from strategies.federation.report import Sizes, wire_size
+from strategies.federation.wire import Announcement, over_the_wire
 from tests.strategies.small_federation import announcement, server_state
 
 ANNOUNCED = Announcement(
@@ -115,6 +116,12 @@ def test_wire_size_is_the_length_of_the_serialised_message(payload, group):
     assert wire_size(message) > wire.array_bytes(message.content.values())
 
 
+def test_the_size_of_an_array_that_no_client_of_ours_sends_is_exact_too():
+    arrays = {"": Array(dtype="", shape=(-1, 0, 2**31 - 1), stype="é", data=b"")}
+    message = Message(RecordDict({"": ArrayRecord(arrays)}), 5, "train")
+    assert wire_size(message) == len(message_to_proto(message).SerializeToString())
+
+
 def test_a_failure_is_a_reply_with_a_code():
     asked = Message(RecordDict(), 5, "train", group_id="7")
     asked.metadata.__dict__["_message_id"] = "abc"
@@ -148,6 +155,10 @@ def test_the_size_is_exact_at_every_length_of_a_length(given_records):
     before = message.content
     assert wire_size(message) == len(whole(message))
     assert message.content is before
+    known: Sizes = {}
+    others = [message, Message(RecordDict(dict(message.content)), 5, "train", group_id="12"), message_of(given_records)]
+    assert [wire_size(other, known) for other in others] == [len(whole(other)) for other in others]
+    assert len(known) == 2 * len(message.content)
 
 
 @given(records)
