@@ -13,12 +13,14 @@ from fedlsg.rules import Rule
 
 def gaussian(total: Any, std: float, noise: Any) -> Any:
     """The sum plus independent N(0, std^2) on every coordinate, drawn from a ``SecretStream``, and on nothing else."""
-    from fedlsg.tensors import AT_ONCE
+    from fedlsg.tensors import AT_ONCE, SENT_AT_ONCE, to_device
 
     noisy = total.new_empty(total.shape)
-    whole = len(total) <= AT_ONCE
-    for part, out in [(total, noisy)] if whole else zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
-        out.copy_(noise.normal(part.numel()).to(total.device).mul_(std).add_(part))
+    most = AT_ONCE if total.device.type == "cpu" else SENT_AT_ONCE
+    whole = len(total) <= most
+    for part, out in [(total, noisy)] if whole else zip(total.split(most), noisy.split(most), strict=True):
+        (drawn,) = to_device([noise.normal(part.numel())], total.device)
+        out.copy_(drawn.mul_(std).add_(part))
     return noisy
 
 

@@ -36,6 +36,17 @@ def of_fields(fields: Mapping[str, Tensor]) -> Any:
     return fields[""] if set(fields) == {""} else dict(fields)
 
 
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors, all of one type and place, on a device: by one copy, for which the host does not wait."""
+    if not tensors or device == tensors[0].device or device.type == tensors[0].device.type == "cpu":
+        return list(tensors)
+    flat = torch.cat([t.flatten() for t in tensors]) if len(tensors) > 1 else tensors[0].flatten()
+    pinned = device.type == "cuda" and flat.device.type == "cpu"
+    there = (flat.pin_memory() if pinned else flat).to(device, non_blocking=pinned)
+    parts = there.split([t.numel() for t in tensors])
+    return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
 def rows_of(batch: Fields, rows: Int[Tensor, " rows"]) -> Any:
     """Some rows, on the batch's device."""
     return each(batch, lambda t: t[rows.to(t.device)])
@@ -119,6 +130,8 @@ def own_order(t: Float[Tensor, "batch *any"]) -> list[int]:
 
 AT_ONCE = 2**16
 """Coordinates that get noise, or are widened, at once: they fit in the processor's cache."""
+SENT_AT_ONCE = 2**22
+"""Coordinates whose noise is copied to another device at once, in 32 MB."""
 NARROW = 2**18
 """Size of the wider matrix from which oneDNN is faster, if the other one is r wide."""
 WORTH_A_CALL = 2**21

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
-from fedlsg.frame import Frame
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.registry import Ways
 from fedlsg.gradients.calls.survey import FLAT, Axis, Survey
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.layers import kept_values
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
-from fedlsg.gradients.plan import Slot, make_slot
+from fedlsg.gradients.plan import Slot
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.user_code.failure import describe
 
@@ -79,14 +78,14 @@ class CallLayer:
         return inspect.signature(self.module.forward)
 
 
-def call_layers(model: nn.Module, frame: Frame, ways: Ways) -> Iterator[CallLayer]:
+def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator[CallLayer]:
     """The layers of a model that are calls."""
-    slots = {block.parameter: make_slot(i, block) for i, block in enumerate(frame.blocks)} if ways.calls else {}
+    of = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
         kind = kind_of(module)
         assert kind is not None
-        own = {name.removeprefix(f"{path}."): slots[name] for name in names}
+        own = {name.removeprefix(f"{path}."): of[name] for name in names}
         yield CallLayer(path=path, module=module, kind=kind, slots=own)
 
 

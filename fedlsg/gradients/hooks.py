@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, release
 from fedlsg.gradients.blocks import LayerMemory, choose_block, keep_input, needs_input, remember, remember_output
 from fedlsg.gradients.called import CallLayer, arguments, check_batch, examples_first, own_memory, producer, watch_call
@@ -53,7 +52,7 @@ AGAIN = (
 
 
 @contextmanager
-def hook_layers(model: nn.Module, frame: Frame, step: "Pass", prepared: Prepared) -> Iterator[None]:
+def hook_layers(model: nn.Module, step: "Pass", prepared: Prepared) -> Iterator[None]:
     """Hook the layers inside the context; on exit remove the hooks and unfreeze the parameters, even after an error."""
     placed: list[tuple[dict[Any, Any], object]] = []
     try:
@@ -69,7 +68,9 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", prepared: Prepared
             everything: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
             for hooked in everything:
                 place(placed, hooked.module, partial(step.on_input, hooked), before=True)
-        with nullcontext() if step.uses is None else replace_parameters(model, frame, step.ways.uses, step.uses):
+        with (
+            nullcontext() if step.uses is None else replace_parameters(model, prepared.slots, step.ways.uses, step.uses)
+        ):
             yield
     finally:
         for p in prepared.parameters.values():

@@ -171,7 +171,7 @@ def run_pass(
         step.uses = Uses(step=step, starts=step.starts)
     rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
     like = next(iter(parameters.values()))
-    with force_eager(), rounding as step.storage, hook_layers(model, frame, step, prepared), torch.enable_grad():
+    with force_eager(), rounding as step.storage, hook_layers(model, step, prepared), torch.enable_grad():
         losses = losses_of(model, loss_fn, inputs, targets, precision, batch=step.batch, like=like)
         followed = step.uses is not None
         step.backward(losses, parameters)
@@ -219,7 +219,7 @@ def summed_gradient(
     """
     each = summed_gradients(model, loss_fn, inputs, targets, frame, checked=checked, precision=precision)
     flat = torch.cat([g.flatten() for g in each])
-    return flat if frame.kept == frame.size else flat[frame.indices.to(flat.device)]
+    return flat if frame.kept == frame.size else flat[frame.indices_on(flat.device)]
 
 
 def summed_gradients(

@@ -18,7 +18,7 @@ from fedlsg.gradients.activation_storage import NORMS
 from fedlsg.gradients.called import CallLayer, call_layers
 from fedlsg.gradients.calls.registry import BY_LAYERS, Ways, ways_of
 from fedlsg.gradients.known import Known, known, modules_of
-from fedlsg.gradients.plan import Layer, make_layers, through_outputs
+from fedlsg.gradients.plan import Layer, Slot, make_layers, make_slots, through_outputs
 from fedlsg.gradients.precision import Precision
 from fedlsg.gradients.supported import Checked, check
 
@@ -31,6 +31,7 @@ class Prepared:
     kind: object
     parameters: Checked
     ways: Ways
+    slots: Sequence[Slot]
     layers: Sequence[Layer]
     calls: Sequence[CallLayer]
     norms: Sequence[nn.Module]
@@ -50,7 +51,8 @@ def prepare(model: nn.Module, frame: Frame, precision: Precision, read: Collecti
         parameters = check(model, frame, now)
         ways = BY_LAYERS if now.answers.get("by layers") and not read else ways_of(model, read)
         now.answers["by layers"] = ways is BY_LAYERS
-        layers = make_layers(model, frame, precision, ways)
+        slots = make_slots(frame, next(iter(parameters.values())).device)
+        layers = make_layers(model, frame, precision, ways, slots)
         hooked = {id(layer.module) for layer in layers}
         norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
         found = _prepared[frame] = Prepared(
@@ -58,8 +60,9 @@ def prepare(model: nn.Module, frame: Frame, precision: Precision, read: Collecti
             parameters=parameters,
             kind=kind,
             ways=ways,
+            slots=slots,
             layers=layers,
-            calls=list(call_layers(model, frame, ways)),
+            calls=list(call_layers(model, ways, slots)),
             norms=norms,
         )
     through_outputs(found.layers)

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.frame import Frame
 from fedlsg.gradients.blocks import choose_block, remember, remember_output
 from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.calls import unsupported
@@ -19,16 +18,18 @@ from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.survey import FLAT, UNKNOWN, Axis
 from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, TiedGradients, tied
-from fedlsg.gradients.plan import Layer, Slot, make_slot
+from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.gradients.unbatched import Unbatched, plain
 from fedlsg.gradients.uses import Uses
 
 
 @contextmanager
-def replace_parameters(model: nn.Module, frame: Frame, places: Mapping[str, list[Place]], uses: Uses) -> Iterator[None]:
+def replace_parameters(
+    model: nn.Module, slots: Sequence[Slot], places: Mapping[str, list[Place]], uses: Uses
+) -> Iterator[None]:
     """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the frame's blocks."""
-    slots = {block.parameter: make_slot(i, block) for i, block in enumerate(frame.blocks)}
+    of = {slot.block.parameter: slot for slot in slots}
     saved = [(module, own, module._parameters[own]) for found in places.values() for module, own in found]
     frozen = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
     uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
@@ -36,7 +37,7 @@ def replace_parameters(model: nn.Module, frame: Frame, places: Mapping[str, list
         for name, found in places.items():
             p = found[0][0]._parameters[found[0][1]]
             assert p is not None
-            leaf = uses.source(p, name, to_slot(uses.step, slots[name]))
+            leaf = uses.source(p, name, to_slot(uses.step, of[name]))
             for module, own in found:
                 module._parameters[own] = leaf  # type: ignore[assignment]
         yield

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.tensors import in_memory_order, keeps_digits, weighted_sum
+from fedlsg.tensors import in_memory_order, keeps_digits, own_order, weighted_sum
 
 NARROW_SUM = 32
 """Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C to the
@@ -85,21 +85,22 @@ def _sums_of_slots(
     factors = clip_factors(norms, mechanism.clip_norm, narrow_type(gradients), sum(sizes))
     factors = factors.masked_fill(~(inside & finite), 0.0).unflatten(1, (-1, slot)).expand(len(sizes), -1, -1)
     total = torch.empty(len(counts), sum(sizes), dtype=factors.dtype, device=norms.device)
+    some = None if finite.all() else finite
     with without_autocast(norms.device.type):
         for out, own, block in zip(total.split(sizes, 1), factors, gradients, strict=True):
             if isinstance(block, GhostGradients):
-                out.copy_(block.part(0, rows).weighted_sums(own, finite))
+                out.copy_(block.part(0, rows).weighted_sums(own, some))
             else:
                 kept = block[:rows].reshape(len(counts), slot, -1)
-                if not finite.all():
-                    kept = kept.masked_fill(~finite.view(-1, slot, 1), 0.0)
+                if some is not None:
+                    kept = kept.masked_fill(~some.view(-1, slot, 1), 0.0)
                 out.copy_(torch.bmm(own.unsqueeze(1), kept).squeeze(1))
     return total
 
 
 def narrow_type(gradients: Sequence[Tensor | GhostGradients]) -> torch.dtype:
     """The type of a sum that is not ``wide``: float32 at least."""
-    return reduce(torch.promote_types, (block.dtype for block in gradients), torch.float32)
+    return reduce(torch.promote_types, {block.dtype for block in gradients}, torch.float32)
 
 
 def _clipped_sum(
@@ -109,12 +110,24 @@ def _clipped_sum(
     *,
     wide: bool,
 ) -> Float[Tensor, " kept"]:
+    finite = norms.isfinite().all(0)
+    total = _factored_sum(gradients, norms, mechanism, None, wide=wide)
+    if finite.all():  # asked last: a device would idle until the host has the answer and sends the products
+        return total
+    rows = [zero_rows(block, ~finite) for block in gradients]
+    return _factored_sum(rows, norms.masked_fill(~finite, 0.0), mechanism, finite, wide=wide)
+
+
+def _factored_sum(
+    gradients: Sequence[Tensor | GhostGradients],
+    norms: Float[Tensor, "blocks batch"],
+    mechanism: Mechanism,
+    finite: Bool[Tensor, " batch"] | None,
+    *,
+    wide: bool,
+) -> Float[Tensor, " kept"]:
     narrow = narrow_type(gradients)
     dtype = torch.float64 if wide else narrow
-    finite = norms.isfinite().all(0)
-    if not finite.all():
-        gradients = [zero_rows(block, ~finite) for block in gradients]
-        norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
     rows = [factors] * len(gradients) if len(factors) == 1 else [factors[i : i + 1] for i in range(len(factors))]
@@ -126,16 +139,23 @@ def _clipped_sum(
         exact = dtype == torch.float64 or keeps_digits(norms.device.type)
         parts = torch.split_with_sizes(total.unsqueeze(0), sizes, 1)
         for own, (row, block) in zip(parts, each, strict=True):  # no second copy to join
-            if exact and isinstance(block, Tensor) and block.dtype == dtype == row.dtype and block.is_contiguous():
-                torch.mm(row, block.flatten(1), out=own)  # ``weighted_sum``, in place
-            else:
+            if not exact or isinstance(block, GhostGradients) or not block.dtype == dtype == row.dtype:
                 part = part_of(row[0], block, finite, dtype)
                 own.view(part.shape).copy_(part)
+            elif block.is_contiguous():
+                torch.mm(row, block.flatten(1), out=own)  # ``weighted_sum``, in place
+            else:
+                lying = in_memory_order(block)
+                part = torch.mm(row, lying.flatten(1)).view(lying.shape[1:])
+                own.view(block.shape[1:]).copy_(part.permute(own_order(block)))
     return total
 
 
 def part_of(
-    factor: Float[Tensor, " batch"], block: Tensor | GhostGradients, finite: Bool[Tensor, " batch"], dtype: torch.dtype
+    factor: Float[Tensor, " batch"],
+    block: Tensor | GhostGradients,
+    finite: Bool[Tensor, " batch"] | None,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The sum of one block of ``clipped_sum``."""
     if isinstance(block, GhostGradients):

@@ -149,9 +149,9 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
                 rate = -local.learning_rate / local.expected_batch
                 x.frame.add_to(parameters, velocity, dict.fromkeys(parameters, rate))
     finally:
-        with torch.no_grad():
-            for p, value in zip(parameters.values(), start, strict=False):
-                p.copy_(value)
+        if start:
+            with torch.no_grad():
+                torch._foreach_copy_(list(parameters.values()), start)
     return accumulated
 
 

@@ -16,6 +16,7 @@ from fedlsg.frame import Frame, Group, group_of
 from fedlsg.gradients import trainable
 from fedlsg.masks import frozen_count
 from fedlsg.setting import Setting, check_declared
+from fedlsg.tensors import to_device
 from fedlsg.training.auto import fan_in_factor
 from fedlsg.training.optimizers import SHORT, build, check_options, find_name, options_of, read_options
 
@@ -206,9 +207,10 @@ def server_step(
         raise ValueError(f"expected 0 < {divisor=} < inf")
     parameters = trainable(model)
     example = next(iter(parameters.values()))
-    values = torch.empty(total.shape, dtype=widest(parameters.values()), device=example.device)
+    values = torch.empty(total.shape, dtype=widest(parameters.values()), device=total.device)
     for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
         own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
+    (values,) = to_device([values], example.device)
     averaged = server.estimator == "averaged"
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it

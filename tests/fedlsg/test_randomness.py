@@ -96,6 +96,19 @@ def test_normals_are_normal():
     assert float(sample.abs().max()) > 4
 
 
+def test_threads_change_no_bit(monkeypatch):
+    counts, before = (5, 2**14 + 3, 2**18 + 7, 11), torch.get_num_threads()
+    stream = reproducible_stream(3)
+    alone = [stream.normal(count) for count in counts]
+    monkeypatch.setattr("fedlsg.randomness.SHARED", 2**17)
+    torch.set_num_threads(2)
+    try:
+        stream = reproducible_stream(3)
+        assert all(torch.equal(stream.normal(count), draws) for count, draws in zip(counts, alone, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_no_draw_is_repeated():
     stream = secret_stream()
     assert len(torch.cat([stream.normal(1000) for _ in range(100)]).unique()) == 100_000

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 import fedlsg.gradients.plan as planning
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.plan import plan
+from fedlsg.gradients.precision import FLOAT32
+from fedlsg.gradients.prepared import prepare
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server import ServerOptimizer, make_optimizer, server_step
@@ -24,7 +25,9 @@ def wide() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def through(model: nn.Module, frame) -> list[bool]:
-    return [layer.carried is not None and layer.carried.A is not None for layer in plan(model, frame)]
+    return [
+        layer.carried is not None and layer.carried.A is not None for layer in prepare(model, frame, FLOAT32, ()).layers
+    ]
 
 
 def test_u_comes_through_the_output_where_the_carriers_are_those_of_the_weight():
