@@ -117,8 +117,8 @@ class Frame:
 
     ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
     parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
-    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.embedding``).
-    ``one_shape``: every microbatch has one public number of rows, as ``carriers.rounding`` says.
+    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.blocks``).
+    ``one_shape``: every microbatch has one public number of rows, as ``carriers.base`` says.
     """
 
     coordinates: tuple[Coordinates, ...]
@@ -131,7 +131,7 @@ class Frame:
 
     @cached_property
     def embedded(self) -> "Frame | None":
-        """The dense frame of the gradients that are embedded before the clip (``gradients.embedding``), or None."""
+        """The dense frame of the gradients that are embedded before the clip (``gradients.blocks``), or None."""
         if not any(c.carried and c.form.embeds for c in self.coordinates):
             return None
         dense = tuple(Coordinates(name=c.name, shape=c.shape) for c in self.coordinates)

@@ -26,9 +26,8 @@ from fedlsg.gradients import (
     summed_gradient,
     summed_gradients,
 )
-from fedlsg.gradients.blocks import clip_parts
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
-from fedlsg.privacy.clip import NARROW_SUM
+from fedlsg.privacy.clip import NARROW_SUM, clip_parts
 from fedlsg.randomness import SecretStream
 from fedlsg.training.local import (
     Batch,

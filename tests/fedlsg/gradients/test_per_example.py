@@ -12,9 +12,9 @@ import fedlsg.gradients.blocks as blocks
 from fedlsg.forms import FORMS
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.formulas.layers import LinearGradients
+from fedlsg.gradients.known import prepare
 from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
 from fedlsg.gradients.precision import FLOAT32
-from fedlsg.gradients.prepared import prepare
 from fedlsg.lowrank import decompose
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,

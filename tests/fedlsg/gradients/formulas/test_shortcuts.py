@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.gradients.plan as planning
+from fedlsg.gradients.known import prepare
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.precision import FLOAT32
-from fedlsg.gradients.prepared import prepare
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server import ServerOptimizer, make_optimizer, server_step

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.gradients.blocks import choose_block, remember, remember_output
-from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
-from fedlsg.gradients.calls.survey import FLAT, UNKNOWN, Axis
+from fedlsg.gradients.calls.survey import FLAT, Axis
+from fedlsg.gradients.calls.watch import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, TiedGradients, tied
 from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.precision import without_autocast
-from fedlsg.gradients.unbatched import Unbatched, plain
-from fedlsg.gradients.uses import Uses
+from fedlsg.gradients.shared.uses import Uses
+from fedlsg.gradients.shared.values import Unbatched, plain
 
 
 @contextmanager
@@ -140,24 +140,15 @@ def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
     return tied(linear[0], tables[0])
 
 
-def surveyed(step: Graph, layer: Layer | CallLayer, call: int) -> Axis:
-    """The axis of the examples in the input of a call, by its number from 1."""
-    known = step.survey.layers.get(layer.path, ())
-    return known[call - 1] if call <= len(known) else UNKNOWN if set(known) - {0} else 0
-
-
 def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
     """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
-    return (isinstance(x, Unbatched) or not x.requires_grad) and surveyed(
-        step, layer, step.called[layer.path] + 1
-    ) is None
+    next_call = step.called[layer.path] + 1
+    return (isinstance(x, Unbatched) or not x.requires_grad) and step.survey.axis(layer.path, next_call) is None
 
 
 def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
     """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
-    axis, size = surveyed(step, layer, step.called[layer.path]), -1
-    if axis == 0 and x.ndim and x.shape[0] == step.batch and isinstance(layer, Layer) and layer.formulas.batch_first(x):
-        return 0
+    axis, size = step.survey.axis(layer.path, step.called[layer.path]), -1
     if axis is None and (read := leaves_of(x)):
         names = [name for name, p in step.parameters.items() if any(p is q for q in read)]
         if names:
