@@ -25,6 +25,7 @@ from fedlsg.method import LocalTraining, aggregate, server_step
 from fedlsg.randomness import public_generator
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
+from fedlsg.tensors import to_device
 from fedlsg.training import make_optimizer
 from fedlsg.training.server import widest
 from fedlsg.units import EXAMPLE, Unit
@@ -264,6 +265,7 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
     if weights.shape != (expected,):
         raise ValueError(f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ")
     # Into the memory that is there: views of one vector would lie at other addresses, and products round by alignment.
+    (there,) = to_device([weights], parameters[0].device)
+    parts = there.split([p.numel() for p in parameters])
     with torch.no_grad():
-        for p, part in zip(parameters, weights.split([p.numel() for p in parameters]), strict=True):
-            p.copy_(part.reshape(p.shape))
+        torch._foreach_copy_(parameters, [part.view(p.shape) for p, part in zip(parameters, parts, strict=True)])

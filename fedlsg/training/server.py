@@ -210,7 +210,8 @@ def server_step(
     values = torch.empty(total.shape, dtype=widest(parameters.values()), device=total.device)
     for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
         own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
-    (values,) = to_device([values], example.device)
+    if values.device != example.device:
+        (values,) = to_device([values], example.device)
     averaged = server.estimator == "averaged"
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it
