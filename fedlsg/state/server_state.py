@@ -268,4 +268,4 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
     (there,) = to_device([weights], parameters[0].device)
     parts = there.split([p.numel() for p in parameters])
     with torch.no_grad():
-        torch._foreach_copy_(parameters, [part.view(p.shape) for p, part in zip(parameters, parts, strict=True)])
+        torch._foreach_copy_(parameters, [part.reshape(p.shape) for p, part in zip(parameters, parts, strict=True)])
