@@ -9,7 +9,8 @@ numbers and words that modules of a user keep (``self.time_first``); what they k
 Values of parameters and batches are no part of it: whatever depends on them is found out in every pass.
 """
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -165,5 +166,21 @@ def prepare(model: nn.Module, frame: Frame, precision: Precision, read: Collecti
             calls=list(call_layers(model, ways, slots)) if ways.calls else [],
             norms=norms,
         )
-    through_outputs(found.layers)
+    if _same_weights.get(frame) is not found:
+        through_outputs(found.layers)
+    if frame in _same_weights:
+        _same_weights[frame] = found
     return found
+
+
+_same_weights: WeakKeyDictionary[Frame, Prepared | None] = WeakKeyDictionary()
+
+
+@contextmanager
+def same_weights(frame: Frame) -> Iterator[None]:
+    """Inside, passes in a frame take the shortcuts of the first one: nothing moves weights between microbatches."""
+    _same_weights[frame] = None
+    try:
+        yield
+    finally:
+        del _same_weights[frame]
