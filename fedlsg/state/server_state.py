@@ -260,7 +260,7 @@ class ServerState:
 
 def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> None:
     """Write a flat vector of ``ServerState.weights`` into the trainable parameters of a client's model."""
-    parameters = list(trainable(model).values())
+    parameters: list[Tensor] = list(trainable(model).values())
     expected = sum(p.numel() for p in parameters)
     if weights.shape != (expected,):
         raise ValueError(f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ")
