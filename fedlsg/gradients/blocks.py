@@ -23,8 +23,8 @@ from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialized
+from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import unsupported
-from fedlsg.gradients.calls.watch import Graph
 from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
 from fedlsg.gradients.formulas.layers import CarriedGradients, Factors, StandardizedConvGradients, kept_values, units
 from fedlsg.gradients.formulas.norm import NormGradients, Statistics

@@ -20,16 +20,16 @@ from torch.autograd.graph import Node
 
 from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, own_memory, producer, release
 from fedlsg.gradients.blocks import LayerMemory, choose_block, keep_input, needs_input, remember, remember_output
+from fedlsg.gradients.called import CallLayer, arguments, check_batch, watch_call
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereError, Ways
 from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
-from fedlsg.gradients.calls.watch import CallLayer, arguments, check_batch, watch_call
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
 from fedlsg.gradients.known import Prepared
 from fedlsg.gradients.plan import Layer, place
 from fedlsg.gradients.precision import Precision, without_autocast
-from fedlsg.gradients.shared.sources import (
+from fedlsg.gradients.sources import (
     axis_of,
     is_constant,
     leads_to,
@@ -38,9 +38,9 @@ from fedlsg.gradients.shared.sources import (
     takes_shared,
     without_batch,
 )
-from fedlsg.gradients.shared.uses import Uses
-from fedlsg.gradients.shared.values import axis_of_read, plain
 from fedlsg.gradients.supported import Checked
+from fedlsg.gradients.unbatched import axis_of_read, plain
+from fedlsg.gradients.uses import Uses
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
 Call = tuple[str, int]

@@ -20,8 +20,8 @@ from torch import nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import NORMS
+from fedlsg.gradients.called import CallLayer, call_layers
 from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, STATISTICS, Ways, registered_layers, ways_of
-from fedlsg.gradients.calls.watch import CallLayer, call_layers
 from fedlsg.gradients.formulas.layers import LAYERS
 from fedlsg.gradients.plan import Layer, Slot, make_layers, make_slots, modules_of, through_outputs
 from fedlsg.gradients.precision import Precision

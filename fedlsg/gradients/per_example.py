@@ -7,8 +7,9 @@ How data flows through this package:
     blocks      forward: what a layer keeps of its input and output; backward: the layer's blocks, from that and from
                 the gradient at its output
     formulas    the products that these call, one class for each type of layer
-    calls       layers whose gradients are a function of one call: built in, by torch.func, or registered
-    shared      parameters without a layer, and tied ones: copied for each example where they meet the batch
+    called      layers whose gradients are a function of one call: built in, by torch.func, or registered (``calls``)
+    uses        parameters without a layer, and shared ones: copied for each example where they meet the batch;
+                ``sources`` puts them in place, and their gradients in the frame's blocks
     known       what of this is found out once, for as long as the model stays as it is
 ``check`` refuses what has no such gradient, before anything is computed.
 
@@ -36,8 +37,8 @@ from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.known import check, prepare
 from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.gradients.shared.uses import Uses
 from fedlsg.gradients.supported import Checked, UnsupportedLayerError
+from fedlsg.gradients.uses import Uses
 
 Batch = Tensor | Mapping[str, Tensor]
 """A tensor or a dict of keyword tensors, examples on the first dimension."""

@@ -17,8 +17,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.gradients.called import in_type
 from fedlsg.gradients.calls.registry import ways_of
-from fedlsg.gradients.calls.watch import in_type
 from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.survey import UNKNOWN, repeats_of
 from fedlsg.gradients.calls.torch_func import tensors_in
-from fedlsg.gradients.calls.watch import Graph
 from fedlsg.gradients.formulas.rows import Lazy
 
 ELEMENTWISE = {

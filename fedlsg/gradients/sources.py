@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.gradients.blocks import choose_block, remember, remember_output
+from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.survey import FLAT, Axis
-from fedlsg.gradients.calls.watch import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, TiedGradients, tied
 from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.precision import without_autocast
-from fedlsg.gradients.shared.uses import Uses
-from fedlsg.gradients.shared.values import Unbatched, plain
+from fedlsg.gradients.unbatched import Unbatched, plain
+from fedlsg.gradients.uses import Uses
 
 
 @contextmanager

@@ -25,12 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlsg.gradients.activation_storage import producer
+from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls.registry import ReadElsewhereError, UnsupportedLayerError
 from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
-from fedlsg.gradients.calls.watch import Graph
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
-from fedlsg.gradients.shared.values import (
+from fedlsg.gradients.unbatched import (
     ELEMENTWISE,
     FIX,
     JOINS,
