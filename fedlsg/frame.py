@@ -178,6 +178,8 @@ class Frame:
 
     def indices_on(self, device: torch.device) -> Int[Tensor, " kept"]:
         """``indices`` on a device, copied there once."""
+        if device.type == "cpu":
+            return self.indices
         if device not in self._copies:
             (self._copies[device],) = to_device([self.indices], device)
         return self._copies[device]
