@@ -20,8 +20,7 @@ from torch import nn
 
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
-from fedlsg.gradients import Precision, trainable
-from fedlsg.gradients.losses import per_example_loss
+from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.own_loop import (

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw
-from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss, per_example_loss
+from fedlsg.gradients import per_example_loss
+from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
 from fedlsg.user_code.digest import digest_of_all
 from simulations.workloads.base import GIVEN, LoadedWorkload, Metric, Request, refuse_unused, silent
 from simulations.workloads.base.split import NoRows, Split

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg.user_code.objects
-from fedlsg.gradients.losses import per_example_loss
+from fedlsg.gradients import per_example_loss
 from fedlsg.own_loop.row_checks import check_extremes, check_numbers, check_targets, not_finite
 from fedlsg.user_code.objects import restored
 

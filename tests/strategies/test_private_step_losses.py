@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedlsg
-from fedlsg.gradients.losses import per_example_loss
+from fedlsg.gradients import per_example_loss
 from strategies import recipe
 from strategies.step_method import is_regression, method_of, planned_steps
 from tests.strategies.own_loop import INPUTS, TARGETS, TERMS, batch, private_step, weights

@@ -23,8 +23,8 @@ from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, tensors, trace_modules
 from fedlsg.gradients.known import known
+from fedlsg.gradients.loss_contents import other_leaves, untrained
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.gradients.losses.contents import other_leaves, untrained
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients, survey_of
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 from fedlsg.user_code.failure import describe, is_own

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.loss_contents import held_tensors
 from fedlsg.gradients.losses import per_example_loss
-from fedlsg.gradients.losses.contents import held_tensors
 from fedlsg.gradients.supported import UnsupportedLayerError
 
 W = torch.tensor([0.5, 1.0, 2.0])

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
+from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.independence import check as independence
-from fedlsg.gradients.losses import per_example_loss
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.own_loop import check_example, check_synthetic, examples
 from fedlsg.own_loop.examples import Trial, checked_ctc

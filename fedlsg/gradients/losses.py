@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import _reduction
 from torch.nn.modules.loss import _Loss
 
-from fedlsg.gradients.losses.contents import first_numbers, fits, follow, held_tensors, refuse_parameters
+from fedlsg.gradients.loss_contents import first_numbers, fits, follow, held_tensors, refuse_parameters
 from fedlsg.gradients.per_example import LossFunction, batch_size
 
 CLASSES = ("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss")
