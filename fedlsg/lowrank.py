@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.tensors import matrix_in_memory_order, times_transposed, to_kernel_order, to_memory_order
+from fedlsg.tensors import matrix_in_memory_order, times_transposed, to_device, to_kernel_order, to_memory_order
 
 
 def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
@@ -51,11 +51,12 @@ def decompose_each(
         if kernel.ndim < 2:
             raise ValueError(f"expected a weight of two dimensions or more, got shape {tuple(kernel.shape)}")
     matrices = [matrix_in_memory_order(kernel) for kernel in kernels]
-    Rs, Lts = [], []
-    for W, kernel, generator in zip(matrices, kernels, generators, strict=True):
+    starts, Lts = [], []
+    for W, generator in zip(matrices, generators, strict=True):
         check_rank(rank, W.shape)
-        R = torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu").to(W)
-        Rs.append(to_memory_order(R, kernel))
+        starts.append(torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu"))
+    there = to_device(starts, matrices[0].device) if matrices else []
+    Rs = [to_memory_order(R.to(W), kernel) for R, W, kernel in zip(there, matrices, kernels, strict=True)]
     for _ in range(power_steps):  # wide products: the tall W R^T takes twice as long
         Lts = orthonormal_rows_of_each([times_transposed(R, W) for R, W in zip(Rs, matrices, strict=True)])
         Rs = orthonormal_rows_of_each([Lt @ W for Lt, W in zip(Lts, matrices, strict=True)])
@@ -74,8 +75,9 @@ def random_carriers(
     """
     m, n = shape
     check_rank(rank, shape)
-    draw = [torch.randn(k, rank, generator=generator, dtype=torch.float32, device="cpu").to(like) for k in (m, n)]
-    return orthonormal_columns(draw[0]), orthonormal_columns(draw[1]).mT.contiguous()
+    draws = [torch.randn(k, rank, generator=generator, dtype=torch.float32, device="cpu") for k in (m, n)]
+    left, right = (draw.to(like) for draw in to_device(draws, like.device))
+    return orthonormal_columns(left), orthonormal_columns(right).mT.contiguous()
 
 
 def check_rank(rank: int, shape: tuple[int, ...] | torch.Size) -> None:

@@ -267,7 +267,7 @@ def make_frame(
     if kept is None:
         blocks = kept_blocks(method, replace(public, coordinates=where))
     else:
-        blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
+        blocks = split_kept(make_blocks(where), kept)
     weighed, part_norm = method.carrier.weigh(
         weigh_blocks(blocks, weights, method.mechanism, classifier), method.mechanism
     )

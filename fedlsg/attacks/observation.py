@@ -132,12 +132,8 @@ class Observation:
 
 
 def _moved(frame: Frame, device: str) -> Frame:
-    blocks = tuple(
-        b if b.keep.index is None else replace(b, keep=replace(b.keep, index=b.keep.index.to(device)))
-        for b in frame.blocks
-    )
     sent = None if frame.sent is None else _moved(frame.sent, device)
-    return replace(frame, coordinates=_as(frame, device), blocks=blocks, sent=sent)
+    return replace(frame, coordinates=_as(frame, device), sent=sent)
 
 
 def _as(frame: Frame, kind: str | torch.dtype) -> tuple[Coordinates, ...]:

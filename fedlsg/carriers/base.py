@@ -137,7 +137,7 @@ class Carrier:
         return blocks, None
 
     def needs_one_shape(self, where: Sequence[Coordinates]) -> bool:
-        """Whether every microbatch must have one number of rows (``carriers.rounding``). Of public values alone."""
+        """Whether every microbatch must have one number of rows (see above). Of public values alone."""
         return False
 
     def without_residual(self, W: Tensor, seed: int, updates: int, name: str) -> Tensor:

@@ -23,7 +23,7 @@ from fedlsg.frame import Block, Keep, Part
 from fedlsg.frame.public import Public
 from fedlsg.gradients.formulas.layers import TransposedLinear, is_turned
 from fedlsg.lowrank import decompose, orthonormal_rows
-from fedlsg.masks import Mask, keep_units, unit_importance
+from fedlsg.masks import Mask, keep_units_of_each, unit_importance
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting
 
@@ -212,15 +212,15 @@ def mask_factors(
     Source: Ito et al. 2024, Alg. 1. Importance is that of the effective weight W_0 + s B A. All other blocks are kept
     whole.
     """
-    return tuple(replace(block, keep=_keep(block, weights, initial, mask, carrier)) for block in blocks)
-
-
-def _keep(
-    block: Block, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], mask: Mask, carrier: Lora
-) -> Keep:
-    for suffix, axis in ((UP, 0), (DOWN, 1)):
-        path = block.parameter.removesuffix(suffix)
-        if block.parameter.endswith(suffix) and path + BASE in initial:
-            importance = unit_importance(effective_weight(path, weights, initial, carrier.scale))[axis]
-            return Keep(axis=axis, index=keep_units(importance, mask.sparsity, mask.direction))
-    return block.keep
+    of: dict[str, tuple[int, Tensor]] = {}
+    for block in blocks:
+        for suffix, axis in ((UP, 0), (DOWN, 1)):
+            path = block.parameter.removesuffix(suffix)
+            if block.parameter.endswith(suffix) and path + BASE in initial:
+                of[block.parameter] = (
+                    axis,
+                    unit_importance(effective_weight(path, weights, initial, carrier.scale))[axis],
+                )
+    kept = keep_units_of_each([importance for _, importance in of.values()], mask.sparsity, mask.direction)
+    keeps = {name: Keep(axis=axis, index=k) for (name, (axis, _)), k in zip(of.items(), kept, strict=True)}
+    return tuple(replace(block, keep=keeps.get(block.parameter, block.keep)) for block in blocks)

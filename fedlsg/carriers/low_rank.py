@@ -100,7 +100,7 @@ class LowRank(Carrier):
 
     def _matrices(self, public: Public) -> Iterator[dict[str, Tensor]]:
         """What is decomposed together: all weights, which are there anyway."""
-        yield {name: W.detach() for name, W in public.weights.items() if name in public.carried}
+        yield {name: W for name, W in public.weights.items() if name in public.carried}
 
     def in_sizes(self) -> Carrier:
         """Unit vectors."""

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedlsg.frame.forms import TANGENT, Form, Part
 from fedlsg.lowrank import flatten_kernel
+from fedlsg.tensors import to_device
 
 Group = Literal["carriers", "norms", "classifier"]
 """Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole head.
@@ -31,7 +32,8 @@ Group = Literal["carriers", "norms", "classifier"]
 class Keep:
     """Kept coordinates of one block: whole slices along ``axis``, or flat positions where ``axis`` is None.
 
-    ``index`` is sorted int64 without repeats. ``Keep(axis=None, index=None)`` keeps everything.
+    ``index`` is sorted int64 without repeats, on the CPU: a pass copies those of all blocks to its device at once.
+    ``Keep(axis=None, index=None)`` keeps everything.
     """
 
     axis: int | None = None
@@ -52,7 +54,7 @@ class Keep:
             return torch.arange(math.prod(shape))
         if self.axis is None:
             return self.index
-        grid = torch.arange(math.prod(shape), device=self.index.device).reshape(shape)
+        grid = torch.arange(math.prod(shape)).reshape(shape)
         return grid.index_select(self.axis, self.index).flatten()
 
 
@@ -115,8 +117,8 @@ class Frame:
 
     ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
     parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
-    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.embedding``).
-    ``one_shape``: every microbatch has one public number of rows, as ``carriers.rounding`` says.
+    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.blocks``).
+    ``one_shape``: every microbatch has one public number of rows, as ``carriers.base`` says.
     """
 
     coordinates: tuple[Coordinates, ...]
@@ -125,10 +127,11 @@ class Frame:
     personal: tuple[str, ...] = ()
     part_norm: float | None = None
     one_shape: bool = False
+    _copies: dict[torch.device, Tensor] = field(init=False, repr=False, default_factory=dict)
 
     @cached_property
     def embedded(self) -> "Frame | None":
-        """The dense frame of the gradients that are embedded before the clip (``gradients.embedding``), or None."""
+        """The dense frame of the gradients that are embedded before the clip (``gradients.blocks``), or None."""
         if not any(c.carried and c.form.embeds for c in self.coordinates):
             return None
         dense = tuple(Coordinates(name=c.name, shape=c.shape) for c in self.coordinates)
@@ -170,8 +173,16 @@ class Frame:
     def indices(self) -> Int[Tensor, " kept"]:
         """Kept positions in the flat vector, ascending, on the CPU."""
         starts = itertools.accumulate((block.size for block in self.blocks), initial=0)
-        pieces = [b.keep.positions(b.shape).cpu() + s for b, s in zip(self.blocks, starts, strict=False)]
+        pieces = [b.keep.positions(b.shape) + s for b, s in zip(self.blocks, starts, strict=False)]
         return torch.cat(pieces)
+
+    def indices_on(self, device: torch.device) -> Int[Tensor, " kept"]:
+        """``indices`` on a device, copied there once."""
+        if device.type == "cpu":
+            return self.indices
+        if device not in self._copies:
+            (self._copies[device],) = to_device([self.indices], device)
+        return self._copies[device]
 
     @cached_property
     def digest(self) -> bytes:
@@ -181,9 +192,9 @@ class Frame:
             weight = "" if block.weight == 1 else f"{block.weight!r}|"
             sha.update(f"{block.parameter}|{block.part}|{block.shape}|{weight}{block.kept}|".encode())
             if block.kept < block.size:
-                sha.update(block.keep.positions(block.shape).cpu().contiguous().numpy().data)
-        for tensor in self.carriers:
-            sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                sha.update(block.keep.positions(block.shape).contiguous().numpy().data)
+        if carriers := [t.detach().contiguous().flatten().view(torch.uint8) for t in self.carriers]:
+            sha.update(torch.cat(carriers).cpu().numpy().data)  # one transfer
         if self.sent is not None:
             sha.update(self.sent.digest)
         if self.personal or self.part_norm is not None:
@@ -216,12 +227,15 @@ class Frame:
         averaged: bool = False,
     ) -> None:
         """Add scale times ``gradients(values)`` to every parameter, without forming it where its form knows how."""
+        whole: dict[float, list[tuple[Tensor, Tensor]]] = {}
         for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged):
             W, scale = parameters[c.name], scales[c.name]
             if c.L is None or c.R is None:
-                W.add_(sent[0], alpha=scale)
+                whole.setdefault(scale, []).append((W, sent[0]))
             else:
                 c.form.add(W, sent, c.L, c.R, scale)
+        for scale, pairs in whole.items():
+            torch._foreach_add_([W for W, _ in pairs], [G for _, G in pairs], alpha=scale)
 
     def project(self, gradients: Mapping[str, Tensor]) -> Float[Tensor, " kept"]:
         """Kept values of weight-shaped gradients: what a step would send of them. Linear.
@@ -234,7 +248,7 @@ class Frame:
             for part, sent in zip(c.parts, _sent(c, gradients[c.name]), strict=True)
         }
         flat = torch.cat([made[b.parameter, b.part].flatten() * b.weight for b in self.blocks])
-        return flat if self.kept == self.size else flat[self.indices.to(flat.device)]
+        return flat if self.kept == self.size else flat[self.indices_on(flat.device)]
 
     def by_parameter(
         self, tensors: Sequence[Tensor], *, averaged: bool = False
@@ -256,7 +270,7 @@ class Frame:
             raise ValueError(f"expected {self.kept} kept values, got shape {tuple(values.shape)}")
         full = values
         if self.kept < self.size:
-            full = values.new_zeros(self.size).index_copy_(0, self.indices.to(values.device), values)
+            full = values.new_zeros(self.size).index_copy_(0, self.indices_on(values.device), values)
         pieces = full.split([block.size for block in self.blocks])
         return [piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)]
 

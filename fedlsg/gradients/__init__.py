@@ -5,6 +5,7 @@ from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.formulas.layers import LAYERS, Factors, kept_values
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
+from fedlsg.gradients.known import check
 from fedlsg.gradients.losses import per_example_loss
 from fedlsg.gradients.per_example import (
     Batch,
@@ -19,7 +20,7 @@ from fedlsg.gradients.per_example import (
     summed_gradients,
 )
 from fedlsg.gradients.precision import FLOAT32, Precision, without_autocast
-from fedlsg.gradients.supported import Checked, check, check_initialized, check_supported, trainable
+from fedlsg.gradients.supported import Checked, check_initialized, check_supported, trainable
 
 __all__ = [
     "FLOAT32", "LAYERS", "Batch", "Checked", "Factors", "GhostGradients", "LossFunction", "NormGradients", "Precision",

@@ -256,3 +256,21 @@ def release(value: Rematerialized, x: Tensor, output: Tensor) -> None:
     node = output.grad_fn
     if node is not None and node.name() == "ConvolutionBackward0" and saved(node, "input").data_ptr() == x.data_ptr():
         value.replace(node, "input")
+
+
+def own_memory(output: Tensor) -> Tensor:
+    """The output, or a copy where it is a view with its values in another order than those of ``producer``."""
+    base = output._base if output._is_view() else None
+    return output if base is None or (base.is_contiguous() and output.is_contiguous()) else output.clone()
+
+
+def producer(output: Tensor) -> Node:
+    """The node of the graph that computed the values of a layer's output.
+
+    A hook on the output itself can be lost: a linear layer returns a view, and the first in-place change of a view
+    (ReLU(inplace=True)) removes its node from the graph, with its hooks. The node of the viewed tensor stays.
+    """
+    made = output._base if output._is_view() and output._base is not None else output
+    assert made.grad_fn is not None
+    assert made.numel() == output.numel()
+    return made.grad_fn

@@ -226,20 +226,3 @@ def embed(gradients: Sequence[Float[Tensor, "batch m"]], frame: Frame) -> list[F
         if "rest" in c.parts:
             found[c.name, "rest"] = g - w @ c.L.mT
     return [found[block.parameter, block.part] for block in frame.blocks]
-
-
-def clip_parts(units: Sequence[Float[Tensor, "batch kept"]], frame: Frame) -> list[Float[Tensor, "batch kept"]]:
-    """An example's embeddings, and its rests, scaled to ``frame.part_norm`` at most; where that is None, unchanged.
-
-    ``units``: one tensor a block, times the blocks' weights. Rows that are not finite stay so: the joint clip drops
-    them.
-    """
-    if frame.part_norm is None:
-        return list(units)
-    is_rest = [block.part == "rest" for block in frame.blocks]
-    squares = [torch.linalg.vector_norm(u, dim=1, dtype=torch.float64).square() for u in units]
-    scale = {}
-    for rest in (False, True):
-        norm = sum(s for s, own in zip(squares, is_rest, strict=True) if own is rest) ** 0.5
-        scale[rest] = (frame.part_norm / norm.clamp_min(frame.part_norm)).unsqueeze(1)
-    return [u * scale[rest].to(u) for u, rest in zip(units, is_rest, strict=True)]

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
-from fedlsg.frame import Frame
+from fedlsg.gradients.activation_storage import own_memory, producer
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.registry import Ways
-from fedlsg.gradients.calls.survey import FLAT, Axis, Survey
+from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.layers import kept_values
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
-from fedlsg.gradients.plan import Slot, make_slot
+from fedlsg.gradients.plan import Slot
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.user_code.failure import describe
 
@@ -79,14 +79,14 @@ class CallLayer:
         return inspect.signature(self.module.forward)
 
 
-def call_layers(model: nn.Module, frame: Frame, ways: Ways) -> Iterator[CallLayer]:
+def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator[CallLayer]:
     """The layers of a model that are calls."""
-    slots = {block.parameter: make_slot(i, block) for i, block in enumerate(frame.blocks)} if ways.calls else {}
+    of = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
         kind = kind_of(module)
         assert kind is not None
-        own = {name.removeprefix(f"{path}."): slots[name] for name in names}
+        own = {name.removeprefix(f"{path}."): of[name] for name in names}
         yield CallLayer(path=path, module=module, kind=kind, slots=own)
 
 
@@ -181,32 +181,6 @@ def fill_in(form: Any, gradients: Iterator[Tensor]) -> Any:
     if isinstance(form, tuple | list):
         return type(form)(fill_in(item, gradients) for item in form)
     return next(gradients) if form else None
-
-
-def examples_first(t: Tensor, axis: Axis, batch: int) -> Tensor:
-    """A view of t with the examples on the first axis."""
-    if axis == FLAT:
-        parts: Tensor = t.unflatten(0, (batch, -1))
-        return parts
-    return t.movedim(axis or 0, 0)
-
-
-def own_memory(output: Tensor) -> Tensor:
-    """The output, or a copy where it is a view with its values in another order than those of ``producer``."""
-    base = output._base if output._is_view() else None
-    return output if base is None or (base.is_contiguous() and output.is_contiguous()) else output.clone()
-
-
-def producer(output: Tensor) -> Node:
-    """The node of the graph that computed the values of a layer's output.
-
-    A hook on the output itself can be lost: a linear layer returns a view, and the first in-place change of a view
-    (ReLU(inplace=True)) removes its node from the graph, with its hooks. The node of the viewed tensor stays.
-    """
-    made = output._base if output._is_view() and output._base is not None else output
-    assert made.grad_fn is not None
-    assert made.numel() == output.numel()
-    return made.grad_fn
 
 
 class Copies(torch.autograd.Function):

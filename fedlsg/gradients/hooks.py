@@ -18,18 +18,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.frame import Frame
-from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, release
+from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, own_memory, producer, release
 from fedlsg.gradients.blocks import LayerMemory, choose_block, keep_input, needs_input, remember, remember_output
-from fedlsg.gradients.called import CallLayer, arguments, check_batch, examples_first, own_memory, producer, watch_call
+from fedlsg.gradients.called import CallLayer, arguments, check_batch, watch_call
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereError, Ways
-from fedlsg.gradients.calls.survey import Axis, Survey
+from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
-from fedlsg.gradients.plan import Layer
+from fedlsg.gradients.known import Prepared
+from fedlsg.gradients.plan import Layer, place
 from fedlsg.gradients.precision import Precision, without_autocast
-from fedlsg.gradients.prepared import Prepared, place
 from fedlsg.gradients.sources import (
     axis_of,
     is_constant,
@@ -53,7 +52,7 @@ AGAIN = (
 
 
 @contextmanager
-def hook_layers(model: nn.Module, frame: Frame, step: "Pass", prepared: Prepared) -> Iterator[None]:
+def hook_layers(model: nn.Module, step: "Pass", prepared: Prepared) -> Iterator[None]:
     """Hook the layers inside the context; on exit remove the hooks and unfreeze the parameters, even after an error."""
     placed: list[tuple[dict[Any, Any], object]] = []
     try:
@@ -69,7 +68,9 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", prepared: Prepared
             everything: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
             for hooked in everything:
                 place(placed, hooked.module, partial(step.on_input, hooked), before=True)
-        with nullcontext() if step.uses is None else replace_parameters(model, frame, step.ways.uses, step.uses):
+        with (
+            nullcontext() if step.uses is None else replace_parameters(model, prepared.slots, step.ways.uses, step.uses)
+        ):
             yield
     finally:
         for p in prepared.parameters.values():
@@ -129,8 +130,9 @@ class Pass:
         if self.shared and (given := self.shared.pop(layer.path, None)) is not None:
             return without_batch(self, layer, given, output)
         x = args[0] if args else kwargs["input"]
-        axis = axis_of(self, layer, x)
-        given = output
+        axis, given = self.survey.axis(*call), output
+        if axis != 0 or not x.ndim or x.shape[0] != self.batch or not layer.formulas.batch_first(x):
+            axis = axis_of(self, layer, x)
         output = own_memory(output)
         memory = self.keep(layer, x, output, axis)
         start = output is not given or not output.requires_grad

@@ -9,15 +9,23 @@ numbers and words that modules of a user keep (``self.time_first``); what they k
 Values of parameters and batches are no part of it: whatever depends on them is found out in every pass.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
-from fedlsg.gradients.calls.registry import BUILT_IN, STATISTICS, registered_layers
+from fedlsg.frame import Frame
+from fedlsg.gradients.activation_storage import NORMS
+from fedlsg.gradients.called import CallLayer, call_layers
+from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, STATISTICS, Ways, registered_layers, ways_of
 from fedlsg.gradients.formulas.layers import LAYERS
+from fedlsg.gradients.plan import Layer, Slot, make_layers, make_slots, modules_of, through_outputs
+from fedlsg.gradients.precision import Precision
+from fedlsg.gradients.supported import Checked, check_frame, check_supported, trainable
 
 SETTINGS = ("groups", "padding_mode", "max_norm", "scale_grad_by_freq", "track_running_stats", "dropout", "num_layers")
 """Attributes of layers of torch that answers read. Formulas read others (a stride) in each pass."""
@@ -86,22 +94,6 @@ def _mark(module: nn.Module, marks: list[Any], parts: list[Any]) -> None:
             _mark(child, marks, parts)
 
 
-def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """As ``model.named_modules()``, in a fifth of its time."""
-    first: dict[int, tuple[str, nn.Module]] = {}
-    _collect(model, "", first)
-    return dict(first.values())
-
-
-def _collect(module: nn.Module, path: str, first: dict[int, tuple[str, nn.Module]]) -> None:
-    if id(module) in first:
-        return
-    first[id(module)] = path, module
-    for name, child in module._modules.items():
-        if child is not None:
-            _collect(child, f"{path}.{name}" if path else name, first)
-
-
 @lru_cache(4096)
 def is_torchs(kind: type[nn.Module]) -> bool:
     """Whether torch defines a type of modules."""
@@ -112,3 +104,83 @@ def is_torchs(kind: type[nn.Module]) -> bool:
 def has_settings(kind: type[nn.Module]) -> bool:
     """Whether answers read attributes of modules of a type: of layers of torch, and of their subclasses."""
     return issubclass(kind, (*LAYERS, *BUILT_IN, *STATISTICS))
+
+
+def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
+    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed.
+
+    A model that has not changed is not checked again for a frame of the same coordinates. ``now``: what is ``known`` of
+    it.
+    """
+    checked = (now or known(model)).answers
+    found: Checked | None = checked.get(frame.layout)
+    if found is None:
+        check_supported(model)
+        check_frame(model, frame.embedded or frame)
+        found = checked[frame.layout] = trainable(model)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """What passes over a model in one frame have in common: all clients of a worker, local steps, microbatches.
+
+    ``known``: the state of the model for which it was made. ``norms``: its norms that are no layers.
+    """
+
+    known: Known
+    kind: object
+    parameters: Checked
+    ways: Ways
+    slots: Sequence[Slot]
+    layers: Sequence[Layer]
+    calls: Sequence[CallLayer]
+    norms: Sequence[nn.Module]
+
+
+_prepared: WeakKeyDictionary[Frame, Prepared] = WeakKeyDictionary()
+
+
+def prepare(model: nn.Module, frame: Frame, precision: Precision, read: Collection[str]) -> Prepared:
+    """What a pass needs, with the shortcuts that the weights of now allow.
+
+    ``read``: parameters that are followed by their uses. A model that changed since it was checked is checked again.
+    """
+    now, kind = known(model), (precision.mixed, frozenset(read))
+    found = _prepared.get(frame)
+    if found is None or found.known is not now or found.kind != kind:
+        parameters = check(model, frame, now)
+        ways = BY_LAYERS if now.answers.get("by layers") and not read else ways_of(model, read)
+        now.answers["by layers"] = ways is BY_LAYERS
+        slots = make_slots(frame, next(iter(parameters.values())).device)
+        layers = make_layers(model, frame, precision, ways, slots)
+        hooked = {id(layer.module) for layer in layers}
+        norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
+        found = _prepared[frame] = Prepared(
+            known=now,
+            parameters=parameters,
+            kind=kind,
+            ways=ways,
+            slots=slots,
+            layers=layers,
+            calls=list(call_layers(model, ways, slots)) if ways.calls else [],
+            norms=norms,
+        )
+    if _same_weights.get(frame) is not found:
+        through_outputs(found.layers)
+    if frame in _same_weights:
+        _same_weights[frame] = found
+    return found
+
+
+_same_weights: WeakKeyDictionary[Frame, Prepared | None] = WeakKeyDictionary()
+
+
+@contextmanager
+def same_weights(frame: Frame) -> Iterator[None]:
+    """Inside, passes in a frame take the shortcuts of the first one: nothing moves weights between microbatches."""
+    _same_weights[frame] = None
+    try:
+        yield
+    finally:
+        del _same_weights[frame]

@@ -10,6 +10,7 @@ How data flows through this package:
     called      layers whose gradients are a function of one call: built in, by torch.func, or registered (``calls``)
     uses        parameters without a layer, and shared ones: copied for each example where they meet the batch;
                 ``sources`` puts them in place, and their gradients in the frame's blocks
+    known       what of this is found out once, for as long as the model stays as it is
 ``check`` refuses what has no such gradient, before anything is computed.
 
 Reads private data, and what it returns is not private: clip it and add noise before anything is released.
@@ -33,9 +34,10 @@ from fedlsg.gradients.calls.survey import Survey, copies_of, survey
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
 from fedlsg.gradients.hooks import Pass, hook_layers
+from fedlsg.gradients.known import check, prepare
+from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32, Precision
-from fedlsg.gradients.prepared import force_eager, prepare
-from fedlsg.gradients.supported import Checked, UnsupportedLayerError, check
+from fedlsg.gradients.supported import Checked, UnsupportedLayerError
 from fedlsg.gradients.uses import Uses
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -171,7 +173,7 @@ def run_pass(
         step.uses = Uses(step=step, starts=step.starts)
     rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
     like = next(iter(parameters.values()))
-    with force_eager(), rounding as step.storage, hook_layers(model, frame, step, prepared), torch.enable_grad():
+    with force_eager(), rounding as step.storage, hook_layers(model, step, prepared), torch.enable_grad():
         losses = losses_of(model, loss_fn, inputs, targets, precision, batch=step.batch, like=like)
         followed = step.uses is not None
         step.backward(losses, parameters)
@@ -219,7 +221,7 @@ def summed_gradient(
     """
     each = summed_gradients(model, loss_fn, inputs, targets, frame, checked=checked, precision=precision)
     flat = torch.cat([g.flatten() for g in each])
-    return flat if frame.kept == frame.size else flat[frame.indices.to(flat.device)]
+    return flat if frame.kept == frame.size else flat[frame.indices_on(flat.device)]
 
 
 def summed_gradients(

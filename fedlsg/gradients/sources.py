@@ -11,24 +11,25 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.frame import Frame
 from fedlsg.gradients.blocks import choose_block, remember, remember_output
 from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settle
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
-from fedlsg.gradients.calls.survey import FLAT, UNKNOWN, Axis
+from fedlsg.gradients.calls.survey import FLAT, Axis
 from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, TiedGradients, tied
-from fedlsg.gradients.plan import Layer, Slot, make_slot
+from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.gradients.unbatched import Unbatched, plain
 from fedlsg.gradients.uses import Uses
 
 
 @contextmanager
-def replace_parameters(model: nn.Module, frame: Frame, places: Mapping[str, list[Place]], uses: Uses) -> Iterator[None]:
+def replace_parameters(
+    model: nn.Module, slots: Sequence[Slot], places: Mapping[str, list[Place]], uses: Uses
+) -> Iterator[None]:
     """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the frame's blocks."""
-    slots = {block.parameter: make_slot(i, block) for i, block in enumerate(frame.blocks)}
+    of = {slot.block.parameter: slot for slot in slots}
     saved = [(module, own, module._parameters[own]) for found in places.values() for module, own in found]
     frozen = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
     uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
@@ -36,7 +37,7 @@ def replace_parameters(model: nn.Module, frame: Frame, places: Mapping[str, list
         for name, found in places.items():
             p = found[0][0]._parameters[found[0][1]]
             assert p is not None
-            leaf = uses.source(p, name, to_slot(uses.step, slots[name]))
+            leaf = uses.source(p, name, to_slot(uses.step, of[name]))
             for module, own in found:
                 module._parameters[own] = leaf  # type: ignore[assignment]
         yield
@@ -139,24 +140,15 @@ def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
     return tied(linear[0], tables[0])
 
 
-def surveyed(step: Graph, layer: Layer | CallLayer, call: int) -> Axis:
-    """The axis of the examples in the input of a call, by its number from 1."""
-    known = step.survey.layers.get(layer.path, ())
-    return known[call - 1] if call <= len(known) else UNKNOWN if set(known) - {0} else 0
-
-
 def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
     """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
-    return (isinstance(x, Unbatched) or not x.requires_grad) and surveyed(
-        step, layer, step.called[layer.path] + 1
-    ) is None
+    next_call = step.called[layer.path] + 1
+    return (isinstance(x, Unbatched) or not x.requires_grad) and step.survey.axis(layer.path, next_call) is None
 
 
 def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
     """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
-    axis, size = surveyed(step, layer, step.called[layer.path]), -1
-    if axis == 0 and x.ndim and x.shape[0] == step.batch and isinstance(layer, Layer) and layer.formulas.batch_first(x):
-        return 0
+    axis, size = step.survey.axis(layer.path, step.called[layer.path]), -1
     if axis is None and (read := leaves_of(x)):
         names = [name for name, p in step.parameters.items() if any(p is q for q in read)]
         if names:

@@ -21,7 +21,6 @@ from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
 from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown, ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
-from fedlsg.gradients.known import Known, known
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (WeightNorm, "a hook of weight_norm", "parametrizations.weight_norm(layer, {!r}), which trains, in its place"),
@@ -61,21 +60,6 @@ def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parame
     for name, child in module._modules.items():
         if child is not None:
             yield from _named(child, f"{prefix}{name}.")
-
-
-def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
-    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed.
-
-    A model that has not changed is not checked again for a frame of the same coordinates. ``now``: what is ``known`` of
-    it.
-    """
-    checked = (now or known(model)).answers
-    found: Checked | None = checked.get(frame.layout)
-    if found is None:
-        check_supported(model)
-        check_frame(model, frame.embedded or frame)
-        found = checked[frame.layout] = trainable(model)
-    return found
 
 
 def check_supported(model: nn.Module) -> None:

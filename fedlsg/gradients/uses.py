@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.gradients.called import Graph, producer
-from fedlsg.gradients.calls import UnsupportedLayerError
-from fedlsg.gradients.calls.registry import ReadElsewhereError
+from fedlsg.gradients.activation_storage import producer
+from fedlsg.gradients.called import Graph
+from fedlsg.gradients.calls.registry import ReadElsewhereError, UnsupportedLayerError
 from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product

@@ -17,6 +17,7 @@ from fedlsg.masks.rules import (
     Memory,
     frozen_count,
     keep_units,
+    keep_units_of_each,
     noisy_everywhere,
     smallest,
     uniform,
@@ -26,6 +27,7 @@ from fedlsg.masks.synflow import keep_public
 
 __all__ = [
     "Direction", "Mask", "Masks", "Memory", "Prune", "Sparsity", "SparsityFrom", "carrier_importance", "frozen_count",
-    "keep_chosen", "keep_public", "keep_snip", "keep_units", "noisy_everywhere", "not_pruned", "prunable",
-    "prune_in_place", "pruning_mechanism", "saliency_frame", "saliency_scale", "smallest", "uniform", "unit_importance",
+    "keep_chosen", "keep_public", "keep_snip", "keep_units", "keep_units_of_each", "noisy_everywhere", "not_pruned",
+    "prunable", "prune_in_place", "pruning_mechanism", "saliency_frame", "saliency_scale", "smallest", "uniform",
+    "unit_importance",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
 from fedlsg.frame.public import Public, call, name_of
 from fedlsg.masks.mask import Choose, Mask, split_kept
-from fedlsg.masks.rules import frozen_count, keep_units, smallest, uniform, unit_importance
+from fedlsg.masks.rules import frozen_count, keep_units_of_each, smallest, uniform, unit_importance
 
 
 class Units(Mask, kind="units"):
@@ -22,21 +22,16 @@ class Units(Mask, kind="units"):
 
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
         """Dense blocks whole."""
-        importance = cache(partial(self._importance, public))  # one look at W for both of its blocks
-        kept = [(block, self._keep(block, rate, public, importance)) for block in blocks]
-        return tuple(block if keep is block.keep else replace(block, keep=keep) for block, keep in kept)
-
-    def _keep(
-        self, block: Block, rate: float, public: Public, importance: Callable[[str], tuple[Tensor, Tensor]]
-    ) -> Keep:
-        axis = 0 if block.part == "L" else 1
-        if block.part == "dense" or not frozen_count(block.shape[axis], rate):
-            return EVERYTHING
+        axes = {b: 0 if b.part == "L" else 1 for b in blocks if b.part != "dense"}
+        some = [(b, axis) for b, axis in axes.items() if frozen_count(b.shape[axis], rate)]
         if self.importance == "random":
-            generator = public.generator("units", public.time.epoch, block.parameter, block.part)
-            index = uniform(block.shape[axis], rate, generator=generator)
-            return Keep(axis=axis, index=index.to(public.weights[block.parameter].device))
-        return Keep(axis=axis, index=keep_units(importance(block.parameter)[axis], rate, self.direction))
+            generator = partial(public.generator, "units", public.time.epoch)
+            index = [uniform(b.shape[axis], rate, generator=generator(b.parameter, b.part)) for b, axis in some]
+        else:
+            importance = cache(partial(self._importance, public))  # one look at W for both of its blocks
+            index = keep_units_of_each([importance(b.parameter)[axis] for b, axis in some], rate, self.direction)
+        keeps = {b: Keep(axis=axis, index=i) for (b, axis), i in zip(some, index, strict=True)}
+        return tuple(replace(b, keep=keeps[b]) if b in keeps else b for b in blocks)
 
     def _importance(self, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
         if self.importance == "energy":
@@ -73,7 +68,7 @@ class Uniform(Mask, kind="uniform"):
         """One draw for all blocks."""
         when = (public.time.epoch,) if self.redraw == "epoch" else ("round", public.time.round)
         kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
-        return split_kept(blocks, kept.to(next(iter(public.weights.values())).device))
+        return split_kept(blocks, kept)
 
 
 class Own(Mask, kind="own"):
@@ -151,7 +146,7 @@ def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
         return EVERYTHING
     rows, columns = public.energies[block.parameter]
     energy = (rows.unsqueeze(1) * columns).flatten()
-    return Keep(index=(~smallest(energy, frozen)).nonzero().squeeze(1))
+    return Keep(index=(~smallest(energy.cpu(), frozen)).nonzero().squeeze(1))
 
 
 def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
@@ -182,9 +177,9 @@ def entries_kept(mask: Mask, block: Block, rate: float, public: Public, choose: 
     values = source.abs().flatten() if left is None else source.abs().flatten()[left]
     frozen = max(0, min(frozen_count(len(values), rate), len(values) - 1))
     if frozen == 0:
-        return EVERYTHING if len(values) == W.numel() else Keep(index=left)
+        return EVERYTHING if left is None or len(values) == W.numel() else Keep(index=left.cpu())
     chosen = choose(values, frozen, rate, block.parameter, public)
-    return Keep(index=chosen if left is None else left[chosen])
+    return Keep(index=(chosen if left is None else left[chosen]).cpu())
 
 
 def magnitudes(values: Tensor, frozen: int, rate: float, parameter: str, public: Public) -> Tensor:
@@ -221,4 +216,4 @@ def keep_chosen(block: Block, choose: Choose, public: Public) -> Keep:
         raise ValueError(f"{where}: expected one coordinate at least that is kept, got none")
     if bool(kept.all()):
         return EVERYTHING
-    return Keep(index=kept.flatten().nonzero().squeeze(1).to(public.weights[block.parameter].device))
+    return Keep(index=kept.flatten().nonzero().squeeze(1).cpu())

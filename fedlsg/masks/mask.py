@@ -183,7 +183,7 @@ def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Blo
 def split_kept(blocks: Sequence[Block], kept: Int[Tensor, " k"]) -> tuple[Block, ...]:
     """The blocks with the ascending positions ``kept`` of their flat vector, each assigned to its own block."""
     ends = torch.tensor([block.size for block in blocks]).cumsum(0)
-    cuts = torch.searchsorted(kept, torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(kept.device)).tolist()
+    cuts = torch.searchsorted(kept, torch.cat([torch.zeros(1, dtype=torch.int64), ends])).tolist()
     out = []
     for block, end, low, high in zip(blocks, ends.tolist(), cuts, cuts[1:], strict=False):
         inside = kept[low:high] - (end - block.size)

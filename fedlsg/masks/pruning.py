@@ -158,8 +158,8 @@ def saliency_frame(weights: Weights) -> Frame:
 def _keep(block: Block, may: Masks) -> Keep:
     mask = may.get(block.parameter)
     if mask is None:
-        return Keep(index=torch.zeros(0, dtype=torch.int64, device=next(iter(may.values())).device))
-    return EVERYTHING if bool(mask.all()) else Keep(index=mask.flatten().nonzero().squeeze(1))
+        return Keep(index=torch.zeros(0, dtype=torch.int64))
+    return EVERYTHING if bool(mask.all()) else Keep(index=mask.flatten().nonzero().squeeze(1).cpu())
 
 
 def saliency_scale(weights: Weights, frame: Frame) -> list[Float[Tensor, " kept"]]:

@@ -12,6 +12,7 @@ generator and with the same deviation: pure noise has the same distribution on e
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -56,8 +57,16 @@ def keep_units(importance: Float[Tensor, " units"], sparsity: float, direction: 
     check_sparsity(sparsity)
     units = len(importance)
     frozen = min(frozen_count(units, sparsity), units - 1)
-    order = torch.argsort(importance.cpu(), stable=True, descending=direction == "bottom")
-    return order[frozen:].sort().values.to(importance.device)
+    order = torch.argsort(importance, stable=True, descending=direction == "bottom")
+    return order[frozen:].sort().values
+
+
+def keep_units_of_each(
+    importances: Sequence[Float[Tensor, " _"]], sparsity: float, direction: Direction
+) -> list[Int[Tensor, " _"]]:
+    """``keep_units`` of each, on the CPU; all come there in one transfer."""
+    here = torch.cat([*importances]).cpu().split([len(one) for one in importances]) if importances else ()
+    return [keep_units(importance, sparsity, direction) for importance in here]
 
 
 def smallest(values: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.tensors import in_memory_order, keeps_digits, weighted_sum
+from fedlsg.tensors import in_memory_order, keeps_digits, own_order, weighted_sum
 
 NARROW_SUM = 32
 """Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C to the
@@ -85,21 +86,22 @@ def _sums_of_slots(
     factors = clip_factors(norms, mechanism.clip_norm, narrow_type(gradients), sum(sizes))
     factors = factors.masked_fill(~(inside & finite), 0.0).unflatten(1, (-1, slot)).expand(len(sizes), -1, -1)
     total = torch.empty(len(counts), sum(sizes), dtype=factors.dtype, device=norms.device)
+    some = None if finite.all() else finite
     with without_autocast(norms.device.type):
         for out, own, block in zip(total.split(sizes, 1), factors, gradients, strict=True):
             if isinstance(block, GhostGradients):
-                out.copy_(block.part(0, rows).weighted_sums(own, finite))
+                out.copy_(block.part(0, rows).weighted_sums(own, some))
             else:
                 kept = block[:rows].reshape(len(counts), slot, -1)
-                if not finite.all():
-                    kept = kept.masked_fill(~finite.view(-1, slot, 1), 0.0)
+                if some is not None:
+                    kept = kept.masked_fill(~some.view(-1, slot, 1), 0.0)
                 out.copy_(torch.bmm(own.unsqueeze(1), kept).squeeze(1))
     return total
 
 
 def narrow_type(gradients: Sequence[Tensor | GhostGradients]) -> torch.dtype:
     """The type of a sum that is not ``wide``: float32 at least."""
-    return reduce(torch.promote_types, (block.dtype for block in gradients), torch.float32)
+    return reduce(torch.promote_types, {block.dtype for block in gradients}, torch.float32)
 
 
 def _clipped_sum(
@@ -109,16 +111,28 @@ def _clipped_sum(
     *,
     wide: bool,
 ) -> Float[Tensor, " kept"]:
+    finite = norms.isfinite().all(0)
+    total = _factored_sum(gradients, norms, mechanism, None, wide=wide)
+    if finite.all():  # asked last: a device would idle until the host has the answer and sends the products
+        return total
+    rows = [
+        block if isinstance(block, GhostGradients)  # its ``weighted_sum`` leaves those out itself
+        else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
+        for block in gradients
+    ]  # fmt: skip
+    return _factored_sum(rows, norms.masked_fill(~finite, 0.0), mechanism, finite, wide=wide)
+
+
+def _factored_sum(
+    gradients: Sequence[Tensor | GhostGradients],
+    norms: Float[Tensor, "blocks batch"],
+    mechanism: Mechanism,
+    finite: Bool[Tensor, " batch"] | None,
+    *,
+    wide: bool,
+) -> Float[Tensor, " kept"]:
     narrow = narrow_type(gradients)
     dtype = torch.float64 if wide else narrow
-    finite = norms.isfinite().all(0)
-    if not finite.all():
-        gradients = [
-            block if isinstance(block, GhostGradients)  # its ``weighted_sum`` leaves those out itself
-            else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
-            for block in gradients
-        ]  # fmt: skip
-        norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
     rows = [factors] * len(gradients) if len(factors) == 1 else [factors[i : i + 1] for i in range(len(factors))]
@@ -130,16 +144,23 @@ def _clipped_sum(
         exact = dtype == torch.float64 or keeps_digits(norms.device.type)
         parts = torch.split_with_sizes(total.unsqueeze(0), sizes, 1)
         for own, (row, block) in zip(parts, each, strict=True):  # no second copy to join
-            if exact and isinstance(block, Tensor) and block.dtype == dtype == row.dtype and block.is_contiguous():
-                torch.mm(row, block.flatten(1), out=own)  # ``weighted_sum``, in place
-            else:
+            if not exact or isinstance(block, GhostGradients) or not block.dtype == dtype == row.dtype:
                 part = part_of(row[0], block, finite, dtype)
                 own.view(part.shape).copy_(part)
+            elif block.is_contiguous():
+                torch.mm(row, block.flatten(1), out=own)  # ``weighted_sum``, in place
+            else:
+                lying = in_memory_order(block)
+                part = torch.mm(row, lying.flatten(1)).view(lying.shape[1:])
+                own.view(block.shape[1:]).copy_(part.permute(own_order(block)))
     return total
 
 
 def part_of(
-    factor: Float[Tensor, " batch"], block: Tensor | GhostGradients, finite: Bool[Tensor, " batch"], dtype: torch.dtype
+    factor: Float[Tensor, " batch"],
+    block: Tensor | GhostGradients,
+    finite: Bool[Tensor, " batch"] | None,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The sum of one block of ``clipped_sum``."""
     if isinstance(block, GhostGradients):
@@ -174,3 +195,20 @@ def clip_factors(
     margin = 1 - 4 * info.eps - coordinates * torch.finfo(torch.float64).eps
     scale = (clip_norm * margin / norms).clamp(max=1)
     return scale.masked_fill(scale < info.tiny, 0.0).to(dtype)
+
+
+def clip_parts(units: Sequence[Float[Tensor, "batch kept"]], frame: Frame) -> list[Float[Tensor, "batch kept"]]:
+    """An example's embeddings, and its rests, scaled to ``frame.part_norm`` at most; where that is None, unchanged.
+
+    ``units``: one tensor a block, times the blocks' weights. Rows that are not finite stay so: the joint clip drops
+    them.
+    """
+    if frame.part_norm is None:
+        return list(units)
+    is_rest = [block.part == "rest" for block in frame.blocks]
+    squares = [torch.linalg.vector_norm(u, dim=1, dtype=torch.float64).square() for u in units]
+    scale = {}
+    for rest in (False, True):
+        norm = sum(s for s, own in zip(squares, is_rest, strict=True) if own is rest) ** 0.5
+        scale[rest] = (frame.part_norm / norm.clamp_min(frame.part_norm)).unsqueeze(1)
+    return [u * scale[rest].to(u) for u, rest in zip(units, is_rest, strict=True)]

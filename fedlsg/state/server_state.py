@@ -26,6 +26,7 @@ from fedlsg.secure_sum.discrete.release import SumTerms
 from fedlsg.setting.units import EXAMPLE, Unit
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
+from fedlsg.tensors import to_device
 from fedlsg.training import make_optimizer
 from fedlsg.training.server import widest
 
@@ -259,11 +260,12 @@ class ServerState:
 
 def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> None:
     """Write a flat vector of ``ServerState.weights`` into the trainable parameters of a client's model."""
-    parameters = list(trainable(model).values())
+    parameters: list[Tensor] = list(trainable(model).values())
     expected = sum(p.numel() for p in parameters)
     if weights.shape != (expected,):
         raise ValueError(f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ")
     # Into the memory that is there: views of one vector would lie at other addresses, and products round by alignment.
+    (there,) = to_device([weights], parameters[0].device)
+    parts = there.split([p.numel() for p in parameters])
     with torch.no_grad():
-        for p, part in zip(parameters, weights.split([p.numel() for p in parameters]), strict=True):
-            p.copy_(part.reshape(p.shape))
+        torch._foreach_copy_(parameters, [part.reshape(p.shape) for p, part in zip(parameters, parts, strict=True)])

@@ -26,9 +26,9 @@ from fedlsg.gradients import (
     summed_gradient,
     summed_gradients,
 )
-from fedlsg.gradients.blocks import clip_parts
+from fedlsg.gradients.known import same_weights
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
-from fedlsg.privacy.clip import NARROW_SUM
+from fedlsg.privacy.clip import NARROW_SUM, clip_parts
 from fedlsg.randomness import SecretStream
 from fedlsg.training.local import (
     Batch,
@@ -149,9 +149,9 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
                 rate = -local.learning_rate / local.expected_batch
                 x.frame.add_to(parameters, velocity, dict.fromkeys(parameters, rate))
     finally:
-        with torch.no_grad():
-            for p, value in zip(parameters.values(), start, strict=False):
-                p.copy_(value)
+        if start:
+            with torch.no_grad():
+                torch._foreach_copy_(list(parameters.values()), start)
     return accumulated
 
 
@@ -166,19 +166,20 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " k
     runs = runs_of(next_batch(x), x.groups, shape)
     wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
-    for group, micro in runs:
-        inputs, targets = x.batch(micro)
-        if x.mechanism.clips and shape.multiple > 1:
-            check_alike(inputs, group, seen)
-        if not x.mechanism.clips and x.scale is None and summable(x.frame):
-            part = summed_gradient(
-                x.model, x.loss_fn, inputs, targets, x.frame, checked=x.parameters, precision=x.local.precision
-            )
-            part = part if x.local.multiplicity == 1 else part / x.local.multiplicity
-            part = part.double() if len(runs) > 1 else part
-        else:
-            part = clipped_sum(units_of(x, inputs, targets, shape.rows(len(micro))), x.mechanism, wide=wide)
-        total = part if total is None else total.add_(part)
+    with same_weights(x.frame):
+        for group, micro in runs:
+            inputs, targets = x.batch(micro)
+            if x.mechanism.clips and shape.multiple > 1:
+                check_alike(inputs, group, seen)
+            if not x.mechanism.clips and x.scale is None and summable(x.frame):
+                part = summed_gradient(
+                    x.model, x.loss_fn, inputs, targets, x.frame, checked=x.parameters, precision=x.local.precision
+                )
+                part = part if x.local.multiplicity == 1 else part / x.local.multiplicity
+                part = part.double() if len(runs) > 1 else part
+            else:
+                part = clipped_sum(units_of(x, inputs, targets, shape.rows(len(micro))), x.mechanism, wide=wide)
+            total = part if total is None else total.add_(part)
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     return total
 

@@ -16,7 +16,7 @@ from fedlsg.frame import Frame, Group, group_of
 from fedlsg.gradients import trainable
 from fedlsg.masks import frozen_count
 from fedlsg.setting import Setting, check_declared
-from fedlsg.tensors import AT_ONCE, at_once
+from fedlsg.tensors import AT_ONCE, at_once, to_device
 from fedlsg.training.auto import fan_in_factor
 from fedlsg.training.optimizers import SHORT, build, check_options, find_name, options_of, read_options
 
@@ -206,8 +206,8 @@ def server_step(
     example = next(iter(parameters.values()))
     values = torch.empty(total.shape, dtype=widest(parameters.values()), device=example.device)
     size = at_once(values.device.type)
-    for own, part in zip(values.split(size), total.split(size), strict=True):
-        own.copy_(part.to(own.device) / divisor)  # in parts: a second vector in float64 would be a step's largest
+    for own, part in zip(values.split(size), total.split(size), strict=True):  # a second vector would be the largest
+        own.copy_(to_device([part], own.device)[0] / divisor)
     averaged = server.estimator == "averaged"
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it

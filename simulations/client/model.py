@@ -15,8 +15,7 @@ from flwr.common.logger import log
 
 from fedlsg.carriers.probe import Basis, refresh_of
 from fedlsg.frame import Frame
-from fedlsg.gradients import Checked
-from fedlsg.gradients.supported import check
+from fedlsg.gradients import Checked, check
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.tensors import keep_freed_memory
 from simulations.client.node.refusals import FrameDiffersError

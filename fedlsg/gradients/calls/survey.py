@@ -46,6 +46,11 @@ class Survey:
     tiles: bool = False
     failure: str = ""
 
+    def axis(self, path: str, call: int) -> Axis:
+        """The axis of the examples in the input of a layer's call, by its number from 1."""
+        seen = self.layers.get(path, ())
+        return seen[call - 1] if call <= len(seen) else UNKNOWN if set(seen) - {0} else 0
+
 
 def survey(
     model: nn.Module,
@@ -125,6 +130,14 @@ def _axis(one: list[Tensor], many: Tensor, *, flat: bool) -> Axis:
     whole = torch.cat(one)
     alike = grown == [0] and whole.shape == many.shape and torch.allclose(whole, many, rtol=1e-3, atol=1e-6)
     return FLAT if alike and not torch.allclose(one[0], one[1], rtol=1e-2, atol=1e-4) else UNKNOWN
+
+
+def examples_first(t: Tensor, axis: Axis, batch: int) -> Tensor:
+    """A view of t with the examples on the first axis."""
+    if axis == FLAT:
+        parts: Tensor = t.unflatten(0, (batch, -1))
+        return parts
+    return t.movedim(axis or 0, 0)
 
 
 def copies_of(t: Tensor, scales: tuple[float, ...]) -> Tensor:

@@ -76,21 +76,18 @@ class GhostGradients:
         return torch.maximum(bound, CANCELLED * positions)
 
     def weighted_sums(
-        self, factors: Float[Tensor, "slots each"], finite: Bool[Tensor, " batch"]
+        self, factors: Float[Tensor, "slots each"], finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, "slots size"]:
         """``weighted_sum`` of each of some slots of as many examples, by one product where the layer is one."""
         each = factors.shape[1]
         if type(self) is not GhostGradients or isinstance(self.layer, nn.Conv2d):
             places = range(0, len(self.x), each)
-            return torch.stack(
-                [
-                    self.part(i, i + each).weighted_sum(f, finite[i : i + each])
-                    for i, f in zip(places, factors, strict=True)
-                ]
-            )
+            some = [None if finite is None else finite[i : i + each] for i in places]
+            given = zip(places, factors, some, strict=True)
+            return torch.stack([self.part(i, i + each).weighted_sum(f, own) for i, f, own in given])
         assert self.g._version == self.version
         g, x = self.g.double(), self.x.double()
-        if not finite.all():
+        if finite is not None:
             g, x = (t.masked_fill(~finite.view(-1, *[1] * (t.ndim - 1)), 0.0) for t in (g, x))
         scaled = g * factors.double().view(-1, *[1] * (g.ndim - 1))
         scaled, x = (t.reshape(len(factors), -1, t.shape[-1]) for t in (scaled, x))
@@ -104,14 +101,16 @@ class GhostGradients:
         """The ghost gradients of the first ``count`` examples."""
         return self.part(0, count)
 
-    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
-        """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight; in float64.
+    def weighted_sum(
+        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+    ) -> Float[Tensor, " size"]:
+        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight; in float64.
 
         In float32, 32 examples whose positions cancel to a thousandth moved the sum of the others by 3e-4 C.
         """
         assert self.g._version == self.version  # autograd's tensor was not written to since
         g, x, factors = self.g.double(), self.x.double(), factors.double()
-        if not finite.all():
+        if finite is not None:
             g, x, factors = g[finite], x[finite], factors[finite]
         scaled = g * factors.view(-1, *[1] * (g.ndim - 1))
         if not isinstance(self.layer, nn.Conv2d):

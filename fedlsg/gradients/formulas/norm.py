@@ -49,10 +49,10 @@ class GroupNormGradients:
         batch, channels = x.shape[:2]
         if g.is_contiguous() and x.is_contiguous():
             # One call of autograd's own kernel. It sums over the batch, so the examples are passed as channels.
-            rows = batch * channels
+            rows, positions = batch * channels, x.numel() // (batch * channels)
             _, scale, shift = torch.ops.aten.native_group_norm_backward(
                 g.view(1, rows, -1), x.view(1, rows, -1), mean.reshape(1, -1), rstd.reshape(1, -1), x.new_ones(rows),
-                1, rows, x[0, 0].numel(), mean.numel(), [False, True, True],
+                1, rows, positions, mean.numel(), [False, True, True],
             )  # fmt: skip
             return scale.view(batch, channels), shift.view(batch, channels)
         mean, rstd = (s.repeat_interleave(channels // s.shape[1], 1) for s in (mean, rstd))

@@ -70,12 +70,16 @@ class RowGradients(GhostGradients):
         total: Tensor = squares.new_zeros(len(self.x)).index_add_(0, example, squares).sqrt()
         return total
 
-    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
-        """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight; in float64."""
+    def weighted_sum(
+        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+    ) -> Float[Tensor, " size"]:
+        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight; in float64."""
         example, number, rows = self.rows
-        kept = finite[example]
-        scaled = rows[kept].double() * factors.double()[example[kept]].unsqueeze(1)
-        total = scaled.new_zeros(self.layer.weight.shape).index_add_(0, number[kept], scaled)
+        if finite is not None:
+            kept = finite[example]
+            example, number, rows = example[kept], number[kept], rows[kept]
+        scaled = rows.double() * factors.double()[example].unsqueeze(1)
+        total = scaled.new_zeros(self.layer.weight.shape).index_add_(0, number, scaled)
         return total.flatten()
 
     cheaper: ClassVar[bool] = True
@@ -105,7 +109,9 @@ class ProductGradients(GhostGradients):
         """Whether ghost clipping is cheaper than one gradient for each example."""
         return worth_it(self.layer.weight) and product_is_cheaper(self.layer.weight, self.g)
 
-    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
+    def weighted_sum(
+        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+    ) -> Float[Tensor, " size"]:
         """As for all ``GhostGradients``."""
         assert self.x._version == self.seen
         return super().weighted_sum(factors, finite)
@@ -154,8 +160,10 @@ class TiedGradients(GhostGradients):
             found[b] = (factors * (x[b].double() @ rows[start:end].double().mT)).sum()
         return found
 
-    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
-        """sum_b f_b (P_b + R_b) over the examples that are ``finite``; in float64."""
+    def weighted_sum(
+        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+    ) -> Float[Tensor, " size"]:
+        """sum_b f_b (P_b + R_b) over the examples that are ``finite``, or all; in float64."""
         return self.linear.weighted_sum(factors, finite) + self.table.weighted_sum(factors, finite)
 
     def part(self, start: int, stop: int) -> "TiedGradients":

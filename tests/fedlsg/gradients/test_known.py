@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import fedlsg.gradients.known as known
-import fedlsg.gradients.prepared as prepared
+import fedlsg.gradients.known as prepared
+from fedlsg.gradients import check
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.supported import UnsupportedLayerError, check
+from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 
@@ -158,7 +159,7 @@ def test_a_model_that_has_not_changed_is_checked_once(monkeypatch):
     seen: list[nn.Module] = []
     honest = prepared.make_layers
     monkeypatch.setattr(prepared, "make_layers", lambda model, *rest: seen.append(model) or honest(model, *rest))
-    monkeypatch.setattr("fedlsg.gradients.supported.check_supported", lambda model: seen.append(model))
+    monkeypatch.setattr("fedlsg.gradients.known.check_supported", lambda model: seen.append(model))
     for frame in (*frames, *frames):
         per_example_gradients(model, squared_error, x, y, frame)
     assert len(seen) == 3  # one check, and the layers in each frame

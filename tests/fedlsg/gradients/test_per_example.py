@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlsg.gradients.blocks as blocks
-import fedlsg.gradients.plan as plan
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.frame.forms import FORMS
 from fedlsg.gradients.formulas.layers import LinearGradients
+from fedlsg.gradients.known import prepare
 from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
+from fedlsg.gradients.precision import FLOAT32
 from fedlsg.lowrank import decompose
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,
@@ -190,7 +191,7 @@ def test_the_shortcut_through_the_output_is_taken_for_carriers_of_w_alone(scale)
         Coordinates(name="bias", shape=(5,)),
     )
     frame = Frame(coordinates=where, blocks=make_blocks(where))
-    (layer,) = plan.plan(model, frame)
+    (layer,) = prepare(model, frame, FLOAT32, ()).layers
     assert (layer.carried.A is not None) == (scale == 1)
     got = per_example_gradients(model, squared_error, x, targets, frame)[0]
     torch.testing.assert_close(got, naive(model, squared_error, x, targets, frame)[0], rtol=1e-9, atol=0)

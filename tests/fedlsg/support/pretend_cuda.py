@@ -5,6 +5,7 @@ tensor there. It shows neither speed nor rounding nor memory nor streams; ``pyte
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "rand
 DRAWS = ("rand", "randn", "randint", "randperm")
 NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor")
 INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index", "aten::_index_put_impl_")
+WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::equal")
 CROSSING = ("aten::copy_", "aten::set_", "aten::set_data", "aten::lift_fresh", "aten::_copy_from")
 
 
@@ -41,10 +43,15 @@ def mark(value: Any) -> Any:
 class Checked(TorchDispatchMode):
     """Results are where operands are; operands on two devices are refused, as torch does on a real one.
 
-    ``operations``: how many there were on the device.
+    ``operations``: how many there were on the device. ``waits``: for what the host waits until the device is done, or
+    is sent to it from memory that is not pinned.
     """
 
     operations = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,6 +62,9 @@ class Checked(TorchDispatchMode):
             there = there[:1] if there[:1] == [True] else there
         if name not in CROSSING and len(set(there)) > 1:
             raise RuntimeError(f"expected all tensors of {name} on the same device, found cuda:0 and cpu")
+        masks = name in INDEXED and any(t.dtype == torch.bool for t in tensors[1:])
+        if any(there) and (name in WAITING or masks or (name == "aten::copy_" and not all(there))):
+            self.waits[name] += 1
         on_device = any(there) or (not there and any(map(marked, tensors)))
         generator = kwargs.get("generator")
         if on_device and generator is not None:
@@ -76,7 +86,8 @@ def target(device: Any) -> torch.device | None:
 @contextmanager
 def pretended_cuda(patch: pytest.MonkeyPatch) -> Iterator[Checked]:
     """Inside, ``torch.cuda.is_available()``, and "cuda" is a device that tensors can be on."""
-    there = _moves(patch)
+    mode = Checked()
+    there = _moves(patch, mode.waits)
     _factories(patch, there)
     for name, value in {
         "is_available": lambda: True, "current_device": lambda: 0, "device_count": lambda: 1,
@@ -86,12 +97,12 @@ def pretended_cuda(patch: pytest.MonkeyPatch) -> Iterator[Checked]:
         "set_rng_state": lambda state, device=None: None, "mem_get_info": lambda device=None: (2**34, 2**35),
     }.items():  # fmt: skip
         patch.setattr(torch.cuda, name, value)
-    with Checked() as mode:
+    with mode:
         yield mode
 
 
-def _moves(patch: pytest.MonkeyPatch) -> Callable[[Tensor], torch.device]:
-    plain = {name: getattr(Tensor, name) for name in ("to", "numpy", "__array__", "pin_memory")}
+def _moves(patch: pytest.MonkeyPatch, waits: Counter[str]) -> Callable[[Tensor], torch.device]:
+    plain = {name: getattr(Tensor, name) for name in ("to", "numpy", "__array__", "pin_memory", "tolist")}
 
     def device(t: Tensor) -> torch.device:
         return CUDA if marked(t) else (CPU if t.is_cpu else torch.device("meta"))
@@ -105,6 +116,7 @@ def _moves(patch: pytest.MonkeyPatch) -> Callable[[Tensor], torch.device]:
         if where is None or where.type == "meta" or device(t).type == "meta":
             return plain["to"](t, *args, **{k: v for k, v in kwargs.items()})
         crosses = (where.type == "cuda") != marked(t)
+        waits["to cuda" if where.type == "cuda" else "to cpu"] += crosses and not kwargs.get("non_blocking")
         found = plain["to"](t, **rest, copy=True) if crosses else (plain["to"](t, **rest) if rest else t)
         if crosses:
             found.untyped_storage().pretended = where.type == "cuda"  # type: ignore[attr-defined]
@@ -123,6 +135,7 @@ def _moves(patch: pytest.MonkeyPatch) -> Callable[[Tensor], torch.device]:
     patch.setattr(Tensor, "cpu", lambda t: to(t, "cpu"))
     patch.setattr(Tensor, "cuda", lambda t, *_, **__: to(t, "cuda"))
     patch.setattr(Tensor, "pin_memory", lambda t: t)
+    patch.setattr(Tensor, "tolist", lambda t: plain["tolist"](to(t, "cpu")))
     for how in ("numpy", "__array__"):
         patch.setattr(Tensor, how, functools.partialmethod(numpy, how=how))
     return device

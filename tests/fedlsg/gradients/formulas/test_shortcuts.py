@@ -4,13 +4,35 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedlsg.gradients.known as known
 import fedlsg.gradients.plan as planning
+from fedlsg.gradients.known import prepare
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.plan import plan
+from fedlsg.gradients.precision import FLOAT32
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server import ServerOptimizer, make_optimizer, server_step
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
+
+
+def test_microbatches_share_the_shortcuts_of_their_step(monkeypatch):
+    """Until the weights move: then the next pass looks at them again."""
+    model, x, y = wide()
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    apart = [per_example_gradients(model, squared_error, x[i : i + 1], y[i : i + 1], frame) for i in range(3)]
+    looked: list[int] = []
+    honest = known.through_outputs
+    monkeypatch.setattr(known, "through_outputs", lambda layers: looked.append(len(layers)) or honest(layers))
+    with known.same_weights(frame):
+        shared = [per_example_gradients(model, squared_error, x[i : i + 1], y[i : i + 1], frame) for i in range(3)]
+    assert len(looked) == 1
+    assert all(
+        torch.equal(a, b) for one, other in zip(apart, shared, strict=True) for a, b in zip(one, other, strict=True)
+    )
+    with torch.no_grad():
+        model[0].weight.mul_(1.5).add_(0.1)
+    assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
+    assert len(looked) == 2
 
 
 def wide() -> tuple[nn.Module, Tensor, Tensor]:
@@ -24,7 +46,9 @@ def wide() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def through(model: nn.Module, frame) -> list[bool]:
-    return [layer.carried is not None and layer.carried.A is not None for layer in plan(model, frame)]
+    return [
+        layer.carried is not None and layer.carried.A is not None for layer in prepare(model, frame, FLOAT32, ()).layers
+    ]
 
 
 def test_u_comes_through_the_output_where_the_carriers_are_those_of_the_weight():
