@@ -108,11 +108,7 @@ def test_epsilon_is_monotone_in_steps_rate_and_noise():
     def upper(q=0.1, sigma=1.5, steps=10):
         return epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=1e-5).upper
 
-    for name, rising in {
-        "steps": (1, 2, 10, 80),
-        "q": (0.01, 0.1, 0.99, 1.0),
-        "sigma": (4.0, 2.0, 1.5, 0.8),
-    }.items():
+    for name, rising in {"steps": (1, 2, 10, 80), "q": (0.01, 0.1, 0.99, 1.0), "sigma": (4.0, 2.0, 1.5, 0.8)}.items():
         values = [upper(**{name: value}) for value in rising]
         assert values == sorted(values), name
         assert len(set(values)) == len(values), name

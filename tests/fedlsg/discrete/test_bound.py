@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 
 from fedlsg.discrete.bound import log_ratio, rounding_deviation, rounding_ripple, sum_ripple, total_variation
-from tests.fedlsg.support.discrete_laws import (
-    BITS,
-    Law,
-    gaussian_delta,
-    gaussian_law,
-    hockey_stick,
-    sum_law,
-    variation,
-)
+from tests.fedlsg.support.discrete_laws import BITS, Law, gaussian_delta, gaussian_law, hockey_stick, sum_law, variation
 
 SHARES = [0.8, 1.0, 1.5, 2.5]
 

@@ -53,9 +53,7 @@ def test_the_shares_have_the_wanted_noise_and_the_sum_fits(plan, extra):
 
 
 @given(
-    values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20),
-    clients=st.integers(1, 12),
-    seed=st.integers(0, 99),
+    values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), clients=st.integers(1, 12), seed=st.integers(0, 99)
 )
 @settings(max_examples=40)
 def test_the_decoded_sum_is_the_sum_with_noise(values, clients, seed):

@@ -132,10 +132,7 @@ def test_a_mask_sees_public_values_only():
         ({"prune": Prune(kind="random", rate=0.5), "carrier": RandomCarriers(rank=2)}, "dense gradients"),
         ({"prune": Prune(kind="random", rate=0.5), "mask": Mask(kind="uniform")}, "does not combine"),
         ({"mask": Mask(kind="uniform", ranking="gradients"), "mechanism": Mechanism(kind="clip-only")}, "and noise"),
-        (
-            {"mask": Mask(kind="uniform", ranking="gradients"), "carrier": LowRank(rank=2)},
-            "dense gradients",
-        ),
+        ({"mask": Mask(kind="uniform", ranking="gradients"), "carrier": LowRank(rank=2)}, "dense gradients"),
     ],
 )
 def test_choices_that_do_not_fit_are_refused(choices, part):

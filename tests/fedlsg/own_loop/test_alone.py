@@ -8,15 +8,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
 from fedlsg.own_loop import alone, batches_of, check_batches, synthetic
-from tests.fedlsg.support.batch_zoo import (
-    HONEST_BATCHES,
-    MIXING_BATCHES,
-    ROWS,
-    X,
-    Y,
-    draw_by_numpy,
-    draw_by_python,
-)
+from tests.fedlsg.support.batch_zoo import HONEST_BATCHES, MIXING_BATCHES, ROWS, X, Y, draw_by_numpy, draw_by_python
 
 CPU = torch.device("cpu")
 DRAWS = {"torch": torch.rand, "numpy": draw_by_numpy, "python": draw_by_python}

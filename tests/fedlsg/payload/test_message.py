@@ -41,14 +41,7 @@ def test_round_trip(values, codec, mode):
 
 def test_golden_bytes():
     """One value 1.5 at position 3 of 10, written out by hand."""
-    packed = pack(
-        torch.tensor([1.5]),
-        torch.tensor([3]),
-        size=10,
-        round=2,
-        digest=b"\xab" * 32,
-        codec="float16",
-    )
+    packed = pack(torch.tensor([1.5]), torch.tensor([3]), size=10, round=2, digest=b"\xab" * 32, codec="float16")
     by_hand = (
         b"FLSG\x01\x02\x00\x00"
         + bytes([2, 0, 0, 0, 0, 0, 0, 0])

@@ -130,10 +130,7 @@ REFUSED = {
         {"loss": lambda o, t: functional.cross_entropy(o - o.mean(0), t, reduction="none")},
         "mixes examples",
     ),
-    "a loss with parameters": (
-        {"loss": Scaled()},
-        "the loss has trainable parameters (scale)",
-    ),
+    "a loss with parameters": ({"loss": Scaled()}, "the loss has trainable parameters (scale)"),
     "a loss of three arguments": ({"loss": nn.TripletMarginLoss()}, "TripletMarginLoss needs 3 arguments (anchor, "),
     "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
     "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),

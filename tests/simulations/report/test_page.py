@@ -12,17 +12,7 @@ from simulations.exports import save_paper
 from simulations.report.chart import Axis, Chart, Series
 from simulations.report.colours import LOOKS
 from simulations.report.figure import interactive
-from simulations.report.page import (
-    Code,
-    Facts,
-    Page,
-    Row,
-    Section,
-    Table,
-    Text,
-    TokenLine,
-    TokenLines,
-)
+from simulations.report.page import Code, Facts, Page, Row, Section, Table, Text, TokenLine, TokenLines
 from simulations.report.template import render, scripts
 from tests.places import REPOSITORY
 

@@ -8,15 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.simulations.support.broken_runs import (
-    KINDS,
-    Broken,
-    break_run,
-    copy_run,
-    resumed,
-    same,
-    state_of,
-)
+from tests.simulations.support.broken_runs import KINDS, Broken, break_run, copy_run, resumed, same, state_of
 from tests.simulations.support.runs import Run
 
 SAID = ("is damaged:", "changed since the last run:")

@@ -37,10 +37,7 @@ GOLDEN = {
     "linear-probe": Method(name="linear-probe", carrier=Dense(train="classifier")),
     "topk": Method(name="topk", mechanism=NONE, compression=Compression(topk_rate=0.01, error_feedback=True)),
     "powersgd": Method(
-        name="powersgd",
-        carrier=Factors(rank=4),
-        mechanism=NONE,
-        compression=Compression(error_feedback=True),
+        name="powersgd", carrier=Factors(rank=4), mechanism=NONE, compression=Compression(error_feedback=True)
     ),
     "bitfit": Method(name="bitfit", carrier=Dense(train="biases")),
     "ffa-lora": Method(name="ffa-lora", carrier=Lora(rank=8, train="up")),

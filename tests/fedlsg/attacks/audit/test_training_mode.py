@@ -8,14 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from fedlsg.attacks.audit.shipped import make_canaries, release
-from fedlsg.attacks.audit.training_mode import (
-    clipped_rows,
-    enough,
-    look,
-    scored,
-    sensitivity,
-    unlike,
-)
+from fedlsg.attacks.audit.training_mode import clipped_rows, enough, look, scored, sensitivity, unlike
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import LocalTraining
