@@ -28,7 +28,7 @@ from tests.strategies.contract import (
 )
 from tests.strategies.contract_cases import CASES, of
 
-CLIENT, METHOD = fedlsg.training.client, fedlsg.method
+CLIENT = fedlsg.training.client
 
 
 def gradients_weighted_after_the_clip(gradients, mechanism, **options):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.payload import PayloadError, find_codec
@@ -155,26 +155,6 @@ def test_norm_bound(values, slack):
             unpack(packed, bounded)
     elif slack > 1.001:
         assert len(unpack(packed, bounded)) == len(values)
-
-
-@given(data=st.data(), codec=codecs, mode=modes)
-@settings(max_examples=300)
-def test_damage_at_any_byte_is_a_payload_error(data, codec, mode):
-    """Truncated, extended, or one bit flipped anywhere: refused, and never by another exception."""
-    packed, expected = message(data.draw(finite), codec, mode)
-    kind = data.draw(st.sampled_from(["truncate", "extend", "flip", "cut out"]))
-    place = data.draw(st.integers(0, len(packed) - 1))
-    if kind == "truncate":
-        damaged = packed[:place]
-    elif kind == "extend":
-        damaged = packed + data.draw(st.binary(min_size=1, max_size=40))
-    elif kind == "cut out":
-        damaged = packed[:place] + packed[place + 1 :]
-    else:
-        flipped = packed[place] ^ (1 << data.draw(st.integers(0, 7)))
-        damaged = packed[:place] + bytes([flipped]) + packed[place + 1 :]
-    with pytest.raises(PayloadError):
-        unpack(damaged, expected)
 
 
 def test_a_hostile_count_allocates_nothing():

@@ -241,18 +241,3 @@ def test_nothing_of_a_users_own_changes_the_ledger(tmp_path):
     assert found[0] == found[1] != []
     assert plain.epsilon == other.epsilon
     assert torch.equal(weights(plain), weights(other))
-
-
-def interrupted(out: Path, **changes) -> None:
-    def stop(row):
-        if row["round"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        quick(out, rounds=3, callbacks=[stop], **changes)
-
-
-def test_a_resumed_run_has_the_weights_of_one_that_was_never_interrupted(tmp_path):
-    whole = quick(tmp_path / "whole", rounds=3)
-    interrupted(tmp_path / "run")
-    assert torch.equal(weights(quick(tmp_path / "run", rounds=3, resume=True)), weights(whole))

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.selection import UNIFORM
-from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan
 from simulations.plan.start import from_root
 from simulations.run import run_command
@@ -121,23 +119,6 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
 def test_a_bad_setting_is_refused_by_name(settings, message):
     with pytest.raises((ValueError, OSError), match=message):
         plan_of(**settings)
-
-
-def batch_norm() -> nn.Module:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64))
-    model.add_module("classifier", nn.Linear(64, 10))
-    return model
-
-
-def test_a_model_that_mixes_examples_is_refused(monkeypatch):
-    load = workloads.load
-
-    def planted(name, **kwargs):
-        return replace(load(name, **kwargs), models={"mlp": batch_norm})
-
-    monkeypatch.setattr(workloads, "load", planted)
-    with pytest.raises(ValueError, match=r"BatchNorm1d.*replace BatchNorm by GroupNorm"):
-        plan_of()
 
 
 def test_a_noise_that_spends_the_budget_in_one_round_is_refused():

@@ -1,6 +1,5 @@
 """A client that never comes back in round 2. Importable on its own: Ray's workers import it by name."""
 
-import signal
 import time
 
 from flwr.app import Context, Message
@@ -14,14 +13,5 @@ HANGS = 4
 @training
 def app(message: Message, context: Context) -> Message:
     if (context.node_config["partition-id"], message.content["round"]["round"]) == (HANGS, 2):
-        time.sleep(3600)
-    return honest(message, context)
-
-
-@training
-def deaf(message: Message, context: Context) -> Message:
-    """As inside a library that never returns to Python: no signal reaches it."""
-    if (context.node_config["partition-id"], message.content["round"]["round"]) == (HANGS, 2):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
         time.sleep(3600)
     return honest(message, context)

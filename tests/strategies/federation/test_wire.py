@@ -108,13 +108,6 @@ def test_a_changed_carrier_or_index_changes_the_digest():
         assert wire.read_frame(planted, frame).digest != frame.digest
 
 
-@given(st.binary(max_size=1000), st.text(max_size=30))
-def test_wire_size_is_the_length_of_the_serialised_message(payload, group):
-    message = Message(wire.update(payload, 3), 5, "train", group_id=group)
-    assert wire_size(message) == len(message_to_proto(message).SerializeToString())
-    assert wire_size(message) > wire.array_bytes(message.content.values())
-
-
 def test_a_failure_is_a_reply_with_a_code():
     asked = Message(RecordDict(), 5, "train", group_id="7")
     asked.metadata.__dict__["_message_id"] = "abc"
