@@ -8,7 +8,6 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedlsg.gradients import trainable
 from fedlsg.own_loop.release import Release
-from fedlsg.privacy import LedgerError
 from strategies.private_step import PrivateStep
 from tests.strategies.own_loop import EXAMPLES, INPUTS, PUBLIC, RECIPES, TARGETS, batch, made, private_step
 from tests.strategies.small_federation import model

@@ -14,7 +14,8 @@ from fedlsg.accounting.bounds import MOST_SETTINGS, WITNESSED, epsilon, upper_or
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier
 from fedlsg.accounting.events import AccountingError, canonical, in_words
 from fedlsg.accounting.population import displayed, spread
-from fedlsg.privacy.ledger import Entry, Ledger
+from fedlsg.privacy.ledger import Ledger
+from tests.fedlsg.support.ledgers import entry
 
 DELTA = 1e-5
 TRAINING = {"sample_rate": 0.1, "delta": DELTA}
@@ -47,25 +48,18 @@ def test_steps_with_a_pruning_round_are_as_many_as_the_composition_allows():
         assert (compose(events, delta=DELTA).upper <= 3.0) == within
 
 
-def entry(round: int, **changes) -> Entry:
-    known = {
-        "client": 0, "round": round, "attempt": 0, "steps": 1, "sample_rate": 0.1, "noise_multiplier": 1.5,
-        "clip_norm": 1.0, "num_examples": 100, "mechanism": "dp",
-    }  # fmt: skip
-    return Entry(**(known | changes))
-
-
 def rounds_within(tmp_path, budget: float, *, pruned: bool) -> int:
     """Rounds that a client trains until its ledger says no."""
-    ledger = Ledger(tmp_path / f"{pruned}.jsonl", client=0)
+    ledger = Ledger(tmp_path / f"{pruned}.jsonl", client=3)
     if pruned:
-        first = entry(0, sample_rate=1.0, noise_multiplier=8.0)
+        first = entry(0, steps=1, sample_rate=1.0, noise_multiplier=8.0)
         assert not ledger.would_exceed(first, budget, DELTA)
         ledger.charge(first)
     for round in range(1, 200):
-        if ledger.would_exceed(entry(round), budget, DELTA):
+        one = entry(round, steps=1, sample_rate=0.1)
+        if ledger.would_exceed(one, budget, DELTA):
             return round - 1
-        ledger.charge(entry(round))
+        ledger.charge(one)
     raise AssertionError("the budget does not end")
 
 
