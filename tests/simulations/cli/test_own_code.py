@@ -1,12 +1,10 @@
 """The command line on a user's own files and on packages that offer workloads and methods."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 import strategies
-from fedlsg import user_code
 from simulations.engines.cluster import Cluster
 from simulations.report.progress import RoundDisplay
 from tests.simulations.support.own import MINE, write
@@ -105,40 +103,6 @@ def test_a_mistake_is_one_line_and_the_next_command_is_fine(case, fedlsg, mine, 
     assert words in refused(fedlsg, *command.split(), *QUICK)
     assert strategies.recipe_settings().keys() >= {"rank"}
     assert fedlsg("methods")[0] == 0
-
-
-PACKAGE = (
-    MINE
-    + '''
-def clash(*, rank: str = "a", mechanism, server):
-    """Clashes."""
-'''
-)
-
-
-@pytest.fixture
-def installed(fedlsg, tmp_path, monkeypatch):
-    """A function that installs a package: its code and its entry points, as pip leaves them."""
-    site = tmp_path / "site-packages"
-    monkeypatch.syspath_prepend(str(site))
-
-    def install(points: str) -> None:
-        info = site / "toy_package-1.0.dist-info"
-        (site / "toy_package").mkdir(parents=True)
-        info.mkdir()
-        write(site / "toy_package" / "__init__.py", PACKAGE)
-        write(info / "METADATA", "Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n")
-        write(info / "entry_points.txt", points)
-        clear()
-
-    yield install
-    clear()
-    sys.modules.pop("toy_package", None)
-
-
-def clear() -> None:
-    user_code.offered.cache_clear()
-    strategies._offered.cache_clear()
 
 
 @pytest.mark.slow

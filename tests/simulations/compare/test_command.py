@@ -18,7 +18,6 @@ from simulations.compare.runner import Folder, check_same_settings, run_cells
 from simulations.compare.worker import Job, Outcome
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
-from tests.simulations.support.runs import SMALL
 
 TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
 OPTIONS = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
@@ -96,13 +95,6 @@ def test_other_settings_are_refused_by_name(record, folder):
     if record:  # a setting that is no longer given shows only in the record
         with pytest.raises(ValueError, match=r"learning_rate = 0.5 \(now unset\)"):
             check_same_settings(folder, asked({}, rank=4))
-
-
-GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducible": True}
-
-
-def job(path: Path, **changes: Any) -> Job:
-    return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
 
 
 def test_compare_end_to_end(fedlsg, tmp_path):

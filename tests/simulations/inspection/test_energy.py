@@ -29,11 +29,6 @@ def found(recorded: Subject) -> dict[tuple[int, str, str], KeptRow]:
     return {(row.round, row.carriers, row.form): row for row in rows}
 
 
-def row(**changes: object) -> KeptRow:
-    values = {"round": 1, "layer": "a", "carriers": "W", "form": "core", "rank": 2, "energy": 0.5, "squared_norm": 1.0}
-    return KeptRow(**(values | changes))
-
-
 def test_energies_of_a_run_against_projections(recorded, found):
     """Oracle: Eq. 3, and spans by QR, of carriers that are made here; the run's own change has more than W."""
     rows = recorded.rows(30)

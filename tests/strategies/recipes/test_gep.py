@@ -11,12 +11,11 @@ from fedlsg.accounting import Event, compose
 from fedlsg.carriers import Dense, carried_parameters, prepare_model
 from fedlsg.frame import Frame
 from fedlsg.gradients import per_example_gradients, trainable
-from fedlsg.method import make_frame
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit
 from strategies import recipe
-from tests.strategies.contract import SCHEDULE, SEED, Case, cnn, mlp
+from tests.strategies.contract import cnn, mlp
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state
 
@@ -131,15 +130,6 @@ def test_the_server_applies_what_was_sent():
 
 
 CLASSIFIER = ["classifier.weight", "classifier.bias"]
-
-
-def of_method(name: str, model: nn.Module) -> Frame:
-    """The first round's frame of a recipe without masks, on a model that is ready for it."""
-    method = Case(name).method
-    weights = {name: p.detach() for name, p in trainable(model).items()}
-    return make_frame(
-        method, weights, {}, carried=(), round=1, updates=0, schedule=SCHEDULE, seed=SEED, classifier="classifier"
-    )
 
 
 def prepared(model: nn.Module) -> nn.Module:

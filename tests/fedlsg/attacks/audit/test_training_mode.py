@@ -16,7 +16,7 @@ from tests.fedlsg.support.audit_setting import setting
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 IMAGES, LABELS = digits(6)
-IN, OUT, NONE = torch.tensor([True]), torch.tensor([False]), torch.zeros(0, dtype=torch.bool)
+IN, OUT = torch.tensor([True]), torch.tensor([False])
 
 
 def seen(name="lsg", rows=slice(0, 6)):
