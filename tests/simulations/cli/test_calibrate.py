@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from fedlsg.accounting import epsilon
 from simulations.cli import docs, start
 from simulations.cli.app import app
-from simulations.cli.docs import STEPS
 from tests.places import REPOSITORY
 
 OF_EPOCH = 50
@@ -48,18 +47,6 @@ def test_what_is_printed_is_never_less_than_what_is_spent(target):
     spent = epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=100, delta=1e-5).upper
     assert spent <= found <= target + 1e-4
     assert spent <= target
-
-
-def test_no_command_shows_three_things_to_do_first(fedlsg):
-    """Each with a command that exists, with options that exist; then how to see all commands."""
-    status, out, err = fedlsg()
-    assert (status, err) == (2, "")
-    assert [line.strip() for line in out.splitlines() if line.startswith("     ")] == [step for _, step in STEPS]
-    assert "fedlsg --help" in out
-    for _, command in STEPS:
-        _, name, *options = command.split()
-        known = fedlsg(name, "--help")[1]
-        assert all(option in known for option in options if option.startswith("--")), command
 
 
 def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monkeypatch, capsys):
