@@ -1,4 +1,4 @@
-"""Clients that misbehave in workers of Ray, each a ClientApp: they end a process, never come back, or note what they do.
+"""Clients that misbehave in workers of Ray, each a ClientApp: they end a process, hang, or note what they do.
 
 Importable on its own: Ray's workers import it by name. A flag in the run directory remembers who died.
 """
