@@ -1,5 +1,6 @@
 """Types of settings are current, signatures have them, and type checkers see an editable installation."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +19,19 @@ from simulations.settings.settings import all_settings
 from strategies.private_step import PrivateStep
 from strategies.settings_typed import MethodSettings, StepSettings
 from tests.places import REPOSITORY
+
+SCRIPT = Path(__file__).with_name("strangers_script.py")
+
+
+WRONG = """
+import fedlsg
+from torch import nn
+
+fedlsg.simulate(workload="digits", lerning_rate=0.5)
+fedlsg.simulate(workload="digits", rank="four")
+fedlsg.PrivateStep(nn.Linear(2, 2), nn.CrossEntropyLoss(), num_examples=4, rnk=2)
+fedlsg.recipe("lsg", sparsty=0.3)
+"""
 
 
 def test_the_files_are_current():
@@ -63,3 +77,20 @@ def test_an_editable_installation_is_a_path(stranger, tmp_path):
     where = [str(stranger), "-c", "import fedlsg, simulations; print(fedlsg.__file__)"]
     found = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
     assert found == str(REPOSITORY / "fedlsg" / "__init__.py")
+
+
+@pytest.mark.slow
+def test_a_strangers_script_is_strictly_typed_and_a_misspelt_setting_is_found(stranger, tmp_path):
+    shutil.copyfile(SCRIPT, tmp_path / "script.py")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    mypy = [str(stranger), "-m", "mypy", "--strict", "--no-error-summary", "script.py", "wrong.py"]
+    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert {line.partition(":")[0] for line in lines} == {"wrong.py"}, done.stdout
+    found = {line.split(":")[1] for line in lines if ": error: " in line}
+    assert found == {"5", "6", "7", "8"}, done.stdout
+    assert 'did you mean "rank"' in done.stdout
+    assert 'did you mean "sparsity"' in done.stdout
+    ran = subprocess.run([str(stranger), "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "plot.pdf").exists()

@@ -8,6 +8,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedlsg.gradients import trainable
 from fedlsg.own_loop.release import Release
+from fedlsg.privacy import LedgerError
 from strategies.private_step import PrivateStep
 from tests.strategies.own_loop import EXAMPLES, INPUTS, PUBLIC, RECIPES, TARGETS, batch, made, private_step
 from tests.strategies.small_federation import model
@@ -242,3 +243,9 @@ def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
     second = private_step(net, method="dpsgd", ledger=ledger)
     second.step(batch)
     assert len(second._account.ledger.entries) == (2 if how == "same ledger" else 1)
+
+
+def test_a_ledger_of_other_rows_is_refused_still(tmp_path):
+    private_step(method="dpsgd", ledger=tmp_path / "l").step(batch)
+    with pytest.raises(LedgerError):
+        private_step(method="dpsgd", ledger=tmp_path / "l", num_examples=EXAMPLES - 1)

@@ -1,15 +1,21 @@
 """``fedlsg.Run`` and ``fedlsg.load_run``: what can be read of a run, also where its code or data are gone."""
 
+import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from IPython.core.formatters import DisplayFormatter
+from IPython.core.interactiveshell import InteractiveShell
+from rich.console import Console
 from torch import nn
 
 import fedlsg
 import strategies
 from fedlsg import user_code
 from simulations import workloads
+from simulations.report.progress import Meter
 from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
 
 
@@ -86,3 +92,41 @@ def test_a_run_of_code_that_has_changed_has_no_model(tmp_path):
     new_process()
     with refused("the code of the run's own workload differs from that which this run began with: restore the file"):
         fedlsg.load_run(tmp_path / "run").model  # noqa: B018
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Run code as a cell of a notebook does; gives what it displays, form by form."""
+    shown: list[dict[str, object]] = []
+    publish = SimpleNamespace(publish=lambda data, **_: shown.append(data), is_publishing=False)
+    shell = SimpleNamespace(
+        kernel=object(), execution_count=0, user_ns={}, display_formatter=DisplayFormatter(), display_pub=publish
+    )
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr(InteractiveShell, "initialized", lambda: True)
+    monkeypatch.setattr(InteractiveShell, "instance", lambda: shell)
+
+    def run(code: str, **names: object) -> list[dict[str, object]]:
+        shown.clear()
+        shell.user_ns |= names
+        shell.execution_count += 1
+        tree = ast.parse(code)
+        last = tree.body[-1]
+        exec(compile(ast.Module(tree.body[:-1], []), "cell", "exec"), shell.user_ns)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "cell", "eval"), shell.user_ns)
+            data, _ = shell.display_formatter.format(value)
+            shown.extend([data] if data else [])
+        else:
+            exec(compile(ast.Module([last], []), "cell", "exec"), shell.user_ns)
+        return list(shown)
+
+    return run
+
+
+def test_a_notebook_has_one_line_of_progress(cell):
+    console = Console(force_jupyter=True)
+    found = cell("for done in range(1, 4):\n    meter.show(done, ('<b>',))", meter=Meter(
+        console, 3, what="round", of=lambda done: f"{done:.0f}/3", pause=0.0))  # fmt: skip
+    assert [data["text/plain"].split("  ")[0] for data in found] == ["round 1/3", "round 2/3", "round 3/3"]
+    assert all("&lt;b&gt;" in str(data["text/html"]) for data in found)

@@ -108,6 +108,8 @@ def unlike():
 
 
 REFUSED = {
+    "another framework's name": ({"num_rounds": 3}, "unknown setting 'num_rounds'; did you mean 'rounds'?"),
+    "an unknown method": ({"method": "fedavg"}, "fedavg is called 'sgd' here"),
     "a loss that averages": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "the loss averages over the batch"),
     "and without a clip": (
         {"loss": lambda o, t: functional.cross_entropy(o, t), "method": "sgd", "noise_multiplier": None},

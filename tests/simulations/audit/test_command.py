@@ -59,6 +59,16 @@ MODES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_correct_code_of_every_mode(tmp_path, mode):
+    status, found, text = audit(tmp_path, given=MODES[mode], canaries=40)
+    assert status == 0, text
+    assert (found["trust"], found["unit"]) == (mode.split(",")[0], "example" if "unit" not in MODES[mode] else "client")
+    assert found["canary_kind"] == ("gradients" if found["unit"] == "example" else "updates")
+    assert found["reader"] in (tmp_path / "audit.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("mode", "plant"),
     [
@@ -127,6 +137,16 @@ def test_training_mode_finds_less_noise(tmp_path, plant):
     status, found, _ = audit(tmp_path, mode="training", given=TRAINING, canaries=100, plant=plant)
     assert status == 1
     assert {"noise deviation", "fresh noise"} & set(found["falsified_by"])
+
+
+@pytest.mark.slow
+def test_training_mode_finds_full_batches(tmp_path):
+    given = TRAINING | {"rounds": 10, "noise_multiplier": 1.0}
+    options = {"mode": "training", "canaries": 200}
+    assert audit(tmp_path, given=given, **options)[0] == 0
+    status, found, _ = audit(tmp_path, given=given, plant="full-batches", **options)
+    assert status == 1
+    assert "sensitivity" in found["falsified_by"]
 
 
 @pytest.mark.parametrize(

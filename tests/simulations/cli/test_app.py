@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from simulations.attack.observations import made_on
+from simulations.cli import app as cli
 from simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.places import REPOSITORY
@@ -54,6 +55,8 @@ def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "misspelt option": (("run", "--sparcity", "0.3", *SMALL), "(?i)no such option.*--sparcity.*--sparsity"),
+    "unknown workload": (("run", "digitz", *SMALL), "unknown workload 'digitz'.*did you mean 'digits'"),
+    "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
     "misspelt setting": (("run", "-c", "sparcity=0.3", *SMALL), "unknown setting 'sparcity'; did you mean 'sparsity'"),
     "no value": (("run", "-c", "sparsity", *SMALL), "expected -c KEY=VALUE, got 'sparsity'"),
     "unknown command": (("train",), "(?i)no such command 'train'"),
@@ -129,6 +132,17 @@ def test_a_command_of_an_earlier_version_says_where_it_is(word, said, fedlsg):
     status, out, err = fedlsg(word, "FILE", "--out", "made")
     assert (status, out) == (2, "")
     assert said in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_settings(shell, fedlsg, monkeypatch, capsys):
+    assert "_FEDLSG_COMPLETE" in fedlsg("completion", shell)[1]
+    asked = {"": f"{shell}_complete", "WORDS": "fedlsg run --lear", "CWORD": "--lear" if shell == "fish" else "2"}
+    for name, value in asked.items():
+        monkeypatch.setenv(f"COMP_{name}" if name else "_FEDLSG_COMPLETE", value)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "--learning-rate" in capsys.readouterr().out
 
 
 COMMANDS = {

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedlsg.accounting import epsilon
+from fedlsg.accounting import calibrate_noise_multiplier, epsilon
 from simulations.cli import docs, start
 from simulations.cli.app import app
+from simulations.cli.docs import STEPS
 from tests.places import REPOSITORY
 
 OF_EPOCH = 50
@@ -39,6 +40,17 @@ def test_epsilon_of_shuffled_batches_is_that_of_the_epochs_begun(steps, epochs):
         assert found > epsilon(sample_rate=1.0, noise_multiplier=8.0, steps=epochs - 1, delta=1e-5).upper
 
 
+def test_shuffled_batches_are_not_amplified():
+    given = ["--steps", "100", "--epoch-batches", str(OF_EPOCH), "--epsilon", "3"]
+    sigma, found, _ = printed(*given)
+    assert sigma == pytest.approx(
+        calibrate_noise_multiplier(epsilon=3.0, delta=1e-5, sample_rate=1.0, steps=2), rel=1e-4
+    )
+    assert found <= 3.0
+    poisson, _, _ = printed(*given[:2], *given[4:], "--sample-rate", "0.02")
+    assert poisson < 0.7 * sigma
+
+
 @pytest.mark.parametrize("target", [0.5, 1.0, 2.0, 4.0])
 def test_what_is_printed_is_never_less_than_what_is_spent(target):
     """The noise multiplier as it is printed keeps the target, and the epsilon next to it is not below what it costs."""
@@ -47,6 +59,18 @@ def test_what_is_printed_is_never_less_than_what_is_spent(target):
     spent = epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=100, delta=1e-5).upper
     assert spent <= found <= target + 1e-4
     assert spent <= target
+
+
+def test_no_command_shows_three_things_to_do_first(fedlsg):
+    """Each with a command that exists, with options that exist; then how to see all commands."""
+    status, out, err = fedlsg()
+    assert (status, err) == (2, "")
+    assert [line.strip() for line in out.splitlines() if line.startswith("     ")] == [step for _, step in STEPS]
+    assert "fedlsg --help" in out
+    for _, command in STEPS:
+        _, name, *options = command.split()
+        known = fedlsg(name, "--help")[1]
+        assert all(option in known for option in options if option.startswith("--")), command
 
 
 def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monkeypatch, capsys):

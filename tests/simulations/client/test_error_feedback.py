@@ -145,6 +145,7 @@ def test_no_memory_is_kept(settings, tmp_path):
             "indices=explicit does not go with positions that clients choose .*leave indices out",
         ),
         ({"codec": "sign", "mechanism": "none", "noise_multiplier": None}, "'lsg' a coordinate is not the same"),
+        ({"codec": "sign", "method": "dp-powersgd"}, "codec 'sign' keeps no magnitudes"),
     ],
 )
 def test_refused(settings, why, tmp_path):

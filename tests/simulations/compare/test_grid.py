@@ -1,5 +1,6 @@
 """Which cells a grid has, what it varies, which cannot run, and what is refused before the first."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from simulations.compare.command import accepted
 from simulations.compare.grid_file import check_cells, parse_varied, read_varied
 from simulations.compare.lines import lines
 from simulations.compare.table import sentences
+from simulations.exports.runs import listed
+from simulations.rundir.journal import EVENTS
 from simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import grid, result
 
@@ -193,3 +196,12 @@ def test_what_is_not_supported_is_not_said():
     assert said([result(None)]) == ["No run is finished."]
     seeded = said([result(0.9, private=False), result(0.91, seed=1, private=False)])
     assert seeded == ["No run is private: lsg, 90.5 ± 0.7 %."]
+
+
+def test_a_copy_began_when_its_run_did(stopped, tmp_path):
+    """By its first event; by the time of its settings where there are no events, or none with a time."""
+    copy = Path(shutil.copytree(stopped.path, tmp_path / "copy"))
+    os.utime(copy / "config.toml", (9.0, 9.0))
+    assert listed(copy, "a").began == pytest.approx((stopped.path / "config.toml").stat().st_mtime, abs=300)
+    (copy / EVENTS).write_bytes(b"short")
+    assert listed(copy, "a").began == 9.0

@@ -1,11 +1,14 @@
 """Gradient energy kept, random sparsification, what noise and clip cost: closed forms, brute force."""
 
 import pytest
+from rich.console import Console
 
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
 from simulations.inspection import Subject, batch_gradient, subject_of_run
+from simulations.inspection.command import measure_costs
 from simulations.inspection.energy import PRIVATE, KeptRow, kept_rows, weights_at
+from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
 
 HIDDEN = "hidden.weight"
@@ -42,3 +45,24 @@ def test_energies_of_a_run_against_projections(recorded, found):
     assert found[3, "W - W_0", "tangent"].energy > 2 * found[3, "W", "tangent"].energy
     assert found[3, PRIVATE, "tangent"].energy > 0.7
     assert found[1, PRIVATE, "tangent"].energy != found[3, PRIVATE, "tangent"].energy
+
+
+QUIET = {"noise_multiplier": None}
+
+
+def test_the_same_run_without_noise_and_without_both(small, tmp_path):
+    """Oracle: the settings of the run under another mechanism. Nothing of the run changes."""
+    settings = {
+        key: small.config[key] for key in ("method", "seed", "sample-rate", "learning-rate", "rank", "sparsity")
+    }
+    again = [
+        run_local(tmp_path / kind, **QUIET, mechanism=kind, **{k.replace("-", "_"): v for k, v in settings.items()})
+        for kind in ("clip-only", "none")
+    ]
+    before = files_of(small.path)
+    found = measure_costs(subject_of_run(str(small.path)), Console(quiet=True))
+    assert files_of(small.path) == before
+    assert found.with_noise == small.summary["accuracy"]
+    assert (found.clip_only, found.neither) == tuple(run.summary["accuracy"] for run in again)
+    assert found.standard_error is not None
+    assert len({found.with_noise, found.clip_only, found.neither}) > 1  # negative control: they are not one run

@@ -201,3 +201,14 @@ def test_a_page_without_scripts_shows_everything(browser, made_pages):
         assert tab.locator("svg.still:visible").count() == tab.locator(".panel").count() > 0
         assert tab.locator("canvas, button, input").count() == 0
     context.close()
+
+
+def test_the_keyboard_reaches_links_tables_and_settings(browser, made_pages):
+    visit = Visit(browser, made_pages["compare"])
+    visit.tab.set_viewport_size({"width": 400, "height": 800})
+    reached = set()
+    for _ in range(60):
+        visit.tab.keyboard.press("Tab")
+        reached.add(visit.tab.evaluate("document.activeElement.className || document.activeElement.tagName"))
+    assert {"A", "BUTTON", "INPUT", "CANVAS", "scroll"} <= reached
+    visit.tab.close()

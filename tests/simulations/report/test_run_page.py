@@ -1,13 +1,17 @@
 """report.html: complete, self-contained, escaped; of one run and of many; and what is no run is refused."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+
+import pytest
 
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import page
 from simulations.report.run_page import command, run_page
+from simulations.report.tiles import check_against, run_tiles
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
@@ -108,3 +112,18 @@ def test_the_command_of_a_run_makes_the_same_settings(small):
     assert {k: v for k, v in vars(again).items() if k != "run_dir"} == {
         k: v for k, v in vars(before).items() if k != "run_dir"
     }
+
+
+def test_the_accuracy_without_privacy_is_named_where_a_run_has_it():
+    private, dense = result(0.8), result(0.97, method="sgd", epsilon=None)
+    tiles = run_tiles(private, dense)
+    assert tiles is not None
+    assert f"without privacy: 97.00 % ({dense.name})" in tiles.tiles[0].note
+    check_against(private, dense)
+    for other, why in (
+        (private, "is private: give a run without privacy"),
+        (replace(dense, settings={**dense.settings, "workload": "sst2"}), "has workload=sst2, and the run workload="),
+        (result(None, method="sgd", epsilon=None), "has no accuracy"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            check_against(private, other)

@@ -40,6 +40,14 @@ def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
         assert one.variance == pytest.approx(one.expected)  # all took part for certain: only noise is left
 
 
+def test_coins_are_in_no_score():
+    canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
+    right, wrong = look(seen(), canaries, rest, IN), look(seen(), canaries, rest, OUT)
+    assert_close(right.components, wrong.components)
+    assert_close(right.residual, wrong.residual)
+    assert wrong.moved == pytest.approx(-right.moved)
+
+
 def residuals(count=20, scale=1.0):
     return list(np.random.default_rng(0).normal(scale=scale, size=(count, 400)))
 
