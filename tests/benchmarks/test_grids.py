@@ -26,10 +26,6 @@ def test_layers_in_all_their_forms():
     assert all(reason for verdict, reason in verdicts if verdict == "refused")
 
 
-def case(name: str) -> layer_grid.Case:
-    return next(case for case in CASES if case[0] == name)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_whole_models_train(name):

@@ -21,6 +21,8 @@ from strategies.settings_typed import MethodSettings, StepSettings
 from tests.places import REPOSITORY
 
 SCRIPT = Path(__file__).with_name("strangers_script.py")
+
+
 WRONG = """
 import fedlsg
 from torch import nn

@@ -23,7 +23,6 @@ from fedlsg.carriers.probe import Basis, ProbeSource, unflatten
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, Schedule, norm_bound
 from fedlsg.payload import Expected, IndexMode, pack, unpack
-from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
@@ -33,16 +32,13 @@ from strategies.federation.downlink import basis_record, read_basis
 from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3
-SCHEDULE = Schedule(rounds=3, sample_rate=0.5)
-UPDATES = 2
+SCHEDULE, UPDATES = Schedule(rounds=3, sample_rate=0.5), 2
 NOISE = {"clip_norm": 0.3, "noise_multiplier": 1.5}
 SMALL = {"rank": 2, "sparsity": 0.4, "probes": 16}
 """Settings of a case unless it says otherwise, as far as its recipe has them."""
 
 EMPTY = LocalTraining(sample_rate=1e-12)
-LEAST_DRAWS = 20_000
-FALSE_ALARM = 1e-7
-TIGHT = 0.8
+LEAST_DRAWS, FALSE_ALARM, TIGHT = 20_000, 1e-7, 0.8
 SCALES = (1e-8, 0.01, 0.05, 1.0, 1e4, -1e4, 1e150, 1e200, math.inf, math.nan)
 """Factors on the loss of one example: from all but silent to squares beyond float64, and what is no number."""
 
@@ -103,25 +99,10 @@ class Subject:
     state: PublicState
     plan: RoundPlan
 
-    @property
-    def model(self) -> nn.Module:
-        return self.state.model
-
-    @property
-    def derived(self) -> Frame:
-        return self.plan.frame
-
-    @property
-    def mechanism(self) -> Mechanism:
-        return self.plan.mechanism
-
-    @property
-    def round(self) -> int:
-        return self.plan.round
-
-    @property
-    def multiplicity(self) -> int:
-        return self.plan.local.multiplicity
+    model = property(lambda self: self.state.model)
+    derived = property(lambda self: self.plan.frame)
+    mechanism = property(lambda self: self.plan.mechanism)
+    multiplicity = property(lambda self: self.plan.local.multiplicity)
 
     def step(self, data: "Data", **changes: Any) -> Tensor:
         """One local step over all examples, on noise that is zero unless a stream is given: the clipped sum."""
@@ -186,11 +167,9 @@ def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype 
     return Subject(frame=state.frame(), state=client, plan=plan_round(method, UPDATES + 1, derived, local))
 
 
-def derived_frame(
-    client: PublicState, round: int, *, updates: int, kept: Tensor | None = None, basis: Basis | None = None
-) -> Frame:
+def derived_frame(client: PublicState, round: int, **known: Any) -> Frame:
     """The frame as a client derives it."""
-    return client.frame(round, updates=updates, kept=kept, basis=basis)
+    return client.frame(round, **known)
 
 
 def announced_basis(state: ServerState, client: PublicState) -> Basis | None:
@@ -273,16 +252,14 @@ def noise_defects(s: Subject, least: int = LEAST_DRAWS) -> list[str]:
 
     ``least`` draws a block, from a fiftieth to an eighth as many steps: blocks of under 8 values have fewer draws.
     """
-    none = data_set(0, s.multiplicity)
+    none, local = data_set(0, s.multiplicity), replace(EMPTY, multiplicity=s.multiplicity)
     smallest = min(block.kept for block in s.derived.blocks if block.kept)
     draws = min(max(least // 50, math.ceil(least / smallest)), least // 8) if s.mechanism.adds_noise else 1
-    local = replace(EMPTY, multiplicity=s.multiplicity)
     values = torch.stack([s.step(none, noise=reproducible_stream(i), local=local) for i in range(draws)])
     if not s.mechanism.adds_noise:
         return ["an empty batch does not give zeros"] if values.any() else []
     values = values / (s.mechanism.noise_multiplier * s.mechanism.clip_norm)
-    found = []
-    pieces = values.split([block.kept for block in s.derived.blocks], dim=1)
+    found, pieces = [], values.split([block.kept for block in s.derived.blocks], dim=1)
     for i, (block, piece) in enumerate(zip(s.derived.blocks, pieces, strict=True)):
         if block.kept and not plausible(piece.square().sum(), piece.numel()):
             found.append(f"block {i} ({block.parameter}) has variance {float(piece.square().mean()):.3f}, not 1")
@@ -309,21 +286,15 @@ def lift_defects(s: Subject) -> list[str]:
     ]
 
 
-def sent(s: Subject, values: Tensor, index_mode: IndexMode = "derived") -> bytes:
-    """The payload of a client, as it makes it."""
-    where = s.derived.wire
-    return pack(
-        encode(values, s.derived), where.indices, size=where.size, round=s.round, digest=s.derived.digest,
-        index_mode=index_mode,
-    )  # fmt: skip
-
-
 def received(s: Subject, values: Tensor, index_mode: IndexMode = "derived") -> Tensor:
     """What the server makes of the client's payload, under the norm that it expects."""
-    where = s.frame.wire
+    where, round, out = s.frame.wire, s.plan.round, s.derived
+    payload = pack(
+        encode(values, out), out.wire.indices, size=out.wire.size, round=round, digest=out.digest, index_mode=index_mode
+    )
+    most = norm_bound(s.mechanism, s.frame, num_examples=EXAMPLES, local=LocalTraining())
     expected = Expected(
-        round=s.round, codec="float32", index_mode=index_mode, size=where.size, indices=where.indices,
-        digest=s.frame.digest,
-        max_norm=norm_bound(s.mechanism, s.frame, num_examples=EXAMPLES, local=LocalTraining()),
+        round=round, codec="float32", index_mode=index_mode, size=where.size, indices=where.indices,
+        digest=s.frame.digest, max_norm=most,
     )  # fmt: skip
-    return decode(unpack(sent(s, values, index_mode), expected), s.frame)
+    return decode(unpack(payload, expected), s.frame)

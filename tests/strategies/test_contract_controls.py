@@ -28,7 +28,7 @@ from tests.strategies.contract import (
 )
 from tests.strategies.contract_cases import CASES, of
 
-CLIENT, METHOD = fedlsg.training.client, fedlsg.method
+CLIENT = fedlsg.training.client
 
 
 def gradients_weighted_after_the_clip(gradients, mechanism, **options):
@@ -105,12 +105,7 @@ UNSAFE = {
     "examples that are no number kept": ("dpsgd", CLIENT, "clipped_sum", broken_examples_kept),
     "pruning without a clip": ("dp-ssgd: pruning round", CLIENT, "clipped_sum", no_clip),
     "per-block clip claims C": ("lsg: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
-    "per-block clip claims sigma": (
-        "lsg: clip per block",
-        Mechanism,
-        "effective_noise_multiplier",
-        claimed_multiplier,
-    ),
+    "per-block clip claims sigma": ("lsg: clip per block", Mechanism, "effective_noise_multiplier", claimed_multiplier),
     "per-block clip of rs claims C": ("rs: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
 }
 

@@ -11,7 +11,7 @@ import fedlsg
 from fedlsg.gradients import per_example_loss
 from strategies import recipe
 from strategies.step_method import is_regression, method_of, planned_steps
-from tests.strategies.own_loop import INPUTS, TARGETS, TERMS, batch, private_step, weights
+from tests.strategies.own_loop import INPUTS, TARGETS, TERMS, private_step, weights
 from tests.strategies.small_federation import model
 
 W = torch.tensor([0.5, 1.0, 2.0])
@@ -50,25 +50,6 @@ def test_the_update_is_torchs_gradient_of_the_loss_that_was_asked(case, method):
     total = torch.autograd.grad(whole(net(INPUTS[rows]), targets[rows]), list(net.parameters()))
     wanted = -0.5 * torch.cat([g.flatten() for g in total]) / (TERMS["sample_rate"] * len(INPUTS))
     torch.testing.assert_close(weights(step) - before, wanted, rtol=1e-3, atol=1e-6)
-
-
-class Scaled(nn.Module):
-    """Cross-entropy of outputs times a learned scale."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, outputs, targets):
-        return F.cross_entropy(outputs * self.scale, targets, reduction="none")
-
-
-@pytest.mark.parametrize("method", ["sgd", "dpsgd"])
-def test_a_trainable_parameter_of_the_loss_is_refused_by_name(method):
-    noise = {"noise_multiplier": None} if method == "sgd" else {}
-    with pytest.raises(ValueError, match=r"the loss has trainable parameters \(scale\)"):
-        private_step(method=method, loss=Scaled(), **noise)
-    private_step(method="dpsgd", loss=Scaled().requires_grad_(False)).step(batch)
 
 
 def test_a_penalty_on_the_model_s_own_weights_is_no_parameter_of_the_loss():

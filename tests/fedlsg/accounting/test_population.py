@@ -51,15 +51,6 @@ def test_moved_events_lose_at_least_as_much(q, sigma, steps, level):
         assert event.sample_rate == 1 or (event.noise_multiplier <= sigma and event.steps >= steps)
 
 
-def test_an_answer_on_the_grid_is_an_upper_bound_and_rounding_down_would_not_be():
-    own = client(0.0213, 1.07, 331)
-    exact = compose(own, delta=DELTA).upper
-    assert compose(move_to_grid(own, 8), delta=DELTA).upper > exact
-    (event,) = own
-    low = client(grid_down(event.sample_rate, 8), grid_up(event.noise_multiplier, 8), event.steps)
-    assert compose(low, delta=DELTA).upper < exact, "negative control: the other way round the number is too low"
-
-
 def test_a_few_clients_are_exact():
     clients = [client(0.02, 1.5, steps) for steps in (3, 50, 50, 7)] + [()]
     each = [compose(events, delta=DELTA).upper for events in clients]

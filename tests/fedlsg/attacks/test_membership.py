@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
 from scipy.stats import norm
 
 from benchmarks.privacy.attack_closed_forms import measure
@@ -99,9 +98,6 @@ def test_offline_uses_no_shadow_with_the_example():
     np.testing.assert_allclose(lira_offline(target, changed, inside), lira_offline(target, shadows, inside))
     nobody = np.zeros_like(inside)
     assert not np.allclose(lira_offline(target, changed, nobody), lira_offline(target, shadows, nobody))
-
-
-values = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
 
 
 def test_intervals_cover_the_truth():

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.carriers.personal import (
-    personal_gradient,
-    personal_size,
-    shared_values,
-    with_zeros,
-)
+from fedlsg.carriers.personal import personal_gradient, personal_size, shared_values, with_zeros
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Compression, LocalTraining, Method

@@ -234,20 +234,6 @@ def number_targets(*shape, seed=1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def one_by_one(loss, outputs, targets):
-    """The oracle: torch's loss in its usual form, on each example alone."""
-    return torch.stack([loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
-
-
-@pytest.mark.parametrize("loss", [
-    nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), F.cross_entropy,
-    partial(F.cross_entropy, label_smoothing=0.2), partial(F.cross_entropy, reduction="mean"), nn.MultiMarginLoss(),
-])  # fmt: skip
-def test_classification_equals_each_example_alone(loss):
-    outputs, targets = number_targets(ROWS, V), class_targets(ROWS)
-    torch.testing.assert_close(per_example_loss(loss)(outputs, targets), one_by_one(loss, outputs, targets))
-
-
 @pytest.mark.parametrize("ignored", [None, 2])
 def test_tokens_equal_each_text_alone(ignored):
     given = {} if ignored is None else {"ignore_index": ignored}

@@ -96,9 +96,6 @@ def test_positions_equal_a_loop_over_the_block(case):
     assert keep.count(shape) == len(expected)
 
 
-rates = st.floats(0, 0.99)
-
-
 def test_per_step_masks_are_redrawn_in_every_round_at_the_rate_of_the_epoch():
     now = weights()
     mask = Mask(kind="uniform", sparsity=0.5, redraw="step", cooling=True)

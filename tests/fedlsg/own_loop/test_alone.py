@@ -11,15 +11,7 @@ from strategies.own_loop import alone
 from strategies.own_loop.alone import check_batches
 from strategies.own_loop.examples import synthetic
 from strategies.own_loop.user_inputs import batches_of
-from tests.fedlsg.support.batch_zoo import (
-    HONEST_BATCHES,
-    MIXING_BATCHES,
-    ROWS,
-    X,
-    Y,
-    draw_by_numpy,
-    draw_by_python,
-)
+from tests.fedlsg.support.batch_zoo import HONEST_BATCHES, MIXING_BATCHES, ROWS, X, Y, draw_by_numpy, draw_by_python
 
 CPU = torch.device("cpu")
 DRAWS = {"torch": torch.rand, "numpy": draw_by_numpy, "python": draw_by_python}

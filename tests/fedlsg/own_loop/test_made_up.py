@@ -17,7 +17,7 @@ from strategies.own_loop import examples
 from strategies.own_loop.examples import Trial, check_example, check_synthetic, checked_ctc
 from strategies.own_loop.fills import ROWS, numbers
 from strategies.own_loop.made_up import Maker
-from tests.fedlsg.support.mixing_zoo import COUNTS, HONEST, LABELS, LONG, MIXING, TOKENS, Case, Embedded, Tables
+from tests.fedlsg.support.mixing_zoo import COUNTS, HONEST, LABELS, LONG, MIXING, TOKENS, Case, Embedded, tables
 
 
 def check(case: Case) -> None:
@@ -99,7 +99,7 @@ def test_rows_have_the_values_of_real_ones():
 
 def test_each_column_has_its_own_largest_number():
     sizes = (3, 40, 7, 2, 100, 9)
-    trial = Trial.of(Tables(sizes), per_example_loss(nn.CrossEntropyLoss()))
+    trial = Trial.of(tables(*sizes), per_example_loss(nn.CrossEntropyLoss()))
     maker = Maker(inputs=COUNTS, targets=LABELS, takes=trial.takes, sizes=frozenset(sizes))
     rows = torch.cat([x for x, _ in maker.families()])
     assert all(0 < most < size for most, size in zip(rows.amax(0).tolist(), sizes, strict=True))

@@ -12,13 +12,7 @@ from fedlsg.privacy import Entry, Ledger, LedgerError, ledger_file, read_entries
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES, extend, head_of, lines_since, verify
 from fedlsg.privacy.ledger_entry import GENESIS
 from fedlsg.privacy.ledger_file import Memo, load
-
-
-def entry(round: int, *, run: str = "a", attempt: int = 0, client: int = 3) -> Entry:
-    return Entry(
-        client=client, round=round, attempt=attempt, steps=1, sample_rate=0.5, noise_multiplier=1.0, clip_norm=1.0,
-        num_examples=10, mechanism="dp", run=run,
-    )  # fmt: skip
+from tests.fedlsg.support.ledgers import entry
 
 
 @pytest.fixture
@@ -64,8 +58,8 @@ def test_a_torn_line_stays_on_its_own_side(ledger, copy):
 
 
 def changed(lines: bytes) -> bytes:
-    assert b'"noise_multiplier": 1.0' in lines
-    return lines.replace(b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0', 1)
+    assert b'"noise_multiplier": 1.5' in lines
+    return lines.replace(b'"noise_multiplier": 1.5', b'"noise_multiplier": 9.0', 1)
 
 
 @pytest.mark.parametrize(

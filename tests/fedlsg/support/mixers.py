@@ -1,6 +1,7 @@
 """Models of a user's own: some mix the examples of a batch, others look like it and do not."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +13,16 @@ WIDTH, TOKENS, CLASSES = 8, 7, 3
 
 
 class Apply(nn.Module):
-    """A module that does what it is given: ``do(x)``."""
+    """A module that does what it is given, ``do(x)``, or with layers of its own ``do(module, x)``."""
 
-    def __init__(self, do: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, do: Callable[..., Tensor], **layers: nn.Module) -> None:
         super().__init__()
-        self.do = do
+        self.do, self.alone = do, not layers
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.do(x)
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        return self.do(*(() if self.alone else (self,)), *inputs, **named)
 
 
 class MeanMixer(nn.Module):
@@ -111,92 +114,70 @@ class HiddenMemory(nn.Module):
         return y
 
 
-class Attention(nn.Module):
+def frozen(layer: nn.Module) -> nn.Module:
+    return layer.requires_grad_(False)
+
+
+def linears(*names: str) -> dict[str, nn.Module]:
+    return {name: nn.Linear(WIDTH, WIDTH) for name in names}
+
+
+def attention(batch_first: bool, turned: bool = False) -> nn.Module:
     """Frozen attention on (B, T, d), first as its authors meant it; ``batch_first=False`` attends over the batch."""
 
-    def __init__(self, batch_first: bool, turned: bool = False) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first, dropout=0.1).requires_grad_(False)
-        self.turned = turned
+    def attend(m: Any, x: Tensor) -> Tensor:
+        y = x.transpose(0, 1) if turned else x
+        y = m.attention(y, y, y)[0]
+        return x + (y.transpose(0, 1) if turned else y)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.transpose(0, 1) if self.turned else x
-        y = self.attention(y, y, y)[0]
-        return x + (y.transpose(0, 1) if self.turned else y)
+    return Apply(attend, attention=frozen(nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first, dropout=0.1)))
 
 
-class Recurrent(nn.Module):
+def recurrent(batch_first: bool) -> nn.Module:
     """A frozen GRU on (B, T, d), its last layer's outputs."""
-
-    def __init__(self, batch_first: bool) -> None:
-        super().__init__()
-        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=batch_first).requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gru(x)[0]
+    return Apply(lambda m, x: m.gru(x)[0], gru=frozen(nn.GRU(WIDTH, WIDTH, batch_first=batch_first)))
 
 
-class Residual(nn.Module):
+def residual(*branch: nn.Module) -> nn.Module:
     """x + branch(x)."""
-
-    def __init__(self, *branch: nn.Module) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(*branch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.branch(x)
+    return Apply(lambda m, x: x + m.branch(x), branch=nn.Sequential(*branch))
 
 
-class OwnAttention(nn.Module):
+def own_attention(mixed: bool) -> nn.Module:
     """Attention of Linear layers; with ``mixed`` the softmax runs over the batch."""
 
-    def __init__(self, mixed: bool) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.weights = nn.Softmax(dim=0 if mixed else -1)
+    def attend(m: Any, x: Tensor) -> Tensor:
+        return x + m.weights(m.query(x) @ m.key(x).mT / WIDTH**0.5) @ m.value(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.query(x) @ self.key(x).mT / WIDTH**0.5
-        return x + self.weights(scores) @ self.value(x)
+    return Apply(attend, weights=nn.Softmax(dim=0 if mixed else -1), **linears("query", "key", "value"))
 
 
-class FunctionalBatchNorm(nn.Module):
+def functional_batch_norm() -> nn.Module:
     """Batch norm inside a forward, between two layers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.second(F.batch_norm(m.first(x).flatten(0, 1), None, None, training=True).view_as(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.batch_norm(self.first(x).flatten(0, 1), None, None, training=True).view_as(x)
-        return self.second(y)
+    return Apply(forward, **linears("first", "second"))
 
 
-class GatedBranch(nn.Module):
+def gated_branch() -> nn.Module:
     """A branch that mixes behind a weight that starts at zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch, self.mixer = nn.Linear(WIDTH, WIDTH), Apply(lambda x: x - x.mean(0))
-        self.hidden, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        for layer in (self.hidden, self.gate):
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.gate(self.hidden(self.mixer(self.branch(x))))
+    layers = {"mixer": Apply(lambda x: x - x.mean(0)), **linears("branch", "hidden", "gate")}
+    for name in ("hidden", "gate"):
+        for p in layers[name].parameters():
+            nn.init.zeros_(p)
+    return Apply(lambda m, x: x + m.gate(m.hidden(m.mixer(m.branch(x)))), **layers)
 
 
-class StochasticDepth(nn.Module):
+def stochastic_depth() -> nn.Module:
     """Drops its branch for some examples, by a draw of its own for each."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         kept = torch.rand(len(x), 1, 1, device=x.device) < 0.5
-        return x + self.branch(x) * kept + 0.1 * torch.randn_like(x)
+        return x + m.branch(x) * kept + 0.1 * torch.randn_like(x)
+
+    return Apply(forward, **linears("branch"))
 
 
 def tokens_model(*middle: nn.Module) -> nn.Sequential:
@@ -207,55 +188,45 @@ def tokens_model(*middle: nn.Module) -> nn.Sequential:
     )  # fmt: skip
 
 
-class Words(nn.Module):
+def words_model() -> nn.Module:
     """Frozen embedding, padding mask, attention of torch's own function, dropout: an honest text model."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(11, WIDTH, padding_idx=0).requires_grad_(False)
-        self.query, self.key, self.value, self.head = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.drop = nn.Dropout(0.3)
+    def forward(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x, real = m.drop(m.words(input_ids)), attention_mask.bool()
+        mask = real.unsqueeze(1)
+        y = F.scaled_dot_product_attention(m.query(x), m.key(x), m.value(x), attn_mask=mask, dropout_p=0.2)
+        return (m.head(x + y) * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        x, real = self.drop(self.words(input_ids)), attention_mask.bool()
-        y = F.scaled_dot_product_attention(
-            self.query(x), self.key(x), self.value(x), attn_mask=real.unsqueeze(1), dropout_p=0.2
-        )
-        y = self.head(x + y) * real.unsqueeze(-1)
-        return y.sum(1) / real.sum(1, keepdim=True)
+    words = frozen(nn.Embedding(11, WIDTH, padding_idx=0))
+    return Apply(forward, words=words, drop=nn.Dropout(0.3), **linears("query", "key", "value", "head"))
 
 
-class ChannelsLast(nn.Module):
+def channels_last() -> nn.Module:
     """Convolutions on NHWC images, norms with weights of their own, a kernel that is standardised."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8)
-        self.second = StandardizedConv2d(8, 8, 3, stride=2)
-        self.last, self.head = nn.LayerNorm(8), nn.Linear(8, CLASSES)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = F.max_pool2d(F.relu(m.norm(m.first(x.permute(0, 3, 1, 2)))), 2)
+        return m.head(m.last(m.second(y).permute(0, 2, 3, 1)).mean((1, 2)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.max_pool2d(F.relu(self.norm(self.first(x.permute(0, 3, 1, 2)))), 2)
-        return self.head(self.last(self.second(y).permute(0, 2, 3, 1)).mean((1, 2)))
+    return Apply(
+        forward, first=nn.Conv2d(3, 8, 3, padding=1), norm=nn.GroupNorm(2, 8), last=nn.LayerNorm(8),
+        second=StandardizedConv2d(8, 8, 3, stride=2), head=nn.Linear(8, CLASSES),
+    )  # fmt: skip
 
 
-class Trimmed(nn.Module):
+def trimmed() -> nn.Module:
     """Cuts a batch of texts to its longest and packs it for a frozen GRU: shapes depend on the company only."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(11, WIDTH).requires_grad_(False)
-        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True).requires_grad_(False)
-        self.middle, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         lengths = attention_mask.sum(1)
         longest = int(lengths.max())
         real = attention_mask[:, :longest].unsqueeze(-1)
-        x = self.words(input_ids[:, :longest])
+        x = m.words(input_ids[:, :longest])
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        last = self.gru(packed)[1][0]
-        return self.head((torch.tanh(self.middle(x)) * real).sum(1) / lengths.unsqueeze(1) + last)
+        return m.head((torch.tanh(m.middle(x)) * real).sum(1) / lengths.unsqueeze(1) + m.gru(packed)[1][0])
+
+    words, gru = frozen(nn.Embedding(11, WIDTH)), frozen(nn.GRU(WIDTH, WIDTH, batch_first=True))
+    return Apply(forward, words=words, gru=gru, **linears("middle", "head"))
 
 
 class Cached(nn.Module):
@@ -271,31 +242,26 @@ class Cached(nn.Module):
         return x + self.table.unsqueeze(1)
 
 
-class Experts(nn.Module):
+def experts() -> nn.Module:
     """Two frozen experts; each sees the tokens that choose it, from all examples in one pile, if there are any."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH).requires_grad_(False) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.zeros_like(x)
-        chosen = (x.sum(-1) > 1).long()
-        for number, expert in enumerate(self.experts):
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y, chosen = torch.zeros_like(x), (x.sum(-1) > 1).long()
+        for number, expert in enumerate(m.experts):
             if (chosen == number).any():
                 y[chosen == number] = expert(x[chosen == number])
         return x + y
 
+    return Apply(forward, experts=nn.ModuleList(frozen(nn.Linear(WIDTH, WIDTH)) for _ in range(2)))
 
-class Table(nn.Module):
+
+def table() -> nn.Module:
     """A row of categories and numbers: a wrong category is an error, as is a number above 2."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.categories = nn.Embedding(4, WIDTH).requires_grad_(False)
-        self.numbers, self.head = nn.Linear(2, WIDTH), nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         if x[:, 1:].max() > 2:
             raise ValueError("expected numbers up to 2")
-        return self.head(torch.tanh(self.categories(x[:, 0].long()) + self.numbers(x[:, 1:])))
+        return m.head(torch.tanh(m.categories(x[:, 0].long()) + m.numbers(x[:, 1:])))
+
+    categories = frozen(nn.Embedding(4, WIDTH))
+    return Apply(forward, categories=categories, numbers=nn.Linear(2, WIDTH), head=nn.Linear(WIDTH, CLASSES))

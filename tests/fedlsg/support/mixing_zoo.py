@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.fedlsg.support.mixers import Apply
+
 CLASSES = 3
 Function = Callable[[Tensor], Tensor]
 FLOATS, BYTES, COUNTS = torch.zeros(2, 6), torch.zeros(2, 6, dtype=torch.uint8), torch.zeros(2, 6, dtype=torch.int64)
@@ -49,17 +51,15 @@ class Embedded(nn.Module):
         return self.head(torch.tanh(self.vectors(self.words(self.ids(ids)).mean(1))))
 
 
-class Masked(nn.Module):
+def masked(mixed: bool) -> nn.Module:
     """Mean of the vectors of a text: its own, or of as many tokens as the texts of the batch have on average."""
 
-    def __init__(self, *, mixed: bool) -> None:
-        super().__init__()
-        self.words, self.head, self.mixed = nn.Embedding(30, 5, padding_idx=0), nn.Linear(5, CLASSES), mixed
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        z = (self.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1)
+    def forward(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        z = (m.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1)
         count = attention_mask.sum(1, keepdim=True).to(z.dtype)
-        return self.head(torch.tanh(z / (count.mean() if self.mixed else count)))
+        return m.head(torch.tanh(z / (count.mean() if mixed else count)))
+
+    return Apply(forward, words=nn.Embedding(30, 5, padding_idx=0), head=nn.Linear(5, CLASSES))
 
 
 def before(do: Callable[[Tensor], Tensor], x: Tensor = FLOATS) -> Case:
@@ -76,7 +76,7 @@ def of_loss(loss: Callable[..., Any], y: Tensor = LABELS, width: int = CLASSES, 
 
 def texts(*, mixed: bool) -> Case:
     ids = torch.zeros(2, 7, dtype=torch.int64)
-    return Case({"input_ids": ids, "attention_mask": ids}, LABELS, lambda: Masked(mixed=mixed))
+    return Case({"input_ids": ids, "attention_mask": ids}, LABELS, lambda: masked(mixed))
 
 
 def ce(outputs: Tensor, targets: Tensor, **of: Any) -> Tensor:
@@ -146,11 +146,6 @@ def lengths(pad: int, *, mixed: bool) -> Case:
     return Case(TOKENS, LABELS, lambda: Model(rows=1000))
 
 
-def by_coin(coin: Callable[[], Any]) -> Case:
-    """Mixup in half of the batches."""
-    return before(lambda x: x + 0.5 * x.roll(1, 0) if coin() < 0.5 else x)
-
-
 def known(value: float, *, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Binary labels of which some are unknown, over the mean number of known ones in the batch, or over each's own."""
 
@@ -164,6 +159,25 @@ def known(value: float, *, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:
 
 def coin_of_each(x: Tensor) -> Tensor:
     return x * (torch.rand(len(x), *[1] * (x.ndim - 1)) < 0.5)
+
+
+def tables(*sizes: int) -> nn.Module:
+    """A table for each column."""
+    made = nn.ModuleList(nn.Embedding(size, 3) for size in sizes)
+    return Apply(
+        lambda m, x: m.head(torch.cat([table(x[:, k]) for k, table in enumerate(m.tables)], 1)),
+        tables=made, head=nn.Linear(3 * len(sizes), CLASSES),
+    )  # fmt: skip
+
+
+def packed() -> nn.Module:
+    """A GRU over as many steps as an example has."""
+
+    def forward(m: Any, x: Tensor, lengths: Tensor) -> Tensor:
+        steps = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return m.head(m.gru(steps)[1][0])
+
+    return Apply(forward, gru=nn.GRU(4, 5, batch_first=True).requires_grad_(False), head=nn.Linear(5, CLASSES))
 
 
 TOKENS, MISSING = torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 4)
@@ -201,9 +215,7 @@ MIXING = {
     "one id, centred": embedded(ONE, vectors=lambda z: z - z.mean(0)),
     "one id less the largest": embedded(ONE, vectors=lambda z: z - z.detach().amax(0)),
     "texts of mean length": texts(mixed=True),
-    "ignored labels": of_loss(
-        lambda o, t: over(ce(o.transpose(1, 2), t), t != -100), TOKENS, 8, LONG
-    ),
+    "ignored labels": of_loss(lambda o, t: over(ce(o.transpose(1, 2), t), t != -100), TOKENS, 8, LONG),
     "labels of class 0": of_loss(lambda o, t: over(ce(o.transpose(1, 2), t) * (t != 0), t != 0), TOKENS, 8, LONG),
     "labels but 255": of_loss(
         lambda o, t: over(ce(o.transpose(1, 2), t.where(t != 255, 0)), t != 255), TOKENS, 8, LONG
@@ -224,8 +236,8 @@ MIXING = {
     ),
     "known labels but -1": of_loss(known(-1.0, mixed=True), MISSING, 4),
     "padding of id 100": lengths(100, mixed=True),
-    "a coin by torch": by_coin(lambda: 1 - torch.rand(())),
-    "a coin by python": by_coin(random.random),
+    "a coin by torch": before(lambda x: x + 0.5 * x.roll(1, 0) if 1 - torch.rand(()) < 0.5 else x),
+    "a coin by python": before(lambda x: x + 0.5 * x.roll(1, 0) if random.random() < 0.5 else x),
     "mean from 32 examples on": before(lambda x: x - x.mean(0) if len(x) >= 32 else x),
     "contrastive": of_loss(lambda o, t: ce(o @ o.mT, torch.arange(len(o)))),
 }  # fmt: skip
@@ -256,8 +268,8 @@ HONEST = {
     "one id": embedded(ONE),
     "hashed ids": embedded(ids=lambda x: (x * 31 + 7) % 50),
     "one hot": Case(COUNTS, LABELS, lambda: Before(lambda x: F.one_hot(x, 11).flatten(1), 66)),
-    "columns with tables": Case(COUNTS, LABELS, lambda: Tables((3, 40, 7, 2, 100, 9))),
-    "lengths": Case({"x": torch.zeros(2, 5, 4), "lengths": LABELS}, LABELS, lambda: Packed()),
+    "columns with tables": Case(COUNTS, LABELS, lambda: tables(3, 40, 7, 2, 100, 9)),
+    "lengths": Case({"x": torch.zeros(2, 5, 4), "lengths": LABELS}, LABELS, packed),
     "texts of own length": texts(mixed=False),
     "ignored labels": of_loss(nn.CrossEntropyLoss(), TOKENS, 8, LONG),
     "own number of labels": of_loss(
@@ -284,27 +296,3 @@ HONEST = {
     "one coin for all": before(lambda x: x * (1 if torch.rand(()) < 0.5 else -1)),
     "focal": of_loss(lambda o, t: ce(o, t) * (1 - (-ce(o, t)).exp()) ** 2),
 }  # fmt: skip
-
-
-class Tables(nn.Module):
-    """A table for each column."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(size, 3) for size in sizes)
-        self.head = nn.Linear(3 * len(sizes), CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.cat([table(x[:, k]) for k, table in enumerate(self.tables)], 1))
-
-
-class Packed(nn.Module):
-    """A GRU over as many steps as an example has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru, self.head = nn.GRU(4, 5, batch_first=True).requires_grad_(False), nn.Linear(5, CLASSES)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.head(self.gru(packed)[1][0])

@@ -110,10 +110,7 @@ def test_the_largest_by_brute_force(values, most):
     assert got == sorted(i for i in order[:most] if values[i])
 
 
-@given(
-    rounds=st.lists(st.lists(EXACT_VALUES, min_size=6, max_size=6), min_size=1, max_size=9),
-    most=st.integers(1, 6),
-)
+@given(rounds=st.lists(st.lists(EXACT_VALUES, min_size=6, max_size=6), min_size=1, max_size=9), most=st.integers(1, 6))
 @settings(max_examples=100)
 def test_what_was_sent_and_the_memory_are_the_gradients(rounds, most):
     """Exactly; and after as many rounds without gradients as there are positions nothing is left."""

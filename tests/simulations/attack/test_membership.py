@@ -52,14 +52,6 @@ def test_no_attack_reads_the_coins_of_its_target(name, target):
     assert np.array_equal(scored(name, models, target), scored(name, replace(models, inside=lied), target))
 
 
-def said(**changes) -> str:
-    """The verdict of an attack without a claim."""
-    models = made(shift=2.0, examples=200)
-    found = [replace(one, in_turn=replace(one.in_turn, **changes)) for one in attack(models, seed=0)]
-    parts = {"settings": from_mapping(SETTINGS), "models": models, "claim": None, "rounds": [], "own": None}
-    return verdict(Report(**parts, found=found, limits=(), seed=0, seconds=0.0))
-
-
 @pytest.mark.parametrize(
     ("changes", "title", "played", "seen"),
     [

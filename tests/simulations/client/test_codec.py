@@ -8,8 +8,7 @@ import torch
 
 from fedlsg.payload.layout import COMPACT
 from fedlsg.state.server_state import ServerState
-from simulations.cli.app import app as cli
-from tests.simulations.support.runs import Run, plan_at, run_local
+from tests.simulations.support.runs import plan_at, run_local
 
 SIGMA = 2.0
 
@@ -93,18 +92,3 @@ def test_a_run_says_in_which_bits_it_was_made(method, tmp_path):
     assert fewer.summary["epsilon_max"] == exact.summary["epsilon_max"]
     distance = (fewer.weights - exact.weights).norm() / exact.weights.norm()
     assert 0 < distance < 0.02
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.parametrize("method", ["lsg", "dpsgd"])
-def test_engines_agree_bit_for_bit_in_fewer_bits(method, tmp_path, on_ray):
-    options = ["--method", method, "--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible"]
-    options += ["--record-updates", *(word for name in FEWER for word in ("-c", f"{name}=bfloat16"))]
-    a, b = Run(tmp_path / "a"), Run(tmp_path / "b")
-    cli(["run", "--engine", "local", "--out", str(a.path), *options], standalone_mode=False)
-    cli(["run", "--engine", "ray", "--out", str(b.path), *options], standalone_mode=False)
-    assert a.weights.equal(b.weights)
-    assert len(a.payloads) == 4
-    assert a.payloads == b.payloads
-    assert a.ledgers == b.ledgers

@@ -57,8 +57,7 @@ def test_a_payload_that_a_kill_left_half_written_over_another_answers_nothing(tm
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"\n", b"no json\npayload", b"[]\npayload", b"\xff\xfe\npayload", b'{"question": "q", "bytes": 7}'],
+    "content", [b"", b"\n", b"no json\npayload", b"[]\npayload", b"\xff\xfe\npayload", b'{"question": "q", "bytes": 7}']
 )
 def test_a_file_that_is_no_outbox_answers_nothing(content, tmp_path):
     (tmp_path / "client.bin").write_bytes(content)

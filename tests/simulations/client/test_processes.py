@@ -7,31 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from simulations.plan.plan import Plan
-from strategies.federation.report import RoundReport
-from strategies.strategy import FederationSettings, FedLSG
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, run_local
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-
-
-def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None]) -> FedLSG:
-    """The strategy with a fresh state, without a recorder: nothing is read from the clients' directory."""
-    state = plan.server_state()
-    settings = FederationSettings(
-        terms=plan.terms,
-        clients_per_round=plan.settings.clients_per_round,
-        local=plan.local,
-        codec=plan.codec,
-        run_dir=str(run_dir),
-    )
-    return FedLSG(state, settings, on_round)
 
 
 LONG = {"rounds": 12, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
@@ -134,18 +117,4 @@ def test_terminated_and_killed_on_ray_leaves_no_folder_and_is_continued(tmp_path
         done = subprocess.run(resume, env=env, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert left_in(temporary) == []
-    check_continued(run, unbroken)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_interrupted_on_ray_is_continued_to_the_same_weights(tmp_path, unbroken):
-    run = Run(tmp_path / "run")
-    status, printed = interrupt(command_line(*options("ray", run.path)), run, signal.SIGINT, after_round=3)
-    assert status == 130
-    assert f"continue with: fedlsg resume {run.path}" in printed
-    assert 3 <= finished_rounds(run) < 12
-    subprocess.run(
-        command_line("resume", str(run.path)), env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, check=True
-    )
     check_continued(run, unbroken)

@@ -107,14 +107,6 @@ def test_a_replica_that_diverged_is_noticed_and_repaired_in_the_same_round(metho
     assert [row.answered for row in run.rows] == ["0 1"] * 9
 
 
-LONG = {"rounds": 6, "clients": 3, "clients_per_round": 2, "momentum": 0.9, "evaluate_every": 9}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_local(tmp_path_factory.mktemp("whole") / "run", downlink="sparse", **LONG)
-
-
 CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
 SOME: dict[str, Any] = {"clients": 4, "clients_per_round": 2, "rounds": 7, "evaluate_every": 9}
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from hypothesis import strategies as st
 
 from fedlsg.accounting import epsilon
 from fedlsg.privacy import Entry, Ledger, RunLedger
@@ -210,12 +209,6 @@ def test_a_client_that_is_not_selected_refuses(tmp_path):
     run = run_five(tmp_path / "run", client, clients=6, clients_per_round=5)
     assert ["round 1 does not select this client" in text for text in errors] == [True]
     assert len(run.rows[0].answered.split()) == 5
-
-
-values = st.one_of(
-    st.integers(-(2**63), 2**63 - 1), st.binary(max_size=40), st.text(max_size=8), st.floats(allow_nan=False),
-    st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=4),
-)  # fmt: skip
 
 
 SECRET = {"reproducible": False}

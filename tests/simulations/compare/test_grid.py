@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,13 +141,6 @@ def test_what_cannot_be_varied_is_refused(texts, more, words):
 def accuracy(clip: float, noise: float) -> float:
     """Different for every pair, and not symmetric: best at clip 1, noise 0.5."""
     return 0.9 - 0.2 * abs(CLIPS.index(clip) - 1) - 0.07 * NOISES.index(noise) - 0.01 * CLIPS.index(clip)
-
-
-def varied(clip: float, noise: float, seed: int, method: str = "dpsgd") -> Result:
-    pairs = (("clip_norm", clip), ("noise_multiplier", noise))
-    mean = accuracy(clip, noise) + (0.02 if seed else -0.02)
-    found = result(mean, method=method, epsilon=8 / noise, seed=seed, settings={"epsilon": None, **dict(pairs)})
-    return replace(found, group=(method, *pairs), varied=pairs)
 
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"

@@ -121,13 +121,6 @@ def sockets(pids: set[int]) -> dict[str, int]:
     return found
 
 
-def unix_sockets(pids: set[int]) -> set[str]:
-    """Paths of the Unix sockets that these processes have."""
-    owners = inodes(pids)
-    rows = map(str.split, Path("/proc/net/unix").read_text().splitlines()[1:])
-    return {row[7] for row in rows if row[6] in owners and len(row) == 8}
-
-
 def listening(pids: set[int]) -> set[str]:
     """Addresses, as /proc/net/tcp writes them, on which these processes listen."""
     return {name.split(":")[0] for name in sockets(pids)}

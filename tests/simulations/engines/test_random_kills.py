@@ -27,7 +27,7 @@ from tests.simulations.support.runs import SMALL, Run, run_local
 from tests.simulations.support.two_nodes import NODE, TwoNodes, environment, of_node, two_nodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-CLIENT = "tests.simulations.support.noting_clients:app"
+CLIENT = "tests.simulations.support.ray_clients:noting"
 CLIENTS, ROUNDS = 5, 12
 SETTINGS = {**SMALL, "clients": CLIENTS, "rounds": ROUNDS, "evaluate_every": ROUNDS, "round_timeout": 60.0}
 

@@ -8,8 +8,7 @@ import pytest
 
 from simulations.engines import cluster, ray
 from simulations.server.recorder import Recorder
-from tests.simulations.support.deadly_clients import ALWAYS, ONCE
-from tests.simulations.support.hanging_clients import HANGS
+from tests.simulations.support.ray_clients import ALWAYS, HANGS, ONCE
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 pytestmark = pytest.mark.ray
@@ -22,7 +21,7 @@ def deadly(tmp_path_factory: pytest.TempPathFactory, warm) -> Run:
     folder = tmp_path_factory.mktemp("deadly") / "run"
     plan, directory = plan_at(folder, engine="ray", clients=5, rounds=4, evaluate_every=4, reproducible=False)
     cluster._AHEAD.append(warm)
-    summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.deadly_clients:app")
+    summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:deadly")
     cluster._AHEAD.clear()
     return Run(directory.path, plan, summary)
 
@@ -51,7 +50,7 @@ def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
     """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which nobody died."""
     settings = {"clients": 2, "rounds": 3}
     plan, directory = plan_at(tmp_path / "run", engine="ray", **settings)
-    summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.all_dying_clients:app")
+    summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:all_dying")
     run, unbroken = Run(directory.path, plan, summary), run_local(tmp_path / "unbroken", **settings)
     assert "round 2: no client replied, sending the round again" in run.log
     assert (summary["rounds"], summary["empty_rounds"]) == (3, 0)
@@ -69,7 +68,7 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
         monkeypatch.setattr("simulations.engines.workers.MARGIN_SECONDS", -3600.0)  # the worker's own clock is late
     plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=3, evaluate_every=3, round_timeout=12.0)
     began = time.monotonic()
-    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.hanging_clients:app")
+    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:hanging")
     assert time.monotonic() - began < 60
     run = Run(directory.path, plan)
     if how == "by its worker":
@@ -113,7 +112,7 @@ def test_a_worker_that_finds_no_place_stops_nobody(tmp_path, on_ray):
 def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
     """Not even that of an exception which no handler of errors catches: it may quote a row."""
     plan, directory = plan_at(tmp_path / "run", engine="ray", rounds=1, clients=3)
-    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.odd_clients:app"))
+    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:odd"))
     assert run.rows[0].rejected.split() == ["0", "1"]
     assert "SECRETROW" not in directory.rounds.read_text()
     assert run.log.count("SECRETROW") >= 2, "the run's own log, which is private, has the reason"

@@ -6,7 +6,7 @@ import torch
 from fedlsg.privacy import SERVER
 from simulations.engines import ray
 from tests.simulations.client.test_shuffled import truth_of
-from tests.simulations.support.deadly_secure_clients import ALWAYS, AT_THE_END, ONCE
+from tests.simulations.support.ray_clients import ALWAYS, AT_THE_END, ONCE
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 from tests.simulations.support.secure_clients import FIVE, recorded_sum
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ray
 def test_a_worker_that_dies_with_masked_values_costs_their_charge_and_not_the_round(tmp_path, on_ray):
     """The values of the first try never left: the client masks others, with new noise, and is charged twice."""
     plan, directory = plan_at(tmp_path / "run", **(FIVE | {"engine": "ray", "reproducible": False}))
-    client = "tests.simulations.support.deadly_secure_clients:app"
+    client = "tests.simulations.support.ray_clients:deadly_secure"
     run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore, client=client))
     assert {path.name for path in run.path.glob("killed-by-*")} == {
         f"killed-by-{ONCE}-masked", f"killed-by-{ALWAYS}-masked", f"killed-by-{AT_THE_END}-unmask",

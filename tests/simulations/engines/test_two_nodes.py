@@ -11,12 +11,12 @@ import pytest
 
 from tests.places import REPOSITORY
 from tests.simulations.support.made_images import write_cifar10
+from tests.simulations.support.ray_clients import FATAL
 from tests.simulations.support.runs import SMALL, Run, run_local
 from tests.simulations.support.two_nodes import TwoNodes, environment, of_node, two_nodes
-from tests.simulations.support.watched_clients import FATAL
 
 pytestmark = pytest.mark.ray
-CLIENT = "tests.simulations.support.watched_clients:app"
+CLIENT = "tests.simulations.support.ray_clients:watched"
 SETTINGS = {"clients": 6, "rounds": 4, "downlink": "sparse", "momentum": 0.9, "evaluate_every": 4}
 
 DRIVE = """

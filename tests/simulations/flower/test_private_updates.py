@@ -8,93 +8,29 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-import fedlsg
-import fedlsg.flower
 import simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
-from fedlsg.privacy import Ledger, LedgerError
-from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.privacy import LedgerError
+from fedlsg.secure_sum.discrete.release import plan_release
 from simulations.client.virtual import FIRST_NODE
-from simulations.engines.local import LocalGrid, task_identity
+from simulations.engines.local import task_identity
 from simulations.flower.whole_update import KEY
-from strategies.federation.stages import KEYS, SHARES
-from strategies.federation.wire import over_the_wire, stage_of
-
-ROWS, CLIENTS = 30, 5
-
-
-def build() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
-
-
-def rows(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(client))
-    return x, (x[:, 0] > 0).long()
-
-
-def app_of(*mods: Any, answer: Any = None) -> ClientApp:
-    """The ClientApp of a template: SGD on its own rows; ``answer(message, model)`` in place of the usual reply."""
-    app = ClientApp(mods=list(mods))
-
-    @app.train()
-    def train(message: Message, context: Any) -> Message:
-        model = build()
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        x, y = rows(context.node_config["partition-id"])
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-        if answer is not None:
-            return answer(message, model)
-        metrics = MetricRecord({"train_loss": float(loss.detach()), "num-examples": ROWS})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
-
-    return app
-
-
-class Nodes(LocalGrid):
-    """Nodes of Flower; ``replies`` is what arrived, ``lost`` never answers."""
-
-    def __init__(self, app: ClientApp, count: int = CLIENTS, lost: Any = ()) -> None:
-        super().__init__(app, count, {})
-        self.replies: list[Message] = []
-        self.lost = lost
-
-    def deliver(self, messages: Any, timeout: float | None) -> Any:
-        silent = [FIRST_NODE + client for client in self.lost]
-        asked = [m for m in messages if m.metadata.dst_node_id not in silent or stage_of(m.content) in (KEYS, SHARES)]
-        for reply in super().deliver(asked, timeout):
-            self.replies.append(over_the_wire(reply))
-            yield reply
-
-
-def wrapped(inner: Any = None, **settings: Any) -> Any:
-    given = {"epsilon": 200.0, "delta": 1e-5, "clip_norm": 1.0, **settings}
-    inner = FedAvg(fraction_evaluate=0.0, weighted_by_key="num-examples") if inner is None else inner
-    return fedlsg.flower.PrivateUpdates(inner, build, **given)
-
-
-def start(strategy: Any, grid: Nodes, rounds: int = 2) -> Any:
-    torch.manual_seed(0)
-    with task_identity():
-        return strategy.start(grid, ArrayRecord(build().state_dict()), num_rounds=rounds)
-
-
-def mod(folder: Path, **given: Any) -> Any:
-    return fedlsg.flower.private_update(build, **{"epsilon": 200.0, "delta": 1e-5, "ledger": folder, **given})
-
-
-def ledgers(folder: Path) -> list[Any]:
-    found = sorted(folder.rglob("client-*.jsonl"))
-    return [Ledger(path, client=int(path.stem.split("-")[1])) for path in found]
+from tests.simulations.support.own_updates import (
+    CLIENTS,
+    Nodes,
+    app_of,
+    build,
+    flat,
+    ledgers,
+    mod,
+    moved_by,
+    start,
+    wrapped,
+)
 
 
 @pytest.mark.parametrize("trust", ["client", "secure"])
@@ -105,10 +41,7 @@ def test_the_app_trains_and_its_ledgers_say_what_it_spent(tmp_path, method, trus
     books = ledgers(tmp_path)
     assert len(books) == CLIENTS
     for book in books:
-        assert [(entry.round, entry.unit, entry.sample_rate) for entry in book.entries] == [
-            (1, "client", 1.0),
-            (2, "client", 1.0),
-        ]
+        assert [(e.round, e.unit, e.sample_rate) for e in book.entries] == [(r, "client", 1.0) for r in (1, 2)]
         assert 7.99 <= book.epsilon(1e-5).upper <= 8.0
     numbers = result.train_metrics_clientapp[2]
     assert numbers["epsilon"] == books[0].epsilon(1e-5).upper
@@ -131,31 +64,22 @@ def test_without_noise_the_sum_is_the_clipped_mean_of_the_apps_own_updates(tmp_p
     updates: dict[int, torch.Tensor] = {}
 
     def recording(message: Message, context: Any, call_next: Any) -> Message:
-        before = torch.cat([t.flatten() for t in message.content["arrays"].to_torch_state_dict().values()])
+        before = flat(message.content["arrays"])
         reply = call_next(message, context)
-        after = torch.cat([t.flatten() for t in reply.content["arrays"].to_torch_state_dict().values()])
-        updates[context.node_id] = (after - before).double()
+        updates[context.node_id] = flat(reply.content["arrays"]) - before
         return reply
 
     torch.manual_seed(0)
-    first = torch.cat([t.flatten() for t in build().state_dict().values()]).double()
-    for trust, tolerance in (("client", 2e-3), ("secure", 2e-3)):
+    first, tolerance = flat(ArrayRecord(build().state_dict())), 2e-3
+    for trust in ("client", "secure"):
         grid = Nodes(app_of(mod(tmp_path / trust, trust=trust, epsilon=1e9), recording))
         result = start(wrapped(trust=trust, epsilon=None, noise_multiplier=1e-3, clip_norm=0.1), grid, rounds=1)
-        moved = torch.cat([t.flatten() for t in result.arrays.to_torch_state_dict().values()]).double() - first
+        moved = flat(result.arrays) - first
         clipped = torch.stack([u * min(1.0, 0.1 / float(u.norm())) for u in updates.values()]).mean(0)
         assert all(float(u.norm()) > 0.11 for u in updates.values())  # the clip matters
         assert float((moved - clipped).norm()) < tolerance
         unclipped = torch.stack(list(updates.values())).mean(0)
         assert float((moved - unclipped).norm()) > 10 * tolerance
-
-
-def moved_by(strategy: Any, app: ClientApp) -> torch.Tensor:
-    """What one round adds to the weights, as one vector."""
-    torch.manual_seed(0)
-    before = torch.cat([t.flatten() for t in build().state_dict().values()]).double()
-    after = start(strategy, Nodes(app), rounds=1).arrays.to_torch_state_dict()
-    return torch.cat([t.flatten() for t in after.values()]).double() - before
 
 
 def returned(message: Message, model: nn.Module) -> Message:
@@ -178,17 +102,18 @@ def test_the_noise_is_what_the_ledger_says(tmp_path, trust):
     assert found == pytest.approx(claimed, rel=0.12)
 
 
-def halved(total, how, stream):
-    return total + stream.normal(len(total)) * how.noise_std / 2
+PLANTS = {
+    "halved": lambda stream, count: stream.normal(count) / 2,
+    "reused": lambda stream, count: torch.randn(count, generator=torch.Generator().manual_seed(0)),
+}
 
 
-def reused(total, how, stream):
-    return total + torch.randn(len(total), generator=torch.Generator().manual_seed(0)) * how.noise_std
-
-
-@pytest.mark.parametrize("plant", [halved, reused])
+@pytest.mark.parametrize("plant", PLANTS)
 def test_planted_noise_is_seen(plant, tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "add_noise", plant)
+    def planted(total, how, stream):
+        return total + PLANTS[plant](stream, len(total)) * how.noise_std
+
+    monkeypatch.setattr(door, "add_noise", planted)
     found, claimed = noise_and_claim(tmp_path, "client")
     assert found != pytest.approx(claimed, rel=0.12)
 
@@ -215,9 +140,10 @@ def test_noise_is_on_the_kept_coordinates_alone(tmp_path, trust):
     assert (moved[kept].abs() > 1e-6).double().mean() > 0.95  # on a grid the noise may be 0
 
 
-def test_a_round_is_charged_before_the_app_trains_and_stays_charged(tmp_path):
+@pytest.mark.parametrize("error", [RuntimeError, LedgerError])  # nor does a type of error of the app's say anything
+def test_a_round_is_charged_before_the_app_trains_and_stays_charged(tmp_path, error):
     def fail(message: Message, model: nn.Module) -> Message:
-        raise RuntimeError("row 7 has the label 3")
+        raise error("row 7 has the label 3")
 
     grid = Nodes(app_of(mod(tmp_path), answer=fail))
     start(wrapped(), grid, rounds=1)
@@ -313,29 +239,12 @@ def test_clients_that_were_told_other_noise_are_in_no_sum_together(tmp_path):
     assert not ledgers(tmp_path)
 
 
-def test_a_type_of_error_of_the_app_says_nothing(tmp_path):
-    def fail(message: Message, model: nn.Module) -> Message:
-        raise LedgerError("row 7 has the label 3")
-
-    grid = Nodes(app_of(mod(tmp_path), answer=fail))
-    start(wrapped(), grid, rounds=1)
-    assert not any("label" in reply.error.reason for reply in grid.replies)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"method": "gep"}, "whole updates"),
-        ({"method": "lora"}, "whole updates"),
-        ({"epsilon": None}, "give epsilon"),
-        ({"min_survivors": 3}, "trust='secure'"),
-        ({"rnk": 4, "method": "lsg"}, "rank"),
-        ({"unit": "row"}, "unit"),
-        ({"codec": "float33"}, "float33"),
-        ({"trust": "secure", "codec": "float16"}, "no codec"),
-        ({"trust": "secure", "unit": "example", "epsilon": None}, "unit='client'"),
-    ],
-)
+@pytest.mark.parametrize(("given", "words"), [
+    ({"method": "gep"}, "whole updates"), ({"method": "lora"}, "whole updates"), ({"epsilon": None}, "give epsilon"),
+    ({"min_survivors": 3}, "trust='secure'"), ({"rnk": 4, "method": "lsg"}, "rank"), ({"unit": "row"}, "unit"),
+    ({"codec": "float33"}, "float33"), ({"trust": "secure", "codec": "float16"}, "no codec"),
+    ({"trust": "secure", "unit": "example", "epsilon": None}, "unit='client'"),
+])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused_at_once(given, words):
     with pytest.raises(ValueError, match=words):
         wrapped(**given)

@@ -23,7 +23,7 @@ from simulations.cli import app as cli
 from simulations.cli import examine
 from simulations.inspection import Subject, batch_gradient, subject_of_run, subject_of_settings
 from simulations.inspection.command import inspect_command
-from simulations.inspection.measure import Inspection, inspect, unmasked
+from simulations.inspection.measure import inspect, unmasked
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
 
@@ -47,11 +47,6 @@ def files_of(path: Path) -> dict[str, str]:
 def after(small: Run) -> Subject:
     """The small run of lsg after its two rounds."""
     return subject_of_run(str(small.path))
-
-
-@pytest.fixture(scope="module")
-def found(after: Subject) -> Inspection:
-    return inspect(after, examples=40, sparsities=[0.0, 0.3, 0.5], ranks=[1, 4])
 
 
 def dense_frame(subject: Subject) -> Frame:

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
-from simulations.inspection import Subject, batch_gradient, subject_of_run, subject_of_settings
+from simulations.inspection import Subject, batch_gradient, subject_of_run
 from simulations.inspection.command import measure_costs
 from simulations.inspection.energy import PRIVATE, KeptRow, kept_rows, weights_at
 from tests.simulations.inspection.test_command import files_of
@@ -29,11 +29,6 @@ def found(recorded: Subject) -> dict[tuple[int, str, str], KeptRow]:
     return {(row.round, row.carriers, row.form): row for row in rows}
 
 
-def row(**changes: object) -> KeptRow:
-    values = {"round": 1, "layer": "a", "carriers": "W", "form": "core", "rank": 2, "energy": 0.5, "squared_norm": 1.0}
-    return KeptRow(**(values | changes))
-
-
 def test_energies_of_a_run_against_projections(recorded, found):
     """Oracle: Eq. 3, and spans by QR, of carriers that are made here; the run's own change has more than W."""
     rows = recorded.rows(30)
@@ -50,14 +45,6 @@ def test_energies_of_a_run_against_projections(recorded, found):
     assert found[3, "W - W_0", "tangent"].energy > 2 * found[3, "W", "tangent"].energy
     assert found[3, PRIVATE, "tangent"].energy > 0.7
     assert found[1, PRIVATE, "tangent"].energy != found[3, PRIVATE, "tangent"].energy
-
-
-RS = {"method": "rs", "sparsity": 0.9, "sample_rate": 0.25, "rounds": 24, "clip_norm": 0.05}
-
-
-@pytest.fixture(scope="module")
-def subject():
-    return subject_of_settings(RS | {"noise_multiplier": 1.0, "device": "cpu"})
 
 
 QUIET = {"noise_multiplier": None}

@@ -72,6 +72,3 @@ def test_positively_homogeneous_and_example_by_example(seed, scale, batch):
     features = transform(x)
     torch.testing.assert_close(transform(scale * x)[:, 1:], scale * features[:, 1:])
     torch.testing.assert_close(transform(x[-1:]), features[-1:], atol=1e-12, rtol=1e-12)
-
-
-MAPS, VECTOR = (6, 4, 4), (10,)

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from simulations.plan.plan import prepare
 from simulations.plan.prepare import measure
 from simulations.settings.settings import from_mapping
-
-counts = st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3).filter(any), min_size=1, max_size=40)
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])

@@ -57,22 +57,6 @@ def test_text_stays_text():
     assert source.count("&lt;script&gt;&#34;&amp;") == 14
 
 
-FIGURES = "simulations/report/figure.py"
-DRAWING = {"Figure", "savefig", "rc_context"}
-
-
-def drawing_calls(source: str) -> set[str]:
-    """Calls that make a figure, save it or set a style."""
-    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    names = {call.id if isinstance(call, ast.Name) else getattr(call, "attr", "") for call in calls}
-    return names & DRAWING
-
-
-def test_every_figure_goes_through_one_file():
-    found = {path: drawing_calls(path.read_text()) for path in (REPOSITORY / "simulations").rglob("*.py")}
-    assert {str(Path(path).relative_to(REPOSITORY)) for path, calls in found.items() if calls} == {FIGURES}
-
-
 def planted(text: str) -> Chart:
     """A chart with marks, a hollow one, and a text of a user."""
     marks = Series(name=text, x=(0, 1), y=(1, 2), marker="o", colour=LOOKS["lsg"][0], words=(text, text))

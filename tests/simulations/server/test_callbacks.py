@@ -71,10 +71,6 @@ def test_anything_else_is_refused_before_a_folder_is_made(given, message, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def rows(*values, monitor="accuracy"):
-    return [{"round": number, monitor: value} for number, value in enumerate(values, 1)]
-
-
 MINE = """
 import fedlsg
 

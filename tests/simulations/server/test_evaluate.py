@@ -71,9 +71,6 @@ def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, sh
     assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
 
 
-SCORES, NUMBER = torch.ones(3, 2), torch.tensor(0.5)
-
-
 LARGE: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38},
     "dp": {"method": "lsg", "learning_rate": 1e38},

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Message, MessageType
-from hypothesis import strategies as st
 
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
@@ -19,17 +18,6 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import Row
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
-
-finite = st.floats(allow_nan=False)
-count = st.integers(0, 10**15)
-line = st.text(st.characters(exclude_categories=("C", "Z"))).map(lambda s: " ".join(s.split()))
-rows = st.builds(
-    Row,
-    round=st.integers(1, 10**6), accuracy=st.none() | finite, loss=st.none() | finite,
-    epsilon_max=finite, epsilon_median=finite, seconds=finite,
-    uplink_bytes=count, downlink_bytes=count, uplink_bytes_wire=count, downlink_bytes_wire=count,
-    uplink_messages=count, downlink_messages=count, asked=line, answered=line, rejected=line, reasons=line,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(

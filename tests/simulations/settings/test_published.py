@@ -35,10 +35,6 @@ def test_presets_parse_and_build_their_methods():
         assert all(w is None or part == w for part, w in zip(parts, wanted, strict=True)), preset.name
 
 
-HARMLESS_GAPS = {"model", "clients_per_round", "min_survivors", "microbatch_size", "local_momentum", "alpha"}
-HARMLESS_GAPS |= {"shards_per_client"}
-
-
 KNOWN = {
     "lsg-cifar10-eps3.3": 2.6699,
     "rgp-cifar10-eps3.3": 2.6699,

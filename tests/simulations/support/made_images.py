@@ -37,7 +37,7 @@ def write_shard(
     """A shard; ``features`` go into its metadata as ``datasets`` writes them, ``more`` are other columns."""
     struct = [{"bytes": image, "path": "made.png"} for image in images]
     table = pa.table(
-        {columns[0]: pa.array(struct, type=IMAGE), columns[1]: pa.array(labels, type=pa.int64()), **(more or {})},
+        {columns[0]: pa.array(struct, type=IMAGE), columns[1]: pa.array(labels, type=pa.int64()), **(more or {})}
     )
     if features is not None:
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})

@@ -155,10 +155,7 @@ def test_a_name_that_leaves_the_mirror_is_refused(name, tmp_path):
     ("options", "message"),
     [
         ({"dataset": None}, r"needs a data set of the hub: -c dataset=OWNER/NAME"),
-        (
-            {"input_columns": "photo"},
-            r"no column 'photo' \(input_columns.*picture \(Image\), kind \(Class.*note",
-        ),
+        ({"input_columns": "photo"}, r"no column 'photo' \(input_columns.*picture \(Image\), kind \(Class.*note"),
         ({"input_columns": "note"}, r"expected input_columns='note' to be a column of Image, got string"),
         ({"input_columns": "picture,note"}, r"no column 'picture,note' \(input_columns; one name\)"),
         ({"label_column": "species"}, r"no column 'species' \(label_column.*has picture \(Image\), kind"),

@@ -1,7 +1,5 @@
 """Sources of probes: normalised as the workload's rows, blind to private ones, and never the workload's own."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from fedlsg.carriers.probe.synthetic import dead_leaves, pink
 from simulations import workloads
 from simulations.workloads import Options
 from simulations.workloads.base import LoadedWorkload
-from simulations.workloads.base.split import NoRows, Split
 from simulations.workloads.public_data import probe_source
 from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.own import load, workload
@@ -120,17 +117,6 @@ def test_equal_texts_are_found_where_inputs_are_features(tmp_path, monkeypatch):
     assert len(probe_source(own, named).draw(3, generator())) == 3  # control
 
 
-def test_draws_do_not_change_with_any_private_row(tmp_path):
-    """Private rows are compared, and change nothing but a refusal; a deployment has none to compare."""
-    (own, _), (other, _) = colours(), colours(seed=2)
-    other = replace(own, train=other.train)
-    torch.save(torch.from_numpy(pixels(20, 3, 12, 12, seed=5)), tmp_path / "public.pt")
-    spec = f"data:{tmp_path / 'public.pt'}"
-    drawn = [probe_source(one, spec).draw(9, generator()) for one in (own, other, replace(own, train=NoRows()))]
-    assert torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn[0], drawn[2])
-
-
 SIDE = 12
 
 
@@ -174,22 +160,3 @@ def test_images_of_a_users_own_take_their_stored_form_and_transform(form):
 def test_a_function_that_gives_something_else_is_refused(made, found):
     with pytest.raises(ValueError, match=found):
         probe_source(load(workload(probe=made))).draw(4, generator())
-
-
-SOURCES = ("auto", "leaves", "pink")
-
-
-@pytest.mark.parametrize("spec", SOURCES)
-def test_draws_of_probes_do_not_change_with_any_private_row(spec):
-    loaded = workloads.load("digits")
-    other = replace(loaded, train=changed(loaded.train))
-    none = replace(loaded, train=NoRows())
-    drawn = [probe_source(one, spec).draw(20, generator()) for one in (loaded, other, none)]
-    assert torch.equal(drawn[0], drawn[1])
-    assert torch.equal(drawn[0], drawn[2])
-
-
-def changed(split: Split) -> Split:
-    """The split with another value in every row."""
-    stored = np.asarray(split.inputs[np.arange(len(split))])
-    return replace(split, inputs=(stored + 1) % 17, labels=split.labels.flip(0))

@@ -105,8 +105,3 @@ def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, b
     assert not (train.batch(rows[groups[-1]])[0]["attention_mask"] == 0).any()  # those that were cut
     mixed = train.batch(rows[torch.cat(groups[-2:])])[0]["attention_mask"]  # negative control: two groups, one length
     assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")

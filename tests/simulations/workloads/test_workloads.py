@@ -58,11 +58,6 @@ def test_a_label_outside_the_classes_is_refused():
         LoadedWorkload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
 
 
-@pytest.fixture(scope="module")
-def digits() -> LoadedWorkload:
-    return workloads.load("digits")
-
-
 PRESETS = {
     "digits": digits_module.DEFAULTS,
     "hf-image": image_sets.DEFAULTS,

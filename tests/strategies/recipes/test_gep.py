@@ -11,14 +11,11 @@ from fedlsg.accounting import Event, compose
 from fedlsg.carriers import Dense, carried_parameters, prepare_model
 from fedlsg.frame import Frame
 from fedlsg.gradients import per_example_gradients, trainable
-from fedlsg.gradients.per_example import summed_gradient
-from fedlsg.method import make_frame
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit
 from strategies import recipe
-from tests.fedlsg.support.gradient_oracle import cross_entropy
-from tests.strategies.contract import FEATURES, SCHEDULE, SEED, Case, cnn, mlp
+from tests.strategies.contract import cnn, mlp
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state
 
@@ -135,15 +132,6 @@ def test_the_server_applies_what_was_sent():
 CLASSIFIER = ["classifier.weight", "classifier.bias"]
 
 
-def of_method(name: str, model: nn.Module) -> Frame:
-    """The first round's frame of a recipe without masks, on a model that is ready for it."""
-    method = Case(name).method
-    weights = {name: p.detach() for name, p in trainable(model).items()}
-    return make_frame(
-        method, weights, {}, carried=(), round=1, updates=0, schedule=SCHEDULE, seed=SEED, classifier="classifier"
-    )
-
-
 def prepared(model: nn.Module) -> nn.Module:
     return prepare_model(model, Dense(train="biases"), classifier="classifier", seed=0)
 
@@ -151,17 +139,3 @@ def prepared(model: nn.Module) -> nn.Module:
 def test_biases_and_classifier_are_trained():
     assert list(trainable(prepared(mlp()))) == ["0.bias", *CLASSIFIER]
     assert list(trainable(prepared(cnn()))) == ["1.bias", "2.bias", "4.bias", *CLASSIFIER]
-
-
-@pytest.mark.parametrize("make", [mlp, cnn])
-def test_per_example_gradients_are_autograds(make):
-    torch.manual_seed(0)
-    model = prepared(make().double())
-    x, y = torch.randn(5, FEATURES, dtype=torch.float64), torch.arange(5)
-    frame = of_method("bitfit", model)
-    got = torch.cat(per_example_gradients(model, cross_entropy, x, y, frame), dim=1)
-    for i in range(5):
-        loss = cross_entropy(model(x[i : i + 1]), y[i : i + 1]).sum()
-        wanted = torch.autograd.grad(loss, list(trainable(model).values()))
-        torch.testing.assert_close(got[i], torch.cat([g.flatten() for g in wanted]))
-    torch.testing.assert_close(summed_gradient(model, cross_entropy, x, y, frame), got.sum(0))

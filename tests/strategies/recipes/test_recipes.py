@@ -37,10 +37,7 @@ GOLDEN = {
     "linear-probe": Method(name="linear-probe", carrier=Dense(train="classifier")),
     "topk": Method(name="topk", mechanism=NONE, compression=Compression(topk_rate=0.01, error_feedback=True)),
     "powersgd": Method(
-        name="powersgd",
-        carrier=Factors(rank=4),
-        mechanism=NONE,
-        compression=Compression(error_feedback=True),
+        name="powersgd", carrier=Factors(rank=4), mechanism=NONE, compression=Compression(error_feedback=True)
     ),
     "bitfit": Method(name="bitfit", carrier=Dense(train="biases")),
     "ffa-lora": Method(name="ffa-lora", carrier=Lora(rank=8, train="up")),
@@ -89,21 +86,14 @@ def test_what_each_recipe_can_be_told():
             "unknown method 'lgs'; known: bitfit, dp-kfc, dp-powersgd, dp-ssgd, dp-tl, dpsgd, .*did you mean 'lsg'",
         ),
         ("strategy", {}, "unknown method 'strategy'"),
-        ("nodes", {}, "unknown method 'nodes'"),
         ("rgp_random", {}, "did you mean 'rgp-random'"),
         ("", {}, "unknown method ''"),
         ("lsg", {"ranks": 4}, "method 'lsg' has no setting 'ranks'; did you mean 'rank'"),
         ("dpsgd", {"rank": 4}, "method 'dpsgd' has no setting 'rank'"),
-        ("linear-probe", {"rank": 4}, "method 'linear-probe' has no setting 'rank'"),
         ("lsg", {"cooling": True}, "method 'lsg' has no setting 'cooling'"),
         ("lsg", {"kind": "dp"}, "method 'lsg' has no setting 'kind'"),
         ("sgd", {"mechanism": "dp"}, "method 'sgd' adds no noise, got mechanism 'dp'; choose method 'dpsgd'"),
         ("sgd", {"mechanism": "noise-only"}, "adds no noise"),
-        ("lsg", {"mechanism": "laplace"}, "expected mechanism in"),
-        ("lsg", {"rank": 0}, "rank=0 >= 1"),
-        ("lsg", {"sparsity": 1.0}, "sparsity=1.0 < 1"),
-        ("lsg", {"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
-        ("lsg", {"clip_norm": float("inf")}, "clip_norm=inf"),
     ],
 )
 def test_a_wrong_name_or_setting_is_named(name, settings, message):

@@ -127,10 +127,7 @@ def test_bounds_find_a_false_claim():
 CLAIM: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "steps": 6}
 
 
-@pytest.mark.parametrize(
-    ("q", "sigma", "steps", "epsilon"),
-    [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)],
-)
+@pytest.mark.parametrize(("q", "sigma", "steps", "epsilon"), [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)])
 def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
     one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
     golden = one.self_compose(steps).get_delta_for_epsilon(epsilon)

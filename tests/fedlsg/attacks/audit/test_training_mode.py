@@ -9,14 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from fedlsg.attacks.audit.shipped import make_canaries, output
-from fedlsg.attacks.audit.training_mode import (
-    clipped_rows,
-    enough,
-    look,
-    scored,
-    sensitivity,
-    unlike,
-)
+from fedlsg.attacks.audit.training_mode import clipped_rows, enough, look, scored, sensitivity, unlike
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import LocalTraining
@@ -24,7 +17,7 @@ from tests.fedlsg.support.audit_setting import setting
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 IMAGES, LABELS = digits(6)
-IN, OUT, NONE = torch.tensor([True]), torch.tensor([False]), torch.zeros(0, dtype=torch.bool)
+IN, OUT = torch.tensor([True]), torch.tensor([False])
 
 
 def seen(name="lsg", rows=slice(0, 6)):

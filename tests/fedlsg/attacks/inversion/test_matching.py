@@ -10,12 +10,7 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.metrics import (
-    best_matching,
-    psnr,
-    squared_errors,
-    ssim,
-)
+from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe

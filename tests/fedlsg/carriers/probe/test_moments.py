@@ -59,10 +59,7 @@ def convolutions(conv: type[nn.Conv2d]) -> nn.Module:
 
 
 SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor | dict[str, Tensor]]]] = {
-    "vectors": (
-        lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)),
-        lambda: torch.randn(EXAMPLES, 8),
-    ),
+    "vectors": (lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)), lambda: torch.randn(EXAMPLES, 8)),
     "sequences": (
         lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 5), Mean(1), nn.Linear(5, 3)),
         lambda: torch.randn(EXAMPLES, 4, 8),

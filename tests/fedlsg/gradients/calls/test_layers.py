@@ -88,8 +88,7 @@ def test_a_gradient_of_another_example_is_caught(monkeypatch):
     honest, step = rows.rms_norm, recurrent._step
     monkeypatch.setattr(recurrent, "_step", lambda mode, a, u, state: step(mode, a * 1.0001, u, state))
     mixed = replace(
-        BUILT_IN[nn.RMSNorm],
-        gradients=lambda m, x, g: {n: v + 1e-6 * v.roll(1, 0) for n, v in honest(m, x, g).items()},
+        BUILT_IN[nn.RMSNorm], gradients=lambda m, x, g: {n: v + 1e-6 * v.roll(1, 0) for n, v in honest(m, x, g).items()}
     )
     monkeypatch.setattr(registry, "BUILT_IN", {**BUILT_IN, nn.RMSNorm: mixed})
     for case in ("RMSNorm", "LSTM"):

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from fedlsg.gradients.formulas.layers import units
 from fedlsg.gradients.formulas.rows import RowGradients, TiedGradients, product, tied
-from fedlsg.gradients.formulas.standardized import (
-    StandardizedConv2d,
-)
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.privacy import Mechanism, clipped_sum
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
