@@ -43,7 +43,10 @@ from fedlsg.gradients.supported import Checked
 from fedlsg.gradients.unbatched import axis_of_read, plain
 from fedlsg.gradients.uses import Uses
 
-HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
+HIDDEN = (
+    "its input requires a gradient, but no call of a trainable layer comes before it; call layers in place of reading "
+    "their weights, as F.conv2d(x, layer.weight) does, and detach inputs"
+)
 Call = tuple[str, int]
 """The path of a layer, and the number of one of its calls from 1; of other uses, a negative number."""
 AGAIN = (

@@ -204,8 +204,9 @@ def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tenso
         alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
     found: dict[int, Tensor] = {}
     for places in alike.values():
-        made, _ = torch.linalg.inv_ex(torch.stack([squares[place] for place in places]))
-        found |= zip(places, made.unbind(), strict=True)
+        many = torch.stack([squares[place] for place in places])
+        made, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)  # LAPACK has no half precision
+        found |= zip(places, made.to(many.dtype).unbind(), strict=True)
     return [found[place] for place in range(len(squares))]
 
 

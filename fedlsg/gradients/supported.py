@@ -7,6 +7,7 @@ clipped, would void it silently. Draws no noise and reads no private data.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -115,6 +116,8 @@ def refusal(module: nn.Module) -> str | None:
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
+    if isinstance(module, torch.jit.ScriptModule) and trainable(module):
+        return "compiled by torch.jit, whose layers have no hooks; give the module that was scripted or traced"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         return "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
     if (reason := refusal_of_weight(module)) is not None:

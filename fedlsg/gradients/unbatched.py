@@ -37,6 +37,11 @@ def axis_of_read(step: Graph, name: str, read: int, ids: Tensor) -> int | None:
     """
     known = step.survey.tables.get(name, ())
     axis = known[read - 1] if read <= len(known) else UNKNOWN
+    if step.survey.failure:
+        raise UnsupportedLayerError(
+            f"{name or 'a table'}: the model does not run on copies of one row, which tell where the examples are: "
+            f"{step.survey.failure}"
+        )
     if axis is not None and (axis < 0 or ids.ndim <= axis or ids.shape[axis] != step.batch):
         raise UnsupportedLayerError(
             f"{name or 'a table'}: its rows are read by numbers of shape {tuple(ids.shape)}, of which no dimension is "

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose
 from fedlsg.gradients import trainable
+from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Method
 from fedlsg.privacy import GENESIS, BudgetError, Entry, Ledger, LedgerError, check_extends, check_sample_rate
 from fedlsg.state import ClientTerms, RoundPlan
@@ -230,7 +231,11 @@ def note_trained(model: nn.Module) -> None:
 
 
 def check_untrained(model: nn.Module, account: Account) -> None:
-    """Raise ValueError for a temporary ledger, if a parameter is what steps on another ledger made of it."""
+    """Raise ValueError for a temporary ledger, if a parameter is what steps on another ledger made of it.
+
+    Also for a lazy module that was not called yet.
+    """
+    check_initialized(model)
     if account.lasting:
         return
     for name, p in model.named_parameters():

@@ -180,6 +180,8 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Bat
     Where the model fails on made-up rows, nothing is said here: the rehearsal of the first step says why.
     """
     check_numbers(inputs, "training", fix=f"{FIX}; a batch function of your own is not looked at")
+    if wrong := next((t.dtype for t in fields_of(targets).values() if t.is_complex()), None):
+        raise ValueError(f"training targets are complex ({wrong}): give real and imaginary parts as columns")
     cpu = next(model.parameters()).device.type == "cpu"
     with alone(), restored(model, loss), own_draws("cpu"):
         here = model if cpu else deepcopy(model).cpu()

@@ -230,6 +230,11 @@ def count_blocks(base: Base) -> int:
     if workloads.own(base.settings.workload) is not None:
         check_repeatable(model, base.build_model())
     check_supported(model)
+    if all(p.dtype == torch.bfloat16 for p in trainable(model).values()):
+        raise ValueError(
+            "the model's weights are bfloat16, which messages have not: give it float32 weights, model.float(), and "
+            "precision='bfloat16' for passes in bfloat16"
+        )
     make_optimizer(trainable(model), base.method.server, updates=1)  # refuses now what it cannot step
     if base.method.mechanism.clips:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)

@@ -11,6 +11,7 @@ Sizes, scales and classes follow from public rows (test) or a declared list, nev
 Here are data of a user's own as rows: inputs as they are stored, targets, and columns that may form clients.
 """
 
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -105,6 +106,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
     """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError for what is none."""
     if isinstance(value, np.ndarray) and not value.flags.writeable:  # of pandas and pyarrow; torch warns
         value = value.copy()
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
     if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype.itemsize > 1:  # torch can little
         value = value.astype(np.int64)
     try:
@@ -125,10 +128,12 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
     things = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value
     if not (isinstance(things, list | tuple) and any(isinstance(one, str) for one in things)):
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-            row = next((row for row, one in enumerate(things) if one is None), 0)
-            raise ValueError(
-                f"{what} targets have no number in row {row}, {things[row]!r}: fill it in, or leave it out"
-            )
+            for row, one in enumerate(things):
+                if not isinstance(one, numbers.Real):
+                    raise ValueError(
+                        f"{what} targets have no number in row {row}, {one!r}: fill it in, or leave it out"
+                    )
+            value = np.array(things)
         found = as_tensor(value, f"{what} targets").detach().cpu()
         return found.long() if found.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else found, ()
     for row, one in enumerate(things):
@@ -213,6 +218,8 @@ DISTANCES = (
 def check_targets(rows: Rows, loss: Any, what: str) -> None:
     """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot take."""
     found = rows.targets
+    if found.is_complex() or found.dtype == torch.bfloat16:
+        raise ValueError(f"{what} targets are {found.dtype}: give real numbers, float32 or integers")
     if found.is_floating_point() and len(bad := not_finite(found)):
         raise ValueError(
             f"{what} targets have missing or infinite values, the first in row {int(bad[0])}: fill them, or leave the "

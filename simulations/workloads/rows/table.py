@@ -124,7 +124,11 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
                 hint += "; the names are numbers: give the file a first line with names"
             near = did_you_mean(name, table.columns)
             raise ValueError(f"{table.what} has no column {name!r}{near}; it has {', '.join(table.columns)}{hint}")
-    if columns.inputs:
+    if columns.inputs is not None:
+        if not columns.inputs:
+            raise ValueError("inputs=[] names no column: name those of the inputs, or leave it out for all")
+        if twice := next((name for name in columns.inputs if [*columns.inputs, *wanted].count(name) > 1), None):
+            raise ValueError(f"inputs= and targets= have the column {twice!r} twice: name each once, in one of them")
         return columns.inputs
     left = (*wanted, *columns.more, *table.indexes)
     found = tuple(name for name in table.columns if name not in left)

@@ -173,6 +173,8 @@ def check_transform(inputs: Stored, prepare: Callable[[Any], Inputs], count: int
     """
     stored = inputs[np.zeros(1, dtype=np.int64)]
     for value in stored.values() if isinstance(stored, Mapping) else [stored]:
+        if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+            raise ValueError(f"{what} inputs are bfloat16, which numpy has not: give float32, and precision='bfloat16'")
         if np.iscomplexobj(value):
             raise ValueError(f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as columns")
     with own_draws("cpu"):

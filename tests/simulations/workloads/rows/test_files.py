@@ -69,13 +69,16 @@ def test_another_encoding_is_named_with_the_fix(text, tmp_path):
 
 
 @pytest.mark.parametrize(("data", "words"), [
-    (b"", "Empty CSV file"), (b"a,b\n1\n", "Expected 2 columns, got 1"), (b"PK\3\4\0\0", "not in UTF-8"),
+    (b"", "Empty CSV file"), (b"a,b\n1\n", "Expected 2 columns, got 1"), (b"PK\3\4\0\0", "it is a spreadsheet (.xlsx)"),
+    (b"PAR1\0", "it is a .parquet file, whatever its name says"),
 ])  # fmt: skip
 def test_a_damaged_file_is_named(data, words, tmp_path):
     with refused("a.csv' cannot be read", words):
         files.read_file(written(tmp_path, "a.csv", data), "train")
     with refused("b.parquet' cannot be read"):
         files.read_file(written(tmp_path, "b.parquet", data), "train")
+    with refused("train='", "c.csv': there is no such file"):
+        files.read_file(tmp_path / "c.csv", "train")
 
 
 def test_a_column_may_be_read_as_text(tmp_path):
