@@ -90,6 +90,8 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.ServerOptimizer``.
     Raises ValueError for an unknown name or setting, with the nearest known one.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"method={name!r}: expected the name of a recipe, a text")
     build, said = _build(name), dict[str, Any](settings)
     own, mechanism, server = declared_by(name), declared(Mechanism), declared(ServerOptimizer)
     for key, value in said.items():

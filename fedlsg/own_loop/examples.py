@@ -63,6 +63,8 @@ def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] |
     """Raise ValueError for a model that has adapters already, and for pruning that needs an example."""
     if isinstance(method.carrier, Lora) and any(isinstance(module, Adapted) for module in model.modules()):
         raise ValueError("the model has LoRA adapters already: build it again, as before the first PrivateStep")
+    if example is not None and not (isinstance(example, tuple | list) and len(example) == 2):
+        raise ValueError(f"example={type(example).__name__}: expected (inputs, targets) of some public rows")
     if method.prune.kind == "synflow" and example is None:
         raise ValueError(
             "prune='synflow' reads the shape of the inputs before the first step: give example=(inputs, targets), some "
@@ -247,6 +249,8 @@ def own_source(draw: Callable[[int, torch.Generator], Any], model: nn.Module, lo
 
     Raises ValueError where the function does not give two rows of a batch that the model takes.
     """
+    if not callable(draw):
+        raise ValueError(f"probe={draw!r}: expected a function probe(count, generator)")
     name, training = name_of(draw), model.training
     try:
         drawn = draw(2, public_generator(0, "probe", "sizes"))

@@ -199,7 +199,8 @@ def make_own(given: Optimizers, model: nn.Module) -> Optimizer:
     steps.
     """
     parameters = trainable(model)
-    optimizer = given if isinstance(given, Optimizer) else given(list(parameters.values()))
+    made: Any = given if isinstance(given, Optimizer) or not callable(given) else given(list(parameters.values()))
+    optimizer = made
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"expected a torch optimizer, or a function from parameters to one, got {optimizer!r}")
     closure = inspect.signature(optimizer.step).parameters.get("closure")

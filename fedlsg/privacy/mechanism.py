@@ -15,7 +15,7 @@ from fedlsg.frame import Group
 from fedlsg.mechanisms import DP, KINDS, Kind
 from fedlsg.randomness import SecretStream
 from fedlsg.rules import idle_unless
-from fedlsg.setting import Setting, check_declared
+from fedlsg.setting import Setting, check_declared, check_real
 
 ClipKind = Literal["joint", "per-block"]
 
@@ -79,6 +79,8 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         check_declared(self, without=("clip_norm", "noise_multiplier"))  # a mechanism that uses neither may have any
+        if self.clips or self.adds_noise:
+            check_real(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
         if (self.clips or self.adds_noise) and not SMALLEST_CLIP_NORM <= self.clip_norm <= LARGEST_CLIP_NORM:
             raise ValueError(f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} <= {LARGEST_CLIP_NORM}")
         if self.adds_noise and not 0 < self.noise_multiplier < math.inf:

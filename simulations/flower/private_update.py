@@ -14,7 +14,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from fedlsg.accounting.events import checked_delta
+from fedlsg.accounting.events import checked_epsilon
 from fedlsg.client_level import clipped_update
 from fedlsg.gradients import trainable
 from fedlsg.owner_only import make_parents
@@ -37,8 +37,10 @@ from simulations.flower.whole_update import (
     Terms,
     Trust,
     as_arrays,
+    check_door,
     check_trust,
     clients_of,
+    folder_of,
     for_app,
     read_terms,
     to_cpu,
@@ -90,11 +92,11 @@ def private_update(
     Raises ValueError for an epsilon or delta that is out of range, and a relative ledger or record.
     """
     note_other_torch()
-    kept = None if record is None else absolute(str(record), "record")
-    if not 0 < epsilon < float("inf"):
-        raise ValueError(f"expected 0 < {epsilon=} < inf")
-    checked_delta(delta)
-    folder = None if ledger is None else absolute(str(ledger), "ledger")
+    checked_epsilon(epsilon)
+    check_door(model, epsilon, delta, trust, colluders=(colluders, 1))
+    if not isinstance(weighted_by_key, str) or not weighted_by_key:
+        raise ValueError(f"expected {weighted_by_key=!r} to be the key by which the strategy weighs replies, a text")
+    kept, folder = folder_of(record, "record"), folder_of(ledger, "ledger")
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:

@@ -143,7 +143,7 @@ def find_codec(codec: Codec | str) -> Codec:
         return codec
     if codec not in all_codecs():
         known = tuple(all_codecs())
-        raise ValueError(f"expected codec in {known}, got {codec!r}{did_you_mean(codec, known)}")
+        raise ValueError(f"expected codec in {known}, got {codec!r}{did_you_mean(str(codec), known)}")
     return all_codecs()[codec]
 
 

@@ -97,6 +97,31 @@ def ledgers(folder: Path) -> list[Any]:
     return [Ledger(path, client=int(path.stem.split("-")[1])) for path in found]
 
 
+WRONG_HERE = {
+    "epsilon": "8", "delta": "1e-5", "trust": "Secure", "colluders": "two", "ledger": "here", "record": "here",
+    "weighted_by_key": 3,
+}  # fmt: skip
+WRONG_THERE = {
+    "epsilon": "8", "delta": None, "trust": "server", "colluders": "two", "min_survivors": 1.5, "seed": "a",
+    "method": 3, "codec": 3, "clip_norm": "1", "record": "here",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("door", "name", "value"),
+    [("client", *one) for one in WRONG_HERE.items()] + [("server", *one) for one in WRONG_THERE.items()],
+)
+def test_a_wrong_setting_is_named_when_the_app_is_made(door, name, value, tmp_path):
+    with pytest.raises(ValueError, match=name):
+        mod(tmp_path, **{name: value}) if door == "client" else wrapped(**{name: value})
+
+
+def test_a_model_that_is_built_already_is_refused_on_both_sides():
+    for make in (fedlsg.flower.private_update, lambda *a, **b: fedlsg.flower.PrivateUpdates(FedAvg(), *a, **b)):
+        with pytest.raises(ValueError, match="model=Sequential: expected the class or function that builds it"):
+            make(build(), epsilon=8.0, delta=1e-5)
+
+
 @pytest.mark.parametrize("trust", ["client", "secure"])
 @pytest.mark.parametrize("method", ["dpsgd", "lsg", "rs"])
 def test_the_app_trains_and_its_ledgers_say_what_it_spent(tmp_path, method, trust):
