@@ -173,7 +173,8 @@ class PerExampleLoss:
                 ".unflatten(0, (len(targets), -1))"
             )
         if not isinstance(losses, Tensor):
-            return f"{type(losses).__name__}: return a tensor of the losses (reduction='none' in torch's losses)"
+            found = type(losses).__name__
+            return f"{found}: give a tensor; one number averages over the batch (reduction='none' in torch's losses)"
         return (
             f"shape {tuple(losses.shape)}: the loss averages over the batch; return the loss of each example, without "
             "a mean or sum over dimension 0 (reduction='none' in torch's losses)"
