@@ -140,11 +140,22 @@ def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
         ({"min_train_nodes": 2}, "clients_per_round.*min_survivors"),
         ({"weighted_by_key": "num-examples"}, "weighting"),
         ({"evaluate_metrics_aggr_fn": len}, "metrics="),
+        ({"eta_l": 0.1}, "local_learning_rate="),
+        ({"beta_1": 0.9}, "optimizer_options="),
+        ({"proximal_mu": 0.1}, "proximal="),
+        ({"out": 3}, "out=3: expected the path"),
+        ({"method": 3}, "method=3: expected the name"),
     ],
 )
 def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
     with pytest.raises(ValueError, match=words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 2.5, "2", True])
+def test_a_wrong_number_of_rounds_is_refused_before_the_grid_is_used(rounds):
+    with pytest.raises(ValueError, match=f"expected num_rounds={rounds!r}"):
+        fedlsg.flower.Strategy(two_sides, **SETTINGS).start(None, num_rounds=rounds)
 
 
 def reply(app: Any, said: dict[str, Any] | None, **node: Any) -> Message:
