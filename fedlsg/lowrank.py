@@ -13,7 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.tensors import matrix_in_memory_order, times_transposed, to_device, to_kernel_order, to_memory_order
+from fedlsg.tensors import matrix_in_memory_order
+from fedlsg.tensors import times_transposed
+from fedlsg.tensors import to_device
+from fedlsg.tensors import to_kernel_order
+from fedlsg.tensors import to_memory_order
 
 
 def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
@@ -93,9 +97,9 @@ def orthonormal_columns(A: Float[Tensor, "k r"]) -> Float[Tensor, "k r"]:
 
 def orthonormal_rows(A: Float[Tensor, "*each r k"]) -> Float[Tensor, "*each r k"]:
     """The transpose of ``orthonormal_columns(A.mT)``, as LAPACK leaves it in memory."""
-    Q, T = torch.linalg.qr(A.mT)
+    Q, T = torch.linalg.qr(A.mT.float() if A.dtype.itemsize < 4 else A.mT)  # LAPACK has no half precision
     signs = torch.where(T.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(Q)
-    rows: Tensor = (Q.mT * signs.unsqueeze(-1)).contiguous()
+    rows: Tensor = (Q.mT * signs.unsqueeze(-1)).to(A.dtype).contiguous()
     return rows
 
 

@@ -9,17 +9,25 @@ are its settings: type, range and sentence of each are its annotation (``fedlsg.
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Callable
+from collections.abc import Mapping
+from functools import cache
+from functools import partial
 from importlib import import_module
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter
+from inspect import getdoc
+from inspect import signature
 from pkgutil import iter_modules
-from typing import Any, Unpack
+from typing import Any
+from typing import Unpack
 
 from fedlsg import user_code
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Declared, agreed, declared, suggestion
+from fedlsg.setting import Declared
+from fedlsg.setting import agreed
+from fedlsg.setting import declared
+from fedlsg.setting import suggestion
 from fedlsg.setting.choices import did_you_mean
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
@@ -89,6 +97,8 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.ServerOptimizer``.
     Raises ValueError for an unknown name or setting, with the nearest known one.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"method={name!r}: expected the name of a recipe, a text")
     build, said = _build(name), dict[str, Any](settings)
     own, mechanism, server = declared_by(name), declared(Mechanism), declared(ServerOptimizer)
     for key, value in said.items():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -12,16 +13,28 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.method import Method, Schedule
+from fedlsg.method import Method
+from fedlsg.method import Schedule
+from fedlsg.setting import check_real
 from fedlsg.setting import declared
-from fedlsg.state import PublicState, ServerState
+from fedlsg.state import PublicState
+from fedlsg.state import ServerState
 from fedlsg.tensors import each
 from fedlsg.training import ServerOptimizer
-from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
-from strategies import common_settings, give, own_settings, recipe, with_own
+from fedlsg.training.auto import EPOCHS
+from fedlsg.training.auto import auto_rounds
+from fedlsg.training.auto import auto_schedule
+from fedlsg.training.auto import auto_server
+from fedlsg.training.auto import size_factor
+from strategies import common_settings
+from strategies import give
+from strategies import own_settings
+from strategies import recipe
+from strategies import with_own
 from strategies.own_loop.account import Spending
 from strategies.own_loop.examples import own_source
-from strategies.own_loop.user_inputs import Optimizers, make_own
+from strategies.own_loop.user_inputs import Optimizers
+from strategies.own_loop.user_inputs import make_own
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"
@@ -38,6 +51,8 @@ def planned_steps(sample_rate: float | None, steps: int | None, epochs: float | 
 
     Raises ValueError for epochs next to both, or out of range.
     """
+    given = {"sample_rate": sample_rate, "steps": steps, "epochs": epochs}
+    check_real(**{name: value for name, value in given.items() if value is not None})
     if epochs is not None and (None not in (sample_rate, steps) or not 0 < epochs < float("inf")):
         raise ValueError(f"{epochs=}: expected a number above 0, and at most one of sample_rate and steps next to it")
     wanted = EPOCHS if epochs is None else epochs
@@ -131,6 +146,8 @@ def state_of(
     optimizer: Optimizers | str | None,
 ) -> ServerState:
     """The server's side of the loop: public state, with a user's own optimizer if there is one."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**63:
+        raise ValueError(f"expected a seed from 0 to 2**63 - 1, a whole number, got {seed=!r}")
     prepare_model(model, method.carrier, classifier=classifier, seed=seed)
     source = None if probe is None else own_source(probe, model, loss)
     public = PublicState.start(model, method, schedule, seed=seed, classifier=classifier, source=source)

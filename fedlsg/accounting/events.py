@@ -18,6 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from fedlsg.setting import check_real
+
 LEAST_RATE, MOST_NOISE = 1e-30, 1e30
 """An event beyond them is counted as one at them, which loses more."""
 LEAST_NOISE = 1e-6
@@ -175,6 +177,7 @@ def check_plain(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def checked_sample_rate(sample_rate: float) -> float:
+    check_real(sample_rate=sample_rate)
     if not 0 < sample_rate <= 1:
         raise ValueError(
             f"expected 0 < {sample_rate=} <= 1: the chance that one example enters a batch (1 = full batch)"
@@ -183,6 +186,7 @@ def checked_sample_rate(sample_rate: float) -> float:
 
 
 def checked_noise_multiplier(noise_multiplier: float) -> float:
+    check_real(noise_multiplier=noise_multiplier)
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise ValueError(
             f"expected a finite {noise_multiplier=} > 0: without noise epsilon is infinite, with infinite noise"
@@ -213,12 +217,14 @@ def checked_log_ratio(log_ratio: float) -> float:
 
 
 def checked_delta(delta: float) -> float:
+    check_real(delta=delta)
     if not 0 < delta < 1:
         raise ValueError(f"expected 0 < {delta=} < 1: take less than 1 / number of examples, such as 1e-5")
     return float(delta)
 
 
 def checked_epsilon(epsilon: float) -> float:
+    check_real(epsilon=epsilon)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(
             f"expected a finite {epsilon=} > 0: the privacy budget; train without a mechanism for no privacy"

@@ -172,10 +172,12 @@ class PerExampleLoss:
                 f"shape {tuple(losses.shape)}: examples and their positions are on one dimension; end the loss with "
                 ".unflatten(0, (len(targets), -1))"
             )
-        found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        if not isinstance(losses, Tensor):
+            found = type(losses).__name__
+            return f"{found}: give a tensor; one number averages over the batch (reduction='none' in torch's losses)"
         return (
-            f"{found}: the loss averages over the batch; return the loss of each example, without a mean or sum over "
-            "dimension 0 (reduction='none' in torch's losses)"
+            f"shape {tuple(losses.shape)}: the loss averages over the batch; return the loss of each example, without "
+            "a mean or sum over dimension 0 (reduction='none' in torch's losses)"
         )
 
     def _fitting(self, outputs: Any) -> Callable[..., Any]:

@@ -13,21 +13,38 @@ is checked separately (``bias_lost``).
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from jaxtyping import Int
+from torch import Tensor
+from torch import nn
 
-from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, Part
+from fedlsg.frame import EVERYTHING
+from fedlsg.frame import Block
+from fedlsg.frame import Coordinates
+from fedlsg.frame import Frame
+from fedlsg.frame import Keep
+from fedlsg.frame import Part
 from fedlsg.gradients.calls.registry import Ways
-from fedlsg.gradients.formulas.layers import CarriedGradients, LayerGradients, formulas_of, is_turned
+from fedlsg.gradients.formulas.layers import CarriedGradients
+from fedlsg.gradients.formulas.layers import LayerGradients
+from fedlsg.gradients.formulas.layers import formulas_of
+from fedlsg.gradients.formulas.layers import is_turned
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.precision import Precision
-from fedlsg.tensors import matrix_in_memory_order, to_device, to_memory_order
+from fedlsg.tensors import matrix_in_memory_order
+from fedlsg.tensors import to_device
+from fedlsg.tensors import to_memory_order
 
 PRODUCTS = (nn.Linear, nn.Conv2d)
 """Layers whose output and blocks are plain products: the shortcut to u and blocks in bfloat16 need that."""
@@ -211,8 +228,9 @@ def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tenso
         alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
     found: dict[int, Tensor] = {}
     for places in alike.values():
-        made, _ = torch.linalg.inv_ex(torch.stack([squares[place] for place in places]))
-        found |= zip(places, made.unbind(), strict=True)
+        many = torch.stack([squares[place] for place in places])
+        made, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)  # LAPACK has no half precision
+        found |= zip(places, made.to(many.dtype).unbind(), strict=True)
     return [found[place] for place in range(len(squares))]
 
 

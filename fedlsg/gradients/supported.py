@@ -4,9 +4,12 @@ A refusal protects the privacy claim: a layer that mixes examples, or a trainabl
 clipped, would void it silently. Draws no noise and reads no private data.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -17,10 +20,19 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fedlsg.frame import Frame, make_blocks
-from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown, ways_of
-from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
+from fedlsg.frame import Frame
+from fedlsg.frame import make_blocks
+from fedlsg.gradients.calls import UnsupportedLayerError
+from fedlsg.gradients.calls import kind_of
+from fedlsg.gradients.calls import unsupported
+from fedlsg.gradients.calls.registry import BUILT_IN
+from fedlsg.gradients.calls.registry import GENERAL
+from fedlsg.gradients.calls.registry import OWN_AXES
+from fedlsg.gradients.calls.registry import SHARED
+from fedlsg.gradients.calls.registry import shown
+from fedlsg.gradients.calls.registry import ways_of
+from fedlsg.gradients.formulas.layers import can_be_carried
+from fedlsg.gradients.formulas.layers import has_formulas
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (WeightNorm, "a hook of weight_norm", "parametrizations.weight_norm(layer, {!r}), which trains, in its place"),
@@ -99,6 +111,8 @@ def refusal(module: nn.Module) -> str | None:
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
+    if isinstance(module, torch.jit.ScriptModule) and trainable(module):
+        return "compiled by torch.jit, whose layers have no hooks; give the module that was scripted or traced"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         return "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
     if (reason := refusal_of_weight(module)) is not None:

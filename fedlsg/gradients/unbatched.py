@@ -1,6 +1,8 @@
 """Values that all examples share: ``Unbatched`` tensors, the leaves from which they come, and tables read by rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +11,8 @@ from torch import Tensor
 
 from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import UnsupportedLayerError
-from fedlsg.gradients.calls.survey import UNKNOWN, repeats_of
+from fedlsg.gradients.calls.survey import UNKNOWN
+from fedlsg.gradients.calls.survey import repeats_of
 from fedlsg.gradients.calls.torch_func import tensors_in
 from fedlsg.gradients.formulas.rows import Lazy
 
@@ -37,6 +40,11 @@ def axis_of_read(step: Graph, name: str, read: int, ids: Tensor) -> int | None:
     """
     known = step.survey.tables.get(name, ())
     axis = known[read - 1] if read <= len(known) else UNKNOWN
+    if step.survey.failure:
+        raise UnsupportedLayerError(
+            f"{name or 'a table'}: the model does not run on copies of one row, which tell where the examples are: "
+            f"{step.survey.failure}"
+        )
     if axis is not None and (axis < 0 or ids.ndim <= axis or ids.shape[axis] != step.batch):
         raise UnsupportedLayerError(
             f"{name or 'a table'}: its rows are read by numbers of shape {tuple(ids.shape)}, of which no dimension is "

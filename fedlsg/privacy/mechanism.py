@@ -8,16 +8,21 @@ Order: mask, then clip (``clip``), then noise on exactly the kept coordinates.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Group
 from fedlsg.randomness import SecretStream
-from fedlsg.setting import Setting, check_declared
-from fedlsg.setting.mechanisms import DP, KINDS, Kind
+from fedlsg.setting import Setting
+from fedlsg.setting import check_declared
+from fedlsg.setting.mechanisms import DP
+from fedlsg.setting.mechanisms import KINDS
+from fedlsg.setting.mechanisms import Kind
 from fedlsg.setting.rules import idle_unless
+from fedlsg.setting import check_real
 
 ClipKind = Literal["joint", "per-block"]
 
@@ -81,6 +86,8 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         check_declared(self, without=("clip_norm", "noise_multiplier"))  # a mechanism that uses neither may have any
+        if self.clips or self.adds_noise:
+            check_real(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier)
         if (self.clips or self.adds_noise) and not SMALLEST_CLIP_NORM <= self.clip_norm <= LARGEST_CLIP_NORM:
             raise ValueError(f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} <= {LARGEST_CLIP_NORM}")
         if self.adds_noise and not 0 < self.noise_multiplier < math.inf:

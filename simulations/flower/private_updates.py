@@ -1,28 +1,47 @@
 """``fedlsg.flower.PrivateUpdates``: any Flower strategy over clients whose whole updates are private payloads."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
-from logging import INFO, WARNING
+from logging import INFO
+from logging import WARNING
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+from typing import Literal
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord
+from flwr.app import ConfigRecord
+from flwr.app import Message
+from flwr.app import MetricRecord
+from flwr.app import RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
-from torch import Tensor, nn
+from torch import Tensor
+from torch import nn
 
 from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.accounting.events import checked_delta
-from fedlsg.payload import DEFAULT_CODEC, PayloadError
-from fedlsg.secure_sum.discrete import SumTerms, most_log_ratio
-from simulations.client.node.terms import absolute
+from fedlsg.payload import DEFAULT_CODEC
+from fedlsg.payload import PayloadError
+from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.secure_sum.discrete import most_log_ratio
 from simulations.flower.client import note_other_torch
-from simulations.flower.secure_update import SecureRound, new_run, payload_of
-from simulations.flower.whole_update import KEY, OURS, Round, Terms, Trust, as_arrays, dense_bytes, settings_text
+from simulations.flower.secure_update import SecureRound
+from simulations.flower.secure_update import new_run
+from simulations.flower.secure_update import payload_of
+from simulations.flower.whole_update import KEY
+from simulations.flower.whole_update import OURS
+from simulations.flower.whole_update import Round
+from simulations.flower.whole_update import Terms
+from simulations.flower.whole_update import Trust
+from simulations.flower.whole_update import as_arrays
+from simulations.flower.whole_update import check_door
+from simulations.flower.whole_update import dense_bytes
+from simulations.flower.whole_update import folder_of
+from simulations.flower.whole_update import settings_text
 
 Unit = Literal["client", "example"]
 SWAMPED = 20.0
@@ -83,16 +102,14 @@ class PrivateUpdates(FlowerStrategy):
             raise ValueError(
                 "unit='example': the noise is in the clients' PrivateStep; leave out epsilon and noise_multiplier"
             )
-        if epsilon is not None and not 0 < epsilon < float("inf"):
-            raise ValueError(f"expected 0 < {epsilon=} < inf")
-        checked_delta(delta)
+        check_door(
+            model, epsilon, delta, trust, seed=(seed, 0), min_survivors=(min_survivors, 2), colluders=(colluders, 1)
+        )  # fmt: skip
         note_other_torch()
         self.strategy, self.model = strategy, model
         self.epsilon, self.noise_multiplier, self.delta = epsilon, noise_multiplier, delta
         self._method, self._unit, self._codec, self._seed = method, unit, codec, seed
         self._settings = settings | ({"clip_norm": clip_norm} if unit == "client" else {"mechanism": "none"})
-        if trust not in ("client", "secure"):
-            raise ValueError(f"expected {trust=} to be 'client' or 'secure'")
         if trust == "secure" and (unit == "example" or codec != DEFAULT_CODEC):
             raise ValueError(
                 "trust='secure' adds whole updates on a grid: it needs unit='client', and has no codec; leave codec out"
@@ -100,7 +117,7 @@ class PrivateUpdates(FlowerStrategy):
         if trust == "client" and (min_survivors, colluders) != (None, None):
             raise ValueError("min_survivors and colluders are of secure sums: give trust='secure'")
         self._trust, self._survivors, self._colluders = trust, min_survivors, colluders
-        self._record = None if record is None else absolute(str(record), "record")
+        self._record = folder_of(record, "record")
         self._rounds: int | None = None
         self._spent = 0.0
         self._run = b""

@@ -3,25 +3,42 @@
 What a ServerApp written for ``FedAvg`` gives to a strategy is translated, or refused with what to say in its place.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord
+from flwr.app import ConfigRecord
+from flwr.app import Message
+from flwr.app import MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 import strategies
-from simulations.flower.client import OWN_CODE, AnnouncingGrid, announcement, code_digest, give, note_other_torch
+from simulations.flower.client import OWN_CODE
+from simulations.flower.client import AnnouncingGrid
+from simulations.flower.client import announcement
+from simulations.flower.client import code_digest
+from simulations.flower.client import give
+from simulations.flower.client import note_other_torch
 from simulations.run.finished import Run
 from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
-from simulations.server.app import last_line, run_on
-from simulations.server.callbacks import Callback, as_callbacks
+from simulations.server.app import last_line
+from simulations.server.app import run_on
+from simulations.server.callbacks import Callback
+from simulations.server.callbacks import as_callbacks
 from simulations.settings.published import resolve
-from simulations.settings.settings import AUTO, RUN, Settings, as_config, permit_code
+from simulations.settings.settings import AUTO
+from simulations.settings.settings import RUN
+from simulations.settings.settings import Settings
+from simulations.settings.settings import as_config
+from simulations.settings.settings import permit_code
 from simulations.workloads import Workload
 from strategies.strategy import FedLSG
 
@@ -43,8 +60,15 @@ OTHERWISE = {
     "fit_metrics_aggregation_fn": "no metrics of training: clients send what is private, and nothing else",
     "evaluate_metrics_aggregation_fn": EVALUATES,
     "on_fit_config_fn": "settings as arguments: learning_rate=, local_steps=, ...",
+    "accept_failures": "min_survivors=, how many must answer",
+    "eta": "learning_rate=, that of the server's optimizer=",
+    "eta_l": "local_learning_rate=, that of a client's local_steps=",
+    **dict.fromkeys(("beta_1", "beta_2", "tau"), "optimizer='adam', and optimizer_options="),
+    "server_learning_rate": "learning_rate=",
+    "server_momentum": "momentum=",
+    "proximal_mu": "proximal=",
 }
-"""What takes the place of an argument of FedAvg, of Flower's versions before 1.20 among them."""
+"""What takes the place of an argument of a strategy of Flower, of its versions before 1.20 among them."""
 KEYS = {
     "lr": "learning_rate", "learning-rate": "learning_rate", "learning_rate": "learning_rate",
     "local-epochs": "local_steps and sample_rate", "local_epochs": "local_steps and sample_rate",
@@ -76,7 +100,9 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
         found.setdefault("clients_per_round", max(1, int(share * found["clients"])))
     for name in found:
         if name in OTHERWISE:
-            raise ValueError(f"{name} is an argument of Flower's FedAvg: leave it out; in its place: {OTHERWISE[name]}")
+            raise ValueError(
+                f"{name} is an argument of Flower's strategies: leave it out; in its place: {OTHERWISE[name]}"
+            )
     return found
 
 
@@ -138,6 +164,10 @@ class Strategy(FlowerStrategy):
         if isinstance(callbacks, str):
             settings["callbacks"], callbacks = callbacks, ()
         self.callbacks = as_callbacks(callbacks)
+        if not isinstance(out, str | Path | None):
+            raise ValueError(f"out={out!r}: expected the path of a new folder")
+        if not (isinstance(method, str) or callable(method)):
+            raise ValueError(f"method={method!r}: expected the name of a recipe, or a function that makes one")
         self.out = None if out is None else str(Path(out).expanduser().resolve())
         name = method if isinstance(method, str) else method.__name__
         if not isinstance(method, str):
@@ -172,6 +202,8 @@ class Strategy(FlowerStrategy):
         ``initial_arrays``, and for a ``train_config`` or ``evaluate_config`` with keys.
         """
         check_configs(initial_arrays, train_config, evaluate_config)
+        if num_rounds is not None and (type(num_rounds) is not int or num_rounds < 1):
+            raise ValueError(f"expected num_rounds={num_rounds!r} to be a whole number of 1 or more")
         settings = replace(self.settings, engine="flower", round_timeout=timeout)
         settings = settings if num_rounds is None else replace(settings, rounds=num_rounds)
         if self.out is not None:

@@ -98,10 +98,14 @@ class Workload:
             raise ValueError(f"num_classes={self.num_classes!r}: expected a whole number of 1 or more, or None")
         if not isinstance(self.metrics or {}, Mapping):
             raise ValueError(f"metrics={type(self.metrics).__name__}: expected a dict, such as {{'mae': function}}")
-        if self.classes is not None and (isinstance(self.classes, str) or len({*self.classes}) < len(self.classes)):
+        if self.classes is not None and (
+            not isinstance(self.classes, list | tuple) or len({*self.classes}) < len(self.classes)
+        ):
             raise ValueError(
                 f"classes={self.classes!r}: expected a list of different names, in the order of their numbers"
             )
+        if self.partition is not None and not hasattr(self.partition, "__iter__"):
+            raise ValueError(f"partition={self.partition!r}: expected a scheme, a column, or lists of row numbers")
         if self.probe is not None and not callable(self.probe):
             raise ValueError(f"probe={type(self.probe).__name__}: expected a function probe(count, generator)")
         for name, metric in (self.metrics or {}).items():

@@ -18,11 +18,25 @@ from typing import Any
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose
+from fedlsg.accounting import AccountingError
+from fedlsg.accounting import Event
+from fedlsg.accounting import calibrate_noise_multiplier
+from fedlsg.accounting import check_delta
+from fedlsg.accounting import compose
+from fedlsg.accounting.events import checked_epsilon
 from fedlsg.gradients import trainable
+from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Method
-from fedlsg.privacy import GENESIS, BudgetError, Entry, Ledger, LedgerError, check_extends, check_sample_rate
-from fedlsg.state import ClientTerms, RoundPlan
+from fedlsg.privacy import GENESIS
+from fedlsg.privacy import BudgetError
+from fedlsg.privacy import Entry
+from fedlsg.privacy import Ledger
+from fedlsg.privacy import LedgerError
+from fedlsg.privacy import check_extends
+from fedlsg.privacy import check_sample_rate
+from fedlsg.setting import check_real
+from fedlsg.state import ClientTerms
+from fedlsg.state import RoundPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +75,15 @@ def check_spending(method: Method, s: Spending) -> None:
         raise ValueError(f"expected num_examples={s.num_examples!r} to be an integer >= 1: the size of the data set")
     if type(s.steps) is not int or s.steps < 1:
         raise ValueError(f"expected steps={s.steps!r} to be an integer >= 1: noise and schedules are for so many steps")
+    terms = {
+        "sample_rate": s.sample_rate,
+        "epsilon": s.epsilon,
+        "delta": s.delta,
+        "noise_multiplier": s.noise_multiplier,
+    }
+    check_real(**{name: value for name, value in terms.items() if value is not None})
+    if s.epsilon is not None:
+        checked_epsilon(s.epsilon)
     check_sample_rate(s.sample_rate)
     if method.compression.error_feedback:
         raise ValueError(
@@ -150,6 +173,8 @@ class Account:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, *, num_examples: int) -> None:
+        if not isinstance(path, str | os.PathLike | None):
+            raise ValueError(f"ledger={path!r}: expected the path of a file, or None")
         self.lasting = path is not None
         if path is None:
             folder = tempfile.mkdtemp(prefix="fedlsg-ledger-")
@@ -213,7 +238,11 @@ def note_trained(model: nn.Module) -> None:
 
 
 def check_untrained(model: nn.Module, account: Account) -> None:
-    """Raise ValueError for a temporary ledger, if a parameter is what steps on another ledger made of it."""
+    """Raise ValueError for a temporary ledger, if a parameter is what steps on another ledger made of it.
+
+    Also for a lazy module that was not called yet.
+    """
+    check_initialized(model)
     if account.lasting:
         return
     for name, p in model.named_parameters():

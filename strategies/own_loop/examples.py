@@ -1,30 +1,41 @@
 """Public examples, for what reads shapes, and made-up ones, to check that no examples are mixed before a charge."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch import nn
 
-from fedlsg.carriers import Adapted, Lora
+from fedlsg.carriers import Adapted
+from fedlsg.carriers import Lora
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.carrier import on_device_of
 from fedlsg.frame.public import name_of
-from fedlsg.gradients import Batch, LossFunction
-from fedlsg.gradients.independence import check_cast, check_independent
+from fedlsg.gradients import Batch
+from fedlsg.gradients import LossFunction
+from fedlsg.gradients.independence import check_cast
+from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.independence.cast import joined
 from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
-from fedlsg.randomness import own_draws, public_generator
-from fedlsg.tensors import each, fields_of, of_fields
-from fedlsg.user_code.failure import depends_on_values, describe
-from fedlsg.user_code.objects import restored, written
-from strategies.own_loop.made_up import IGNORED, Maker
+from fedlsg.randomness import own_draws
+from fedlsg.randomness import public_generator
+from fedlsg.tensors import each
+from fedlsg.tensors import fields_of
+from fedlsg.tensors import of_fields
+from fedlsg.user_code.failure import depends_on_values
+from fedlsg.user_code.failure import describe
+from fedlsg.user_code.objects import restored
+from fedlsg.user_code.objects import written
+from strategies.own_loop.made_up import IGNORED
+from strategies.own_loop.made_up import Maker
 
 
 @contextmanager
@@ -60,6 +71,8 @@ def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] |
     """Raise ValueError for a model that has adapters already, and for pruning that needs an example."""
     if isinstance(method.carrier, Lora) and any(isinstance(module, Adapted) for module in model.modules()):
         raise ValueError("the model has LoRA adapters already: build it again, as before the first PrivateStep")
+    if example is not None and not (isinstance(example, tuple | list) and len(example) == 2):
+        raise ValueError(f"example={type(example).__name__}: expected (inputs, targets) of some public rows")
     if method.prune.kind == "synflow" and example is None:
         raise ValueError(
             "prune='synflow' reads the shape of the inputs before the first step: give example=(inputs, targets), some "
@@ -202,6 +215,8 @@ def own_source(draw: Callable[[int, torch.Generator], Any], model: nn.Module, lo
 
     Raises ValueError where the function does not give two rows of a batch that the model takes.
     """
+    if not callable(draw):
+        raise ValueError(f"probe={draw!r}: expected a function probe(count, generator)")
     name, training = name_of(draw), model.training
     try:
         drawn = draw(2, public_generator(0, "probe", "sizes"))

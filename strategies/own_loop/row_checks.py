@@ -6,19 +6,25 @@
 Rows are counted from 0. Messages quote rows: they are for the owner of the data alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch import nn
 
-from fedlsg.gradients import Batch, LossFunction
+from fedlsg.gradients import Batch
+from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.randomness import alone, own_draws
-from fedlsg.tensors import each, fields_of, spaced
+from fedlsg.randomness import alone
+from fedlsg.randomness import own_draws
+from fedlsg.tensors import each
+from fedlsg.tensors import fields_of
+from fedlsg.tensors import spaced
 from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
 from strategies.own_loop.examples import made_up
@@ -178,6 +184,8 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Bat
     Where the model fails on made-up rows, nothing is said here: the rehearsal of the first step says why.
     """
     check_numbers(inputs, "training", fix=f"{FIX}; a batch function of your own is not looked at")
+    if wrong := next((t.dtype for t in fields_of(targets).values() if t.is_complex()), None):
+        raise ValueError(f"training targets are complex ({wrong}): give real and imaginary parts as columns")
     cpu = next(model.parameters()).device.type == "cpu"
     with alone(), restored(model, loss), own_draws("cpu"):
         here = model if cpu else deepcopy(model).cpu()

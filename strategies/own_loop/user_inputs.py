@@ -91,7 +91,8 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
-        found = torch.as_tensor(np.asarray(value))
+        array = np.asarray(value)
+        found = torch.as_tensor(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{what}: expected numbers, got {type(value).__name__} ({error})") from None
     return found.to(dtype) if found.dtype == torch.float64 else found
@@ -127,6 +128,12 @@ def collate(data: Any, rows: Positions, *, dtype: torch.dtype = torch.float32) -
             "function of positions that returns (inputs, targets)"
         )
     inputs, targets = (_as(part, first, dtype) for part, first in zip(_joined(items, data), items[0], strict=True))
+    for what, part, first in zip(("inputs", "targets"), (inputs, targets), items[0], strict=True):
+        if not _is_batch(part):
+            raise ValueError(
+                f"the {what} of {type(data).__name__} are of type {type(first).__name__}: give a tensor, an array or a "
+                "number for each example, or a dict of them (texts by a tokenizer, lists by torch.tensor)"
+            )
     return inputs, targets
 
 
@@ -192,7 +199,8 @@ def make_own(given: Optimizers, model: nn.Module) -> Optimizer:
     steps.
     """
     parameters = trainable(model)
-    optimizer = given if isinstance(given, Optimizer) else given(list(parameters.values()))
+    made: Any = given if isinstance(given, Optimizer) or not callable(given) else given(list(parameters.values()))
+    optimizer = made
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"expected a torch optimizer, or a function from parameters to one, got {optimizer!r}")
     closure = inspect.signature(optimizer.step).parameters.get("closure")

@@ -73,6 +73,15 @@ def test_equal_seeds_give_equal_bits(dtype):
     assert {t.dtype for t in first} == {dtype}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_carriers_of_half_precision_are_those_of_float32_rounded(dtype):
+    W = normal(7, 5, seed=0).to(dtype)
+    halves, wide = decompose(W, 3, generator=generator()), decompose(W.float(), 3, generator=generator())
+    for half, exact in zip(halves, wide, strict=True):
+        assert half.dtype == dtype
+        assert_close(half.float(), exact, rtol=0, atol=32 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("rank", [0, -1, 4])
 def test_wrong_ranks_are_refused(rank):
     with pytest.raises(ValueError, match=f"{rank=} <= 3 for a weight of shape"):

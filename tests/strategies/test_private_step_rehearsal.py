@@ -4,13 +4,21 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 from fedlsg.gradients import trainable
 from fedlsg.privacy import LedgerError
 from strategies.own_loop.release import Release
 from strategies.private_step import PrivateStep
-from tests.strategies.own_loop import EXAMPLES, INPUTS, PUBLIC, RECIPES, TARGETS, batch, made, private_step
+from tests.strategies.own_loop import EXAMPLES
+from tests.strategies.own_loop import INPUTS
+from tests.strategies.own_loop import PUBLIC
+from tests.strategies.own_loop import RECIPES
+from tests.strategies.own_loop import TARGETS
+from tests.strategies.own_loop import batch
+from tests.strategies.own_loop import made
+from tests.strategies.own_loop import private_step
 from tests.strategies.small_federation import model
 
 
@@ -121,6 +129,24 @@ class Pairs(Dataset):
         return INPUTS[number].double().numpy(), int(TARGETS[number])
 
 
+class Raw(Pairs):
+    """Items that are not numbers yet."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __getitem__(self, number):
+        return self.make(INPUTS[number], TARGETS[number])
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda x, y: (x.tolist(), y), "the inputs of Raw are of type list: give a tensor"),
+    (lambda x, y: (x, "cat"), "the targets of Raw are of type str: give a tensor"),
+])  # fmt: skip
+def test_items_that_are_no_tensors_are_named(make, message):
+    refused_free(private_step(method="dpsgd"), Raw(make), message)
+
+
 FORMS = {
     "arrays": (INPUTS.double().numpy(), TARGETS.numpy()), "lists": (INPUTS.tolist(), TARGETS.tolist()),
     "a data set of arrays": Pairs(), "tensors": (INPUTS, TARGETS), "columns": {"x": INPUTS.double().numpy()},
@@ -195,6 +221,29 @@ def test_parameters_of_two_types_train(types, settings):
         assert not torch.equal(p, before[name]), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_carriers_of_half_precision_train(dtype):
+    step = private_step(TwoTypes(dtype, dtype), method="lsg", rank=2)
+    before = step.model.body.weight.clone()
+    step.step(batch)
+    assert not torch.equal(step.model.body.weight, before)
+
+
+def test_ids_next_to_numbers_of_another_type_name_the_type():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.classifier = nn.Embedding(5, 4), nn.Linear(16, 3)
+
+        def forward(self, x, ids):
+            return self.classifier(torch.cat([x, self.table(ids)], 1))
+
+    data = {"x": INPUTS.double(), "ids": TARGETS}, TARGETS
+    refused_free(
+        private_step(Model(), method="dpsgd"), data, "does not run on copies of one row.*must have the same dtype"
+    )
+
+
 def test_a_step_that_leaves_infinite_weights_is_free():
     """Adam's averages of float16 underflow: the first step divides by 0."""
     step = private_step(model().half(), method="dpsgd", optimizer="adam", learning_rate=1e4)
@@ -211,6 +260,8 @@ def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
         step.batches((x, TARGETS))
     with pytest.raises(ValueError, match=rf"cannot take the target of training row {row}, 7: IndexError"):
         step.batches(TensorDataset(INPUTS, y))
+    with pytest.raises(ValueError, match=r"training targets are complex \(torch.complex64\)"):
+        step.batches((INPUTS, TARGETS.to(torch.complex64)))
     with pytest.raises(ValueError, match="inputs: expected numbers, got list"):
         step.batches(([["a"]] * EXAMPLES, TARGETS))
     with pytest.raises(ValueError, match="are complex"):

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients.independence.coupled_draws import Draws
-from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
+from fedlsg.gradients.independence.probe import FIX, NO_GRADIENT, Outcome, Subject, prepare
 from fedlsg.gradients.independence.trace import Key, Seen, Trace
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable, unsupported
@@ -130,6 +130,8 @@ def compare(subject: Subject, first: Outcome) -> None:
     alone = {0: first, 1: subject.run([1])}
     together = [subject.run_in_company(size, like) for size in sizes(subject, like)]
     together += run_sizes_of_code(subject, like)
+    if not any(outcome.learns for outcome in (first, *together)):
+        raise UnsupportedLayerError(f"the loss function: {NO_GRADIENT}")
     again = subject.run([0], like)
     judge = Judge(subject=subject, alone=alone, buffers=buffers, frozen=frozen)
     judge.state(again)

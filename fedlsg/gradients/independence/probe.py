@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -38,15 +39,24 @@ FIX = (
     "batch, and without a memory of earlier batches"
 )
 
+NO_GRADIENT = (
+    "its losses have no gradient of any trained parameter, so that a step would be noise alone; compute them from the "
+    "outputs without detach(), item(), argmax() or torch.no_grad()"
+)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """One pass: the trace, and losses and gradients by row. ``members`` are the probes in the batch."""
+    """One pass: the trace, and losses and gradients by row. ``members`` are the probes in the batch.
+
+    ``learns``: whether the losses depend on trained parameters.
+    """
 
     members: tuple[int, ...]
     trace: Trace
     losses: Float64[Tensor, " b"]
     gradients: Mapping[str, Float64[Tensor, "b kept"]]
+    learns: bool = True
 
     @cached_property
     def length(self) -> float:
@@ -89,7 +99,7 @@ class Subject:
             losses = self._losses(outputs, targets)
             if like is None and (others := other_leaves(losses, self.model)):
                 raise UnsupportedLayerError(untrained(others))
-            kept.append(losses.detach().double().cpu())
+            kept.append((losses.detach().double().cpu(), losses.requires_grad))
             if losses.grad_fn is not None:
                 trace.places[losses.grad_fn] = ("", "loss", 1, 0)
             return losses
@@ -116,7 +126,8 @@ class Subject:
         for block, value in zip(self.frame.blocks, blocks, strict=True):
             gradients.setdefault(block.parameter, []).append(value.double().cpu())
         joined = {name: torch.cat(parts, 1) for name, parts in gradients.items()}
-        return Outcome(members=tuple(members), trace=trace, losses=kept[0], gradients=joined)
+        losses, learns = kept[0]
+        return Outcome(members=tuple(members), trace=trace, losses=losses, gradients=joined, learns=learns)
 
     def _losses(self, outputs: Any, targets: Any) -> Tensor:
         """The losses. An error inside of a user's function names its line."""
@@ -156,7 +167,7 @@ def prepare(
         owner, _, attribute = name.rpartition(".")
         fits = attribute == "weight" and can_be_carried(copied.get_submodule(owner))
         carried = fits and name not in ways.others
-        pair = (unit(p.shape[0], 1, p, generator), unit(1, p[0].numel(), p, generator)) if carried else (None, None)
+        pair = (unit(p.shape[0], 1, p, generator), unit(1, p[:1].numel(), p, generator)) if carried else (None, None)
         coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1]))
     count = batch_size(inputs, targets)
     inputs, targets = (each(t, lambda x: x if dtype is None else floats(x, dtype)) for t in (inputs, targets))
@@ -171,8 +182,12 @@ def prepare(
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """A copy of the model. Raises UnsupportedLayerError for a tensor that has a graph, which torch does not copy."""
+    """A copy of the model. Raises UnsupportedLayerError for what torch does not copy: a tensor that has a graph, a
+    function in place of ``forward``, which would call the module that it was made for."""
     for path, module in model.named_modules():
+        if isinstance(vars(module).get("forward"), FunctionType):
+            reason = "its forward was replaced by a function, which copies of the model share"
+            raise unsupported(path, module, f"{reason}; make it a method: types.MethodType(function, module)")
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 reason = f"its attribute {name} was computed from parameters, so that the model cannot be copied"

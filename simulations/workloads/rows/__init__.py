@@ -11,18 +11,27 @@ Sizes, scales and classes follow from public rows (test) or a declared list, nev
 Here are data of a user's own as rows: inputs as they are stored, targets, and columns that may form clients.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import numbers
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.losses import CLASSES, PerExampleLoss
+from fedlsg.gradients.losses import CLASSES
+from fedlsg.gradients.losses import PerExampleLoss
 from simulations.workloads.base import Progress
-from simulations.workloads.base.split import Inputs, Stored
-from simulations.workloads.rows.transform import Prepare, fields_of, prepared, transformed
+from simulations.workloads.base.split import Inputs
+from simulations.workloads.base.split import Stored
+from simulations.workloads.rows.transform import Prepare
+from simulations.workloads.rows.transform import fields_of
+from simulations.workloads.rows.transform import prepared
+from simulations.workloads.rows.transform import transformed
 from strategies.own_loop.row_checks import not_finite
 
 
@@ -105,6 +114,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
     """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError for what is none."""
     if isinstance(value, np.ndarray) and not value.flags.writeable:  # of pandas and pyarrow; torch warns
         value = value.copy()
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
     if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype.itemsize > 1:  # torch can little
         value = value.astype(np.int64)
     try:
@@ -125,10 +136,12 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
     things = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value
     if not (isinstance(things, list | tuple) and any(isinstance(one, str) for one in things)):
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-            row = next((row for row, one in enumerate(things) if one is None), 0)
-            raise ValueError(
-                f"{what} targets have no number in row {row}, {things[row]!r}: fill it in, or leave it out"
-            )
+            for row, one in enumerate(things):
+                if not isinstance(one, numbers.Real):
+                    raise ValueError(
+                        f"{what} targets have no number in row {row}, {one!r}: fill it in, or leave it out"
+                    )
+            value = np.array(things)
         found = as_tensor(value, f"{what} targets").detach().cpu()
         return found.long() if found.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else found, ()
     for row, one in enumerate(things):
@@ -213,6 +226,8 @@ DISTANCES = (
 def check_targets(rows: Rows, loss: Any, what: str) -> None:
     """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot take."""
     found = rows.targets
+    if found.is_complex() or found.dtype == torch.bfloat16:
+        raise ValueError(f"{what} targets are {found.dtype}: give real numbers, float32 or integers")
     if found.is_floating_point() and len(bad := not_finite(found)):
         raise ValueError(
             f"{what} targets have missing or infinite values, the first in row {int(bad[0])}: fill them, or leave the "

@@ -16,8 +16,13 @@ BLOCK, MOST = 2**22, 2**31 - 1
 """Bytes of a CSV file that are parsed at a time, and the most that pyarrow takes; a row lies within two blocks."""
 HEAD = 2**16
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+NO_TEXT = {b"PK\3\4": "a spreadsheet (.xlsx) or an archive", b"PAR1": "a .parquet file", b"\x1f\x8b": "a .gz file"}
 UTF8_FIX = "save it as UTF-8 (in spreadsheets: CSV UTF-8), or convert it: iconv -f latin1 -t utf-8 OLD > NEW"
 _DECIMAL_COMMA, _DECIMAL_POINT = (re.compile(rf'(?:^|;)\s*"?-?\d+{mark}\d+"?\s*(?:;|$)', re.M) for mark in (",", r"\."))
+
+
+class NoFileError(FileNotFoundError, ValueError):
+    """A path that a setting names, and where nothing is."""
 
 
 def is_table_file(path: Path) -> bool:
@@ -29,12 +34,12 @@ def read_file(path: Path, what: str, texts: Sequence[str] = ()) -> Any:
     """The ``pyarrow.Table`` of a file. ``texts``: columns of a CSV file that are texts, whatever they look like.
 
     A byte-order mark, UTF-16, ``;`` (with decimal commas), tabs and line breaks in quotes are read. Raises ValueError,
-    with the fix, for a file that is not UTF-8 or damaged; FileNotFoundError.
+    with the fix, for a file that is not UTF-8 or damaged, or not there.
     """
     import pyarrow as pa
 
     if not path.exists():
-        raise FileNotFoundError(f"{what}={str(path)!r}: there is no such file")
+        raise NoFileError(f"{what}={str(path)!r}: there is no such file")
     try:
         if (suffix := path.suffix.lower()) in DELIMITERS:
             return _read_csv(path, DELIMITERS[suffix], texts)
@@ -62,6 +67,8 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
 
     with path.open("rb") as file:
         head = file.read(HEAD)
+    if kind := next((kind for mark, kind in NO_TEXT.items() if head.startswith(mark)), None):
+        raise pa.ArrowInvalid(f"it is {kind}, whatever its name says: name it so, or save it as CSV in UTF-8")
     encoding = _encoding(head)
     sample = head.decode(encoding, "replace").removeprefix("\ufeff")
     delimiter = _delimiter(sample, delimiters)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlsg.randomness import own_draws, seed_draws
 from simulations.workloads.rows import Columns, Fields, Rows, as_targets, as_tensor, of_stored
-from simulations.workloads.rows.files import is_table_file, read_npz
+from simulations.workloads.rows.files import NoFileError, is_table_file, read_npz
 from simulations.workloads.rows.images import read_image_folder, stack
 from simulations.workloads.rows.table import LABEL, Table, agreed, check_finite, find_inputs, is_table, text_of
 from simulations.workloads.rows.transform import AT_ONCE, PROBES, Prepare, check_same_item, prefers_texts
@@ -77,9 +77,11 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
         if data.is_dir():
             return read_image_folder(data, columns, what)
         if not data.exists():
-            raise FileNotFoundError(f"{what}={str(data)!r}: there is no such file or folder (from {Path.cwd()})")
+            raise NoFileError(f"{what}={str(data)!r}: there is no such file or folder (from {Path.cwd()})")
         if data.suffix.lower() == ".npz":
             return _pair(*read_npz(data), columns, what)
+    elif isinstance(data, tuple | list) and data and all(isinstance(one, str | Path) for one in data):
+        raise ValueError(f"{what} has {len(data)} paths: give one file, or one frame, such as pandas.concat of them")
     elif isinstance(data, tuple | list) and len(data) == 2:
         return _pair(data[0], data[1], columns, what)
     elif isinstance(data, Mapping) and data and all(map(is_table, data.values())):  # a DatasetDict

@@ -1,8 +1,11 @@
 """Data with columns: files of tables, pandas tables, ``datasets.Dataset``, by the names of their columns."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ import numpy as np
 
 from fedlsg.setting.choices import did_you_mean
 from simulations.workloads.rows import Columns
-from simulations.workloads.rows.files import DELIMITERS, metadata_of, published_of, read_file
+from simulations.workloads.rows.files import DELIMITERS
+from simulations.workloads.rows.files import metadata_of
+from simulations.workloads.rows.files import published_of
+from simulations.workloads.rows.files import read_file
 
 LABEL = "label"
 """The column of the targets, if none is named."""
@@ -124,7 +130,11 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
                 hint += "; the names are numbers: give the file a first line with names"
             near = did_you_mean(name, table.columns)
             raise ValueError(f"{table.what} has no column {name!r}{near}; it has {', '.join(table.columns)}{hint}")
-    if columns.inputs:
+    if columns.inputs is not None:
+        if not columns.inputs:
+            raise ValueError("inputs=[] names no column: name those of the inputs, or leave it out for all")
+        if twice := next((name for name in columns.inputs if [*columns.inputs, *wanted].count(name) > 1), None):
+            raise ValueError(f"inputs= and targets= have the column {twice!r} twice: name each once, in one of them")
         return columns.inputs
     left = (*wanted, *columns.more, *table.indexes)
     found = tuple(name for name in table.columns if name not in left)

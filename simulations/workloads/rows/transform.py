@@ -1,6 +1,9 @@
 """A transform of a user's own: what it makes of rows, and the check that it makes each row from itself alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +18,12 @@ from fedlsg.gradients.independence.cast import differing
 from fedlsg.randomness import own_draws
 from fedlsg.user_code.objects import written
 from simulations.workloads.base import Progress
-from simulations.workloads.base.split import Inputs, Stored
+from simulations.workloads.base.split import Inputs
+from simulations.workloads.base.split import Stored
 from strategies.own_loop.alone import LARGEST
 from strategies.own_loop.fills import ROWS
-from strategies.own_loop.made_up import Maker, of_fields
+from strategies.own_loop.made_up import Maker
+from strategies.own_loop.made_up import of_fields
 from strategies.own_loop.made_up import fields_of as made_fields
 
 AT_ONCE = 1024
@@ -173,6 +178,8 @@ def check_transform(inputs: Stored, prepare: Callable[[Any], Inputs], count: int
     """
     stored = inputs[np.zeros(1, dtype=np.int64)]
     for value in stored.values() if isinstance(stored, Mapping) else [stored]:
+        if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+            raise ValueError(f"{what} inputs are bfloat16, which numpy has not: give float32, and precision='bfloat16'")
         if np.iscomplexobj(value):
             raise ValueError(f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as columns")
     with own_draws("cpu"):

@@ -148,7 +148,7 @@ UNSOUND = {
     "positions in the batch": (lambda m, x: m.first(x.repeat(2, 1)).view(3, -1), r"batch of 3, got shape \(6, 4\)"),
     "no batch dimension": (lambda m, x: torch.stack([m.first(x[:, 0].repeat(2)[:4])] * 3), "first dimension"),
     "an input changed in place": (in_place_after_the_call, r"first \(Linear\): its input was changed in place"),
-    "a hidden gradient": (hidden_gradient, r"requires a gradient, but no trainable parameter comes before it"),
+    "a hidden gradient": (hidden_gradient, r"requires a gradient, but no call of a trainable layer comes before it"),
 }
 
 

@@ -86,6 +86,7 @@ REFUSED = {
         lambda: with_parameter(nn.Linear(3, 3)),
         "no per-example gradients for weight, bias, more; remove what computes",
     ),
+    "a script": (lambda: torch.jit.script(nn.Linear(3, 3)), "compiled by torch.jit.*give the module that was scripted"),
     "a lazy layer": (lambda: nn.Sequential(nn.LazyLinear(3)), r"^0 \(LazyLinear\): .*run model\(x\) once"),
     "a lazy norm": (lambda: nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d()), r"^1 \(LazyBatchNorm1d\)"),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "complex"),

@@ -6,7 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context
+from flwr.app import Message
+from flwr.app import MessageType
+from flwr.app import MetricRecord
+from flwr.app import RecordDict
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
@@ -14,12 +18,23 @@ import fedlsg
 import fedlsg.flower
 import strategies
 from simulations.client.model import process
-from simulations.client.virtual import FIRST_NODE, SHARED, call_client, give_id
-from simulations.engines.local import LocalGrid, task_identity
-from simulations.flower.client import OWN_CODE, RECORD, announcement, code_digest
-from strategies.federation.proofs import CODE, code_record, read_news
-from strategies.federation.wire import over_the_wire, read_identity
-from tests.simulations.support.deployed import new_process, terms
+from simulations.client.virtual import FIRST_NODE
+from simulations.client.virtual import SHARED
+from simulations.client.virtual import call_client
+from simulations.client.virtual import give_id
+from simulations.engines.local import LocalGrid
+from simulations.engines.local import task_identity
+from simulations.flower.client import OWN_CODE
+from simulations.flower.client import RECORD
+from simulations.flower.client import announcement
+from simulations.flower.client import code_digest
+from strategies.federation.proofs import CODE
+from strategies.federation.proofs import code_record
+from strategies.federation.proofs import read_news
+from strategies.federation.wire import over_the_wire
+from strategies.federation.wire import read_identity
+from tests.simulations.support.deployed import new_process
+from tests.simulations.support.deployed import terms
 
 SETTINGS: dict[str, Any] = {
     "method": "lsg",
@@ -140,11 +155,22 @@ def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
         ({"min_train_nodes": 2}, "clients_per_round.*min_survivors"),
         ({"weighted_by_key": "num-examples"}, "weighting"),
         ({"evaluate_metrics_aggr_fn": len}, "metrics="),
+        ({"eta_l": 0.1}, "local_learning_rate="),
+        ({"beta_1": 0.9}, "optimizer_options="),
+        ({"proximal_mu": 0.1}, "proximal="),
+        ({"out": 3}, "out=3: expected the path"),
+        ({"method": 3}, "method=3: expected the name"),
     ],
 )
 def test_arguments_of_fedavg_say_what_takes_their_place(settings, words):
     with pytest.raises(ValueError, match=words):
         fedlsg.flower.Strategy(two_sides, **{**SETTINGS, **settings})
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 2.5, "2", True])
+def test_a_wrong_number_of_rounds_is_refused_before_the_grid_is_used(rounds):
+    with pytest.raises(ValueError, match=f"expected num_rounds={rounds!r}"):
+        fedlsg.flower.Strategy(two_sides, **SETTINGS).start(None, num_rounds=rounds)
 
 
 def reply(app: Any, said: dict[str, Any] | None, **node: Any) -> Message:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord
+from flwr.app import Message
+from flwr.app import RecordDict
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
@@ -19,18 +21,41 @@ from fedlsg.secure_sum.discrete.release import plan_release
 from simulations.client.virtual import FIRST_NODE
 from simulations.engines.local import task_identity
 from simulations.flower.whole_update import KEY
-from tests.simulations.support.own_updates import (
-    CLIENTS,
-    Nodes,
-    app_of,
-    build,
-    flat,
-    ledgers,
-    mod,
-    moved_by,
-    start,
-    wrapped,
+from tests.simulations.support.own_updates import CLIENTS
+from tests.simulations.support.own_updates import Nodes
+from tests.simulations.support.own_updates import app_of
+from tests.simulations.support.own_updates import build
+from tests.simulations.support.own_updates import flat
+from tests.simulations.support.own_updates import ledgers
+from tests.simulations.support.own_updates import mod
+from tests.simulations.support.own_updates import moved_by
+from tests.simulations.support.own_updates import start
+from tests.simulations.support.own_updates import wrapped
+
+
+WRONG_HERE = {
+    "epsilon": "8", "delta": "1e-5", "trust": "Secure", "colluders": "two", "ledger": "here", "record": "here",
+    "weighted_by_key": 3,
+}  # fmt: skip
+WRONG_THERE = {
+    "epsilon": "8", "delta": None, "trust": "server", "colluders": "two", "min_survivors": 1.5, "seed": "a",
+    "method": 3, "codec": 3, "clip_norm": "1", "record": "here",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("door", "name", "value"),
+    [("client", *one) for one in WRONG_HERE.items()] + [("server", *one) for one in WRONG_THERE.items()],
 )
+def test_a_wrong_setting_is_named_when_the_app_is_made(door, name, value, tmp_path):
+    with pytest.raises(ValueError, match=name):
+        mod(tmp_path, **{name: value}) if door == "client" else wrapped(**{name: value})
+
+
+def test_a_model_that_is_built_already_is_refused_on_both_sides():
+    for make in (fedlsg.flower.private_update, lambda *a, **b: fedlsg.flower.PrivateUpdates(FedAvg(), *a, **b)):
+        with pytest.raises(ValueError, match="model=Sequential: expected the class or function that builds it"):
+            make(build(), epsilon=8.0, delta=1e-5)
 
 
 @pytest.mark.parametrize("trust", ["client", "secure"])

@@ -11,9 +11,11 @@ from simulations import workloads
 from simulations.client.drawing import batches
 from simulations.plan.base import Own
 from simulations.plan.continuity import data_digest
-from simulations.plan.plan import Base, prepare
+from simulations.plan.plan import Base
+from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
-from simulations.workloads import LoadedWorkload, Options
+from simulations.workloads import LoadedWorkload
+from simulations.workloads import Options
 from simulations.workloads.rows import files
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import refused
@@ -68,13 +70,16 @@ def test_another_encoding_is_named_with_the_fix(text, tmp_path):
 
 
 @pytest.mark.parametrize(("data", "words"), [
-    (b"", "Empty CSV file"), (b"a,b\n1\n", "Expected 2 columns, got 1"), (b"PK\3\4\0\0", "not in UTF-8"),
+    (b"", "Empty CSV file"), (b"a,b\n1\n", "Expected 2 columns, got 1"), (b"PK\3\4\0\0", "it is a spreadsheet (.xlsx)"),
+    (b"PAR1\0", "it is a .parquet file, whatever its name says"),
 ])  # fmt: skip
 def test_a_damaged_file_is_named(data, words, tmp_path):
     with refused("a.csv' cannot be read", words):
         files.read_file(written(tmp_path, "a.csv", data), "train")
     with refused("b.parquet' cannot be read"):
         files.read_file(written(tmp_path, "b.parquet", data), "train")
+    with refused("train='", "c.csv': there is no such file"):
+        files.read_file(tmp_path / "c.csv", "train")
 
 
 def test_a_column_may_be_read_as_text(tmp_path):
@@ -108,7 +113,8 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
 
 def test_texts_are_those_of_the_workload(tmp_path):
     pytest.importorskip("transformers")
-    from tests.simulations.support.made_texts import make_bert, write_sst2
+    from tests.simulations.support.made_texts import make_bert
+    from tests.simulations.support.made_texts import write_sst2
 
     model = make_bert(tmp_path / "bert")
     folder = write_sst2(tmp_path / "mirror", train=14, validation=6)

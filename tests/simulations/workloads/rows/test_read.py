@@ -85,6 +85,12 @@ def test_numbers_come_as_float32_and_classes_as_int64(form):
     assert targets.tolist() == Y.tolist()
 
 
+def test_numbers_in_another_order_of_bytes_and_as_objects_are_numbers():
+    given = loaded((X.astype(">f8"), Y.astype(object)), test=(X.astype(">f4"), Y.astype(">i4")))
+    assert torch.equal(given.train.batch(torch.arange(6))[0], loaded((X, Y)).train.batch(torch.arange(6))[0])
+    assert given.train.labels.tolist() == given.test.labels.tolist() == Y.tolist()
+
+
 def test_a_dict_of_splits_is_refused_by_their_names():
     table = pd.DataFrame({"a": X[:, 0], "label": Y})
     with refused("test has the splits train, test", "data['train']"):
@@ -159,6 +165,12 @@ NO = {
     "a column of texts": (lambda: FRAME.assign(label=list("abcdef")), "train targets are texts, those of test"),
     "floats for classes": (lambda: (X, Y.astype(float)), "CrossEntropyLoss takes the number of each class: give integ"),
     "booleans for classes": (lambda: (X, Y > 0), "CrossEntropyLoss takes the number of each class"),
+    "an object that is none": (lambda: (X, np.array([0, 1, None, 0, 1, 2])), "have no number in row 2, None: fill"),
+    "complex targets": (lambda: (X, Y.astype(complex)), "train targets are torch.complex128: give real numbers"),
+    "bfloat16": (lambda: (torch.tensor(X).bfloat16(), Y), "train inputs are {'inputs': 'torch.bfloat16'}"),
+    "several files": (lambda: ["a.csv", "b.csv"], "train has 2 paths: give one file"),
+    "no file": (lambda: "nowhere.csv", "nowhere.csv': there is no such file"),
+    "no folder": (lambda: "nowhere", "nowhere': there is no such file or folder"),
     "a missing target": (lambda: FRAME.assign(label=[0, 1, None, 0, 1, 2]), "infinite values, the first in row 2"),
     "negative classes": (lambda: (X, Y.astype(np.int64) - 1), "labels are in -1..1"),
     "a missing input": (lambda: FRAME.assign(a=[0, 1, None, 0, 1, 2]), "infinite ones: nan in row 2 (1 such rows)"),

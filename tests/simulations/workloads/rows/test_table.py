@@ -205,6 +205,16 @@ def test_published_numbers_of_classes_are_matched_by_name():
         loaded(TEXTS, loss=nn.MSELoss())
 
 
+def test_a_column_is_an_input_or_a_target_and_once():
+    for inputs, words in (
+        (["a", "a"], "'a' twice"),
+        (["a", "label"], "'label' twice"),
+        ([], "inputs=[] names no column"),
+    ):
+        with refused(words, "name"):
+            loaded(FRAME, inputs=inputs)
+
+
 def test_a_column_that_is_text_in_one_file_is_text_in_all(tmp_path):
     paths = [tmp_path / "train.csv", tmp_path / "test.csv"]
     for path, labels in zip(paths, (["1", "2", "3"], ["1", "2", "3b"]), strict=True):
