@@ -13,11 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.tensors import matrix_in_memory_order
-from fedlsg.tensors import times_transposed
-from fedlsg.tensors import to_device
-from fedlsg.tensors import to_kernel_order
-from fedlsg.tensors import to_memory_order
+from fedlsg.tensors import matrix_in_memory_order, times_transposed, to_device, to_kernel_order, to_memory_order
 
 
 def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:

@@ -9,25 +9,17 @@ are its settings: type, range and sentence of each are its annotation (``fedlsg.
 """
 
 import sys
-from collections.abc import Callable
-from collections.abc import Mapping
-from functools import cache
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from importlib import import_module
-from inspect import Parameter
-from inspect import getdoc
-from inspect import signature
+from inspect import Parameter, getdoc, signature
 from pkgutil import iter_modules
-from typing import Any
-from typing import Unpack
+from typing import Any, Unpack
 
 from fedlsg import user_code
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Declared
-from fedlsg.setting import agreed
-from fedlsg.setting import declared
-from fedlsg.setting import suggestion
+from fedlsg.setting import Declared, agreed, declared, suggestion
 from fedlsg.setting.choices import did_you_mean
 from fedlsg.training import ServerOptimizer
 from strategies import recipes

@@ -13,28 +13,16 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.method import Method
-from fedlsg.method import Schedule
-from fedlsg.setting import check_real
-from fedlsg.setting import declared
-from fedlsg.state import PublicState
-from fedlsg.state import ServerState
+from fedlsg.method import Method, Schedule
+from fedlsg.setting import check_real, declared
+from fedlsg.state import PublicState, ServerState
 from fedlsg.tensors import each
 from fedlsg.training import ServerOptimizer
-from fedlsg.training.auto import EPOCHS
-from fedlsg.training.auto import auto_rounds
-from fedlsg.training.auto import auto_schedule
-from fedlsg.training.auto import auto_server
-from fedlsg.training.auto import size_factor
-from strategies import common_settings
-from strategies import give
-from strategies import own_settings
-from strategies import recipe
-from strategies import with_own
+from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
+from strategies import common_settings, give, own_settings, recipe, with_own
 from strategies.own_loop.account import Spending
 from strategies.own_loop.examples import own_source
-from strategies.own_loop.user_inputs import Optimizers
-from strategies.own_loop.user_inputs import make_own
+from strategies.own_loop.user_inputs import Optimizers, make_own
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"

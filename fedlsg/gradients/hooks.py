@@ -7,62 +7,39 @@ gradient all the same, it was used elsewhere (F.linear(x, layer.weight)), where 
 """
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.activation_storage import ActivationStorage
-from fedlsg.gradients.activation_storage import Rematerialization
-from fedlsg.gradients.activation_storage import own_memory
-from fedlsg.gradients.activation_storage import producer
-from fedlsg.gradients.activation_storage import release
-from fedlsg.gradients.blocks import LayerMemory
-from fedlsg.gradients.blocks import choose_block
-from fedlsg.gradients.blocks import keep_input
-from fedlsg.gradients.blocks import needs_input
-from fedlsg.gradients.blocks import remember
-from fedlsg.gradients.blocks import remember_output
-from fedlsg.gradients.called import CallLayer
-from fedlsg.gradients.called import arguments
-from fedlsg.gradients.called import check_batch
-from fedlsg.gradients.called import watch_call
+from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, own_memory, producer, release
+from fedlsg.gradients.blocks import LayerMemory, choose_block, keep_input, needs_input, remember, remember_output
+from fedlsg.gradients.called import CallLayer, arguments, check_batch, watch_call
 from fedlsg.gradients.calls import unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN
-from fedlsg.gradients.calls.registry import BY_LAYERS
-from fedlsg.gradients.calls.registry import ReadElsewhereError
-from fedlsg.gradients.calls.registry import Ways
-from fedlsg.gradients.calls.survey import Axis
-from fedlsg.gradients.calls.survey import Survey
-from fedlsg.gradients.calls.survey import examples_first
+from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereError, Ways
+from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
 from fedlsg.gradients.known import Prepared
-from fedlsg.gradients.plan import Layer
-from fedlsg.gradients.plan import place
-from fedlsg.gradients.precision import Precision
-from fedlsg.gradients.precision import without_autocast
-from fedlsg.gradients.sources import axis_of
-from fedlsg.gradients.sources import is_constant
-from fedlsg.gradients.sources import leads_to
-from fedlsg.gradients.sources import replace_parameters
-from fedlsg.gradients.sources import table
-from fedlsg.gradients.sources import takes_shared
-from fedlsg.gradients.sources import without_batch
+from fedlsg.gradients.plan import Layer, place
+from fedlsg.gradients.precision import Precision, without_autocast
+from fedlsg.gradients.sources import (
+    axis_of,
+    is_constant,
+    leads_to,
+    replace_parameters,
+    table,
+    takes_shared,
+    without_batch,
+)
 from fedlsg.gradients.supported import Checked
-from fedlsg.gradients.unbatched import axis_of_read
-from fedlsg.gradients.unbatched import plain
+from fedlsg.gradients.unbatched import axis_of_read, plain
 from fedlsg.gradients.uses import Uses
 
 HIDDEN = (

@@ -13,38 +13,21 @@ is checked separately (``bias_lost``).
 
 import math
 import sys
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from jaxtyping import Int
-from torch import Tensor
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from fedlsg.frame import EVERYTHING
-from fedlsg.frame import Block
-from fedlsg.frame import Coordinates
-from fedlsg.frame import Frame
-from fedlsg.frame import Keep
-from fedlsg.frame import Part
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, Part
 from fedlsg.gradients.calls.registry import Ways
-from fedlsg.gradients.formulas.layers import CarriedGradients
-from fedlsg.gradients.formulas.layers import LayerGradients
-from fedlsg.gradients.formulas.layers import formulas_of
-from fedlsg.gradients.formulas.layers import is_turned
+from fedlsg.gradients.formulas.layers import CarriedGradients, LayerGradients, formulas_of, is_turned
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.precision import Precision
-from fedlsg.tensors import matrix_in_memory_order
-from fedlsg.tensors import to_device
-from fedlsg.tensors import to_memory_order
+from fedlsg.tensors import matrix_in_memory_order, to_device, to_memory_order
 
 PRODUCTS = (nn.Linear, nn.Conv2d)
 """Layers whose output and blocks are plain products: the shortcut to u and blocks in bfloat16 need that."""

@@ -4,9 +4,7 @@ A refusal protects the privacy claim: a layer that mixes examples, or a trainabl
 clipped, would void it silently. Draws no noise and reads no private data.
 """
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,19 +18,10 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fedlsg.frame import Frame
-from fedlsg.frame import make_blocks
-from fedlsg.gradients.calls import UnsupportedLayerError
-from fedlsg.gradients.calls import kind_of
-from fedlsg.gradients.calls import unsupported
-from fedlsg.gradients.calls.registry import BUILT_IN
-from fedlsg.gradients.calls.registry import GENERAL
-from fedlsg.gradients.calls.registry import OWN_AXES
-from fedlsg.gradients.calls.registry import SHARED
-from fedlsg.gradients.calls.registry import shown
-from fedlsg.gradients.calls.registry import ways_of
-from fedlsg.gradients.formulas.layers import can_be_carried
-from fedlsg.gradients.formulas.layers import has_formulas
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
+from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED, shown, ways_of
+from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
     (WeightNorm, "a hook of weight_norm", "parametrizations.weight_norm(layer, {!r}), which trains, in its place"),

@@ -1,8 +1,6 @@
 """Values that all examples share: ``Unbatched`` tensors, the leaves from which they come, and tables read by rows."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +9,7 @@ from torch import Tensor
 
 from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import UnsupportedLayerError
-from fedlsg.gradients.calls.survey import UNKNOWN
-from fedlsg.gradients.calls.survey import repeats_of
+from fedlsg.gradients.calls.survey import UNKNOWN, repeats_of
 from fedlsg.gradients.calls.torch_func import tensors_in
 from fedlsg.gradients.formulas.rows import Lazy
 

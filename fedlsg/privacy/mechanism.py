@@ -8,21 +8,16 @@ Order: mask, then clip (``clip``), then noise on exactly the kept coordinates.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Group
 from fedlsg.randomness import SecretStream
-from fedlsg.setting import Setting
-from fedlsg.setting import check_declared
-from fedlsg.setting.mechanisms import DP
-from fedlsg.setting.mechanisms import KINDS
-from fedlsg.setting.mechanisms import Kind
+from fedlsg.setting import Setting, check_declared, check_real
+from fedlsg.setting.mechanisms import DP, KINDS, Kind
 from fedlsg.setting.rules import idle_unless
-from fedlsg.setting import check_real
 
 ClipKind = Literal["joint", "per-block"]
 

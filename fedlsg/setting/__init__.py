@@ -10,29 +10,14 @@ mechanism and selection name, a new one is one object there. ``choices``: words 
 """
 
 import types
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
-from inspect import Parameter
-from inspect import signature
-from numbers import Integral
-from numbers import Real
-from typing import Annotated
-from typing import Any
-from typing import Literal
-from typing import Union
-from typing import cast
-from typing import get_args
-from typing import get_origin
-from typing import get_type_hints
+from inspect import Parameter, signature
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from fedlsg.setting.choices import REMOVED
-from fedlsg.setting.choices import did_you_mean
+from fedlsg.setting.choices import REMOVED, did_you_mean
 from fedlsg.setting.rules import Rule
 
 REQUIRED = Parameter.empty

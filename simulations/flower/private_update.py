@@ -9,58 +9,46 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord
-from flwr.app import Context
-from flwr.app import Message
-from flwr.app import MessageType
-from flwr.app import MetricRecord
-from flwr.app import RecordDict
-from flwr.clientapp.typing import ClientAppCallable
-from flwr.clientapp.typing import Mod
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.logger import log
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
 from fedlsg.accounting.events import checked_epsilon
 from fedlsg.gradients import trainable
 from fedlsg.owner_only import make_parents
 from fedlsg.payload import find_codec
-from fedlsg.privacy import BudgetError
-from fedlsg.privacy import Entry
-from fedlsg.privacy import Ledger
-from fedlsg.privacy import add_noise
+from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
 from fedlsg.randomness import secret_stream
 from fedlsg.setting.units import CLIENT
 from fedlsg.training.client import AddNoise
 from fedlsg.training.client_level import clipped_update
 from fedlsg.user_code.failure import without_exit
-from simulations.client.app import is_simulated
-from simulations.client.app import refusal
-from simulations.client.node.refusals import OverBudgetError
-from simulations.client.node.refusals import SettingsError
+from simulations.client.app import is_simulated, refusal
+from simulations.client.node.refusals import OverBudgetError, SettingsError
 from simulations.client.node.terms import absolute
 from simulations.flower.client import note_other_torch
-from simulations.flower.secure_update import answer_stage
-from simulations.flower.secure_update import masked_update
-from simulations.flower.whole_update import KEY
-from simulations.flower.whole_update import OURS
-from simulations.flower.whole_update import PAYLOAD
-from simulations.flower.whole_update import Round
-from simulations.flower.whole_update import State
-from simulations.flower.whole_update import Terms
-from simulations.flower.whole_update import Trust
-from simulations.flower.whole_update import as_arrays
-from simulations.flower.whole_update import check_door
-from simulations.flower.whole_update import check_trust
-from simulations.flower.whole_update import clients_of
-from simulations.flower.whole_update import folder_of
-from simulations.flower.whole_update import for_app
-from simulations.flower.whole_update import read_terms
-from simulations.flower.whole_update import to_cpu
+from simulations.flower.secure_update import answer_stage, masked_update
+from simulations.flower.whole_update import (
+    KEY,
+    OURS,
+    PAYLOAD,
+    Round,
+    State,
+    Terms,
+    Trust,
+    as_arrays,
+    check_door,
+    check_trust,
+    clients_of,
+    folder_of,
+    for_app,
+    read_terms,
+    to_cpu,
+)
 from simulations.rundir.updates import save_whole
 from strategies.federation.stages import MASKED
-from strategies.federation.wire import NO_REASON
-from strategies.federation.wire import stage_of
+from strategies.federation.wire import NO_REASON, stage_of
 from strategies.private_step import PrivateStep
 
 NUM_EXAMPLES = "num-examples"

@@ -1,47 +1,37 @@
 """``fedlsg.flower.PrivateUpdates``: any Flower strategy over clients whose whole updates are private payloads."""
 
 import math
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from logging import INFO
-from logging import WARNING
+from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from flwr.app import ArrayRecord
-from flwr.app import ConfigRecord
-from flwr.app import Message
-from flwr.app import MetricRecord
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
 from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.payload import DEFAULT_CODEC
-from fedlsg.payload import PayloadError
-from fedlsg.secure_sum.discrete import SumTerms
-from fedlsg.secure_sum.discrete import most_log_ratio
+from fedlsg.payload import DEFAULT_CODEC, PayloadError
+from fedlsg.secure_sum.discrete import SumTerms, most_log_ratio
 from simulations.flower.client import note_other_torch
-from simulations.flower.secure_update import SecureRound
-from simulations.flower.secure_update import new_run
-from simulations.flower.secure_update import payload_of
-from simulations.flower.whole_update import KEY
-from simulations.flower.whole_update import OURS
-from simulations.flower.whole_update import Round
-from simulations.flower.whole_update import Terms
-from simulations.flower.whole_update import Trust
-from simulations.flower.whole_update import as_arrays
-from simulations.flower.whole_update import check_door
-from simulations.flower.whole_update import dense_bytes
-from simulations.flower.whole_update import folder_of
-from simulations.flower.whole_update import settings_text
+from simulations.flower.secure_update import SecureRound, new_run, payload_of
+from simulations.flower.whole_update import (
+    KEY,
+    OURS,
+    Round,
+    Terms,
+    Trust,
+    as_arrays,
+    check_door,
+    dense_bytes,
+    folder_of,
+    settings_text,
+)
 
 Unit = Literal["client", "example"]
 SWAMPED = 20.0

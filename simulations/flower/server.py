@@ -3,42 +3,25 @@
 What a ServerApp written for ``FedAvg`` gives to a strategy is translated, or refused with what to say in its place.
 """
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord
-from flwr.app import ConfigRecord
-from flwr.app import Message
-from flwr.app import MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 import strategies
-from simulations.flower.client import OWN_CODE
-from simulations.flower.client import AnnouncingGrid
-from simulations.flower.client import announcement
-from simulations.flower.client import code_digest
-from simulations.flower.client import give
-from simulations.flower.client import note_other_torch
+from simulations.flower.client import OWN_CODE, AnnouncingGrid, announcement, code_digest, give, note_other_torch
 from simulations.run.finished import Run
 from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
-from simulations.server.app import last_line
-from simulations.server.app import run_on
-from simulations.server.callbacks import Callback
-from simulations.server.callbacks import as_callbacks
+from simulations.server.app import last_line, run_on
+from simulations.server.callbacks import Callback, as_callbacks
 from simulations.settings.published import resolve
-from simulations.settings.settings import AUTO
-from simulations.settings.settings import RUN
-from simulations.settings.settings import Settings
-from simulations.settings.settings import as_config
-from simulations.settings.settings import permit_code
+from simulations.settings.settings import AUTO, RUN, Settings, as_config, permit_code
 from simulations.workloads import Workload
 from strategies.strategy import FedLSG
 

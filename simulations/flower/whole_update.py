@@ -9,51 +9,28 @@ Both sides make the frame from W_t, the round and the terms, which are public, a
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import fields
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from flwr.app import ArrayRecord
-from flwr.app import ConfigRecord
-from flwr.app import Message
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from jaxtyping import Float
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
 import strategies
-from fedlsg.accounting.events import checked_delta
-from fedlsg.accounting.events import checked_epsilon
-from fedlsg.carriers import Dense
-from fedlsg.carriers import LowRank
-from fedlsg.carriers import RandomCarriers
-from fedlsg.carriers import carried_parameters
-from fedlsg.carriers import find_classifier
-from fedlsg.carriers import prepare_model
+from fedlsg.accounting.events import checked_delta, checked_epsilon
+from fedlsg.carriers import Dense, LowRank, RandomCarriers, carried_parameters, find_classifier, prepare_model
 from fedlsg.carriers.low_rank import LowRankChange
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.method import Method
-from fedlsg.method import Schedule
-from fedlsg.method import initial_needed
-from fedlsg.payload import Dither
-from fedlsg.payload import Expected
-from fedlsg.payload import find_codec
-from fedlsg.payload import pack
-from fedlsg.payload import unpack
+from fedlsg.method import Method, Schedule, initial_needed
+from fedlsg.payload import Dither, Expected, find_codec, pack, unpack
 from fedlsg.randomness import own_draws
-from fedlsg.secure_sum.discrete import Release
-from fedlsg.secure_sum.discrete import SumTerms
-from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.secure_sum.discrete import Release, SumTerms, plan_release
 from fedlsg.state import PublicState
-from simulations.client.node.refusals import SettingsError
+from simulations.client.node.refusals import SettingsError, TermsError
 from simulations.client.node.terms import absolute
-from simulations.grids.virtual import TermsError
 from strategies.federation.stages import MESSAGE as SUM_MESSAGE
 from strategies.federation.stages import read_stage
 from strategies.federation.wire import STAGE as SUM_TERMS

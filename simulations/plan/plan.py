@@ -4,52 +4,38 @@ Refused before anything is written: an epsilon or delta that no noise can reach,
 model is run on public rows of the test split, never on training rows.
 """
 
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import fields
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
-from fedlsg.accounting import AccountingError
-from fedlsg.accounting import Event
-from fedlsg.accounting import calibrate_each
-from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.accounting import check_delta
-from fedlsg.accounting import compose
-from fedlsg.accounting import shared_rates
+from fedlsg.accounting import (
+    AccountingError,
+    Event,
+    calibrate_each,
+    calibrate_noise_multiplier,
+    check_delta,
+    compose,
+    shared_rates,
+)
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
-from fedlsg.gradients import LossFunction
-from fedlsg.gradients import check_supported
-from fedlsg.gradients import trainable
+from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.secure_sum.discrete import most_log_ratio
 from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
-from fedlsg.state import ClientTerms
-from fedlsg.state import different_terms
+from fedlsg.state import ClientTerms, different_terms
 from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base
-from simulations.plan.prepare import check_personal
-from simulations.plan.prepare import client_weights
-from simulations.plan.prepare import prepare
-from simulations.plan.rows import check_rows
-from simulations.plan.rows import check_train_shape
-from simulations.plan.rows import naming_failures
+from simulations.plan.prepare import check_personal, client_weights, prepare
+from simulations.plan.rows import check_rows, check_train_shape, naming_failures
 from simulations.plan.start import check_source
 from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import Settings
-from simulations.workloads import LoadedWorkload
-from simulations.workloads import Progress
-from simulations.workloads import Split
-from simulations.workloads import silent
-from simulations.workloads import to_device
+from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 from strategies.own_loop.examples import check_families
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
@@ -311,5 +297,4 @@ def probes(test: Split) -> Int64[Tensor, " rows"]:
     if test.lengths is not None:
         short = int((test.lengths <= TOKENS).sum())
         rows = rows[: max(short, PROBES)]
-    places = torch.linspace(len(rows) - 1, 0, PROBES).long()
-    return rows[places]
+    return rows[torch.linspace(len(rows) - 1, 0, PROBES).long()]

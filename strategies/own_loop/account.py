@@ -18,25 +18,14 @@ from typing import Any
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedlsg.accounting import AccountingError
-from fedlsg.accounting import Event
-from fedlsg.accounting import calibrate_noise_multiplier
-from fedlsg.accounting import check_delta
-from fedlsg.accounting import compose
+from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose
 from fedlsg.accounting.events import checked_epsilon
 from fedlsg.gradients import trainable
 from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Method
-from fedlsg.privacy import GENESIS
-from fedlsg.privacy import BudgetError
-from fedlsg.privacy import Entry
-from fedlsg.privacy import Ledger
-from fedlsg.privacy import LedgerError
-from fedlsg.privacy import check_extends
-from fedlsg.privacy import check_sample_rate
+from fedlsg.privacy import GENESIS, BudgetError, Entry, Ledger, LedgerError, check_extends, check_sample_rate
 from fedlsg.setting import check_real
-from fedlsg.state import ClientTerms
-from fedlsg.state import RoundPlan
+from fedlsg.state import ClientTerms, RoundPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,41 +1,30 @@
 """Public examples, for what reads shapes, and made-up ones, to check that no examples are mixed before a charge."""
 
 import copy
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
-from fedlsg.carriers import Adapted
-from fedlsg.carriers import Lora
+from fedlsg.carriers import Adapted, Lora
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.carrier import on_device_of
 from fedlsg.frame.public import name_of
-from fedlsg.gradients import Batch
-from fedlsg.gradients import LossFunction
-from fedlsg.gradients.independence import check_cast
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients import Batch, LossFunction
+from fedlsg.gradients.independence import check_cast, check_independent
 from fedlsg.gradients.independence.cast import joined
 from fedlsg.gradients.per_example import call
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
-from fedlsg.randomness import own_draws
-from fedlsg.randomness import public_generator
-from fedlsg.tensors import each
-from fedlsg.tensors import fields_of
-from fedlsg.tensors import of_fields
-from fedlsg.user_code.failure import depends_on_values
-from fedlsg.user_code.failure import describe
-from fedlsg.user_code.objects import restored
-from fedlsg.user_code.objects import written
-from strategies.own_loop.made_up import IGNORED
-from strategies.own_loop.made_up import Maker
+from fedlsg.randomness import own_draws, public_generator
+from fedlsg.tensors import each, fields_of, of_fields
+from fedlsg.user_code.failure import depends_on_values, describe
+from fedlsg.user_code.objects import restored, written
+from strategies.own_loop.made_up import IGNORED, Maker
 
 
 @contextmanager

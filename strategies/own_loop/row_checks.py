@@ -6,25 +6,19 @@
 Rows are counted from 0. Messages quote rows: they are for the owner of the data alone.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import nn
+from torch import Tensor, nn
 
-from fedlsg.gradients import Batch
-from fedlsg.gradients import LossFunction
+from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.randomness import alone
-from fedlsg.randomness import own_draws
-from fedlsg.tensors import each
-from fedlsg.tensors import fields_of
-from fedlsg.tensors import spaced
+from fedlsg.randomness import alone, own_draws
+from fedlsg.tensors import each, fields_of, spaced
 from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
 from strategies.own_loop.examples import made_up

@@ -4,21 +4,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from fedlsg.gradients import trainable
 from fedlsg.privacy import LedgerError
 from strategies.own_loop.release import Release
 from strategies.private_step import PrivateStep
-from tests.strategies.own_loop import EXAMPLES
-from tests.strategies.own_loop import INPUTS
-from tests.strategies.own_loop import PUBLIC
-from tests.strategies.own_loop import RECIPES
-from tests.strategies.own_loop import TARGETS
-from tests.strategies.own_loop import batch
-from tests.strategies.own_loop import made
-from tests.strategies.own_loop import private_step
+from tests.strategies.own_loop import EXAMPLES, INPUTS, PUBLIC, RECIPES, TARGETS, batch, made, private_step
 from tests.strategies.small_federation import model
 
 

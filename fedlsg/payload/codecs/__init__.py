@@ -15,29 +15,20 @@ Codecs work on values that the mechanism has already made noisy: post-processing
 """
 
 import math
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
-from typing import Self
-from typing import get_type_hints
+from typing import Any, Self, get_type_hints
 
 from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.method import Method
 from fedlsg.payload.codecs.values import Dither
-from fedlsg.setting import Declared
-from fedlsg.setting import Setting
-from fedlsg.setting import agreed
-from fedlsg.setting import check_declared
-from fedlsg.setting import declared
+from fedlsg.setting import Declared, Setting, agreed, check_declared, declared
 from fedlsg.setting.choices import did_you_mean
 
 DEFAULT_CODEC = "float32"

@@ -12,26 +12,18 @@ Here are data of a user's own as rows: inputs as they are stored, targets, and c
 """
 
 import numbers
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.losses import CLASSES
-from fedlsg.gradients.losses import PerExampleLoss
+from fedlsg.gradients.losses import CLASSES, PerExampleLoss
 from simulations.workloads.base import Progress
-from simulations.workloads.base.split import Inputs
-from simulations.workloads.base.split import Stored
-from simulations.workloads.rows.transform import Prepare
-from simulations.workloads.rows.transform import fields_of
-from simulations.workloads.rows.transform import prepared
-from simulations.workloads.rows.transform import transformed
+from simulations.workloads.base.split import Inputs, Stored
+from simulations.workloads.rows.transform import Prepare, fields_of, prepared, transformed
 from strategies.own_loop.row_checks import not_finite
 
 

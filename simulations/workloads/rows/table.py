@@ -1,11 +1,8 @@
 """Data with columns: files of tables, pandas tables, ``datasets.Dataset``, by the names of their columns."""
 
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,7 @@ import numpy as np
 
 from fedlsg.setting.choices import did_you_mean
 from simulations.workloads.rows import Columns
-from simulations.workloads.rows.files import DELIMITERS
-from simulations.workloads.rows.files import metadata_of
-from simulations.workloads.rows.files import published_of
-from simulations.workloads.rows.files import read_file
+from simulations.workloads.rows.files import DELIMITERS, metadata_of, published_of, read_file
 
 LABEL = "label"
 """The column of the targets, if none is named."""

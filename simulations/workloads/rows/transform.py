@@ -1,9 +1,6 @@
 """A transform of a user's own: what it makes of rows, and the check that it makes each row from itself alone."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +15,10 @@ from fedlsg.gradients.independence.cast import differing
 from fedlsg.randomness import own_draws
 from fedlsg.user_code.objects import written
 from simulations.workloads.base import Progress
-from simulations.workloads.base.split import Inputs
-from simulations.workloads.base.split import Stored
+from simulations.workloads.base.split import Inputs, Stored
 from strategies.own_loop.alone import LARGEST
 from strategies.own_loop.fills import ROWS
-from strategies.own_loop.made_up import Maker
-from strategies.own_loop.made_up import of_fields
+from strategies.own_loop.made_up import Maker, of_fields
 from strategies.own_loop.made_up import fields_of as made_fields
 
 AT_ONCE = 1024

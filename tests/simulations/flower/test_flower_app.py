@@ -6,11 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context
-from flwr.app import Message
-from flwr.app import MessageType
-from flwr.app import MetricRecord
-from flwr.app import RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import nn
 
@@ -18,23 +14,12 @@ import fedlsg
 import fedlsg.flower
 import strategies
 from simulations.client.model import process
-from simulations.client.virtual import FIRST_NODE
-from simulations.client.virtual import SHARED
-from simulations.client.virtual import call_client
-from simulations.client.virtual import give_id
-from simulations.engines.local import LocalGrid
-from simulations.engines.local import task_identity
-from simulations.flower.client import OWN_CODE
-from simulations.flower.client import RECORD
-from simulations.flower.client import announcement
-from simulations.flower.client import code_digest
-from strategies.federation.proofs import CODE
-from strategies.federation.proofs import code_record
-from strategies.federation.proofs import read_news
-from strategies.federation.wire import over_the_wire
-from strategies.federation.wire import read_identity
-from tests.simulations.support.deployed import new_process
-from tests.simulations.support.deployed import terms
+from simulations.client.virtual import FIRST_NODE, SHARED, call_client, give_id
+from simulations.engines.local import LocalGrid, task_identity
+from simulations.flower.client import OWN_CODE, RECORD, announcement, code_digest
+from strategies.federation.proofs import CODE, code_record, read_news
+from strategies.federation.wire import over_the_wire, read_identity
+from tests.simulations.support.deployed import new_process, terms
 
 SETTINGS: dict[str, Any] = {
     "method": "lsg",

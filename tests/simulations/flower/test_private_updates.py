@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
-from flwr.app import Message
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
@@ -21,17 +19,18 @@ from fedlsg.secure_sum.discrete.release import plan_release
 from simulations.client.virtual import FIRST_NODE
 from simulations.engines.local import task_identity
 from simulations.flower.whole_update import KEY
-from tests.simulations.support.own_updates import CLIENTS
-from tests.simulations.support.own_updates import Nodes
-from tests.simulations.support.own_updates import app_of
-from tests.simulations.support.own_updates import build
-from tests.simulations.support.own_updates import flat
-from tests.simulations.support.own_updates import ledgers
-from tests.simulations.support.own_updates import mod
-from tests.simulations.support.own_updates import moved_by
-from tests.simulations.support.own_updates import start
-from tests.simulations.support.own_updates import wrapped
-
+from tests.simulations.support.own_updates import (
+    CLIENTS,
+    Nodes,
+    app_of,
+    build,
+    flat,
+    ledgers,
+    mod,
+    moved_by,
+    start,
+    wrapped,
+)
 
 WRONG_HERE = {
     "epsilon": "8", "delta": "1e-5", "trust": "Secure", "colluders": "two", "ledger": "here", "record": "here",

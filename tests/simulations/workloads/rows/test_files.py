@@ -11,11 +11,9 @@ from simulations import workloads
 from simulations.client.drawing import batches
 from simulations.plan.base import Own
 from simulations.plan.continuity import data_digest
-from simulations.plan.plan import Base
-from simulations.plan.plan import prepare
+from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
-from simulations.workloads import LoadedWorkload
-from simulations.workloads import Options
+from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.rows import files
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import refused
@@ -113,8 +111,7 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
 
 def test_texts_are_those_of_the_workload(tmp_path):
     pytest.importorskip("transformers")
-    from tests.simulations.support.made_texts import make_bert
-    from tests.simulations.support.made_texts import write_sst2
+    from tests.simulations.support.made_texts import make_bert, write_sst2
 
     model = make_bert(tmp_path / "bert")
     folder = write_sst2(tmp_path / "mirror", train=14, validation=6)
