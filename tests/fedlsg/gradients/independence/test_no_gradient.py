@@ -1,4 +1,4 @@
-"""What has no gradient: a loss, which is refused before a charge, and a parameter without numbers, which is no fault."""
+"""What has no gradient: a loss, which is refused before a charge, and an empty parameter, which is no fault."""
 
 import pytest
 import torch
