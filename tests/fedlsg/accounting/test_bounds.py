@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from benchmarks.privacy.exact_epsilon import full_batch as exact_full_batch
 from benchmarks.privacy.exact_epsilon import one_step as exact_one_step

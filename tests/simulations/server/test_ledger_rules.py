@@ -14,7 +14,6 @@ from fedlsg.privacy import Entry, Ledger, RunLedger
 from simulations.client.account import GivenAccount
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.last_payload import LastPayload
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.broken_runs import Tape
 from tests.simulations.support.late_charges import charge_late
@@ -177,12 +176,8 @@ def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch
 
 
 def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
-    """Negative control: an outbox that never looks at the question; the ledger lacks the round that it answers."""
-    find = LastPayload.find
-    questions: dict[Path, str] = {}
-    monkeypatch.setattr(
-        LastPayload, "find", lambda self, question: find(self, questions.setdefault(self.path, question))
-    )
+    """Negative control: every round asks the same question; the ledger lacks the round that the payload answers."""
+    monkeypatch.setattr("simulations.engines.accounts.question_of", lambda *given: "0" * 64)
     run = run_local(tmp_path / "run")
     assert [row.rejected for row in run.rows] == ["", "0 1"]
     assert "lost the entry of round 2, whose payload is stored" in run.rows[1].reasons
