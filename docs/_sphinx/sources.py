@@ -62,7 +62,7 @@ def code_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         done.add(path)
         inside = children(ROOT / path)
         todo += [child.relative_to(ROOT).as_posix() for child in inside]
-        body = listing(inside) if inside else highlighted(app, ROOT / path)
+        body = listing(inside) if (ROOT / path).is_dir() else highlighted(app, ROOT / path)
         yield f"source/{path}", {"title": path, "body": f"<h1>{escape(path)}</h1>{body}"}, "page.html"
 
 
