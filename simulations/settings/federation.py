@@ -48,7 +48,7 @@ class Federation:
 
     rounds: Annotated[
         int | None,
-        Setting("Server rounds, or auto.", "rounds", at_least=1, fallback=10, aliases=("num_rounds",)),
+        Setting("Server rounds, or auto.", "rounds", at_least=1, at_most=10**8, fallback=10, aliases=("num_rounds",)),
     ] = None
     epochs: Annotated[
         float | None,

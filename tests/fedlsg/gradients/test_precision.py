@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedlsg.privacy.clip
 import fedlsg.training.client

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, FedMedian
 from torch import nn
 
+import fedlsg
 import simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.privacy import LedgerError
 from fedlsg.secure_sum.discrete.release import plan_release
 from simulations.client.virtual import FIRST_NODE
 from simulations.engines.local import task_identity
+from simulations.flower.private_updates import PrivateUpdates
 from simulations.flower.whole_update import KEY
 from tests.simulations.support.own_updates import (
     CLIENTS,
@@ -272,3 +274,9 @@ def test_clients_that_were_told_other_noise_are_in_no_sum_together(tmp_path):
 def test_settings_that_do_not_fit_are_refused_at_once(given, words):
     with pytest.raises(ValueError, match=words):
         wrapped(**given)
+
+
+def test_a_strategy_that_compares_clients_needs_to_see_them():
+    PrivateUpdates(FedMedian(), build, epsilon=8.0)
+    with pytest.raises(ValueError, match=r"FedMedian compares .* their mean alone: give trust='client'"):
+        PrivateUpdates(FedMedian(), build, epsilon=8.0, trust="secure")
