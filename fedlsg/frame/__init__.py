@@ -117,7 +117,7 @@ class Frame:
 
     ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
     parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
-    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.blocks``).
+    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``privacy.clip``).
     ``one_shape``: every microbatch has one public number of rows, as ``carriers.base`` says.
     """
 

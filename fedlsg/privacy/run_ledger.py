@@ -126,7 +126,7 @@ class RunLedger:
         self.folder = Path(folder)
         self.path = self.folder / f"{RUN}.jsonl"
         self._records = Records()
-        self.stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._folder_synced = False
         self._seen = (0, GENESIS)
         self._clients: OrderedDict[int, ClientCharges] = OrderedDict()
@@ -169,12 +169,12 @@ class RunLedger:
 
     def read(self) -> Records:
         """The records of the file now."""
-        stamp, before, known = stamp_of(self.path), self.stamp, self._records
+        stamp, before, known = stamp_of(self.path), self._stamp, self._records
         if stamp == before:
             return known
         grown = stamp is not None and before is not None and stamp[0] == before[0] and stamp[1] >= known.size
         records = known if grown else Records()
-        self.stamp, self._records = None, Records()  # after an error, everything is read again
+        self._stamp, self._records = None, Records()  # after an error, everything is read again
         if stamp is not None:
             records.read(self.path, _content(self.path, records.size))
         count, head = self._seen
@@ -184,7 +184,7 @@ class RunLedger:
         return records
 
     def _keep(self, records: Records, stamp: tuple[int, int, int] | None) -> None:
-        self._records, self.stamp, self._seen = records, stamp, (len(records.heads), records.head)
+        self._records, self._stamp, self._seen = records, stamp, (len(records.heads), records.head)
 
     def _append(self, entries: Sequence[Entry], void: Sequence[Key]) -> None:
         """Write one record. What an interruption leaves is read again: the record counts if it is whole."""
@@ -192,7 +192,7 @@ class RunLedger:
         try:
             with appendable(self.path) as descriptor, locked(descriptor):
                 records = self.read()
-                self.stamp = None
+                self._stamp = None
                 before = b"" if records.line_ended else b"\n"
                 header = [] if records.heads else [encode_line(HEADER, GENESIS)]
                 line = encode_line(record, sha256(header[0]) if header else records.head)
@@ -224,16 +224,15 @@ class ClientCharges(Charges):
     def __init__(self, ledger: RunLedger, client: int) -> None:
         super().__init__()
         self._ledger, self.client = ledger, client
-        self.path, self._own_path = ledger.path, ledger_path(ledger.folder, client)
+        self.path, self._own_path = ledger.path, os.fspath(ledger_path(ledger.folder, client))
         self._own: Ledger | None = None
-        self._counted, self._looked = (0, 0), object()
+        self._counted = (0, 0)
 
     @property
     def own(self) -> Ledger | None:
-        """The chained ledger of this client alone, where there is one: looked for after each record of the run's."""
-        if self._own is None and (self._ledger.stamp or 0) != self._looked:
-            self._looked = self._ledger.stamp
-            self._own = Ledger(self._own_path, client=self.client) if self._own_path.exists() else None
+        """The chained ledger of this client alone, if it is there by now: the run's does not say that it begins."""
+        if self._own is None and os.path.exists(self._own_path):
+            self._own = Ledger(self._own_path, client=self.client)
         return self._own
 
     @property

@@ -96,9 +96,11 @@ _LAST: list[tuple[dict[str, Any], _Items]] = []
 
 def _items(run_config: Mapping[str, Any]) -> _Items:
     """The items in order: to compare with the config of the last message is faster than to sort."""
-    if not _LAST or _LAST[0][0] != run_config:
-        _LAST[:] = [(dict(run_config), _Items(sorted(run_config.items())))]
-    return _LAST[0][1]
+    known, items = _LAST[0] if _LAST else ({}, _Items())
+    if known != run_config:
+        items = _Items(sorted(run_config.items()))
+        _LAST[:] = [(dict(run_config), items)]  # another thread's run may replace it at once
+    return items
 
 
 @lru_cache(maxsize=4)

@@ -222,8 +222,8 @@ def _counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
         return False
     if trust == "secure":
         return not settings.get("colluders")
-    if run.summary.exists():
-        return "epsilon_by_reader" not in run.read_summary()
     charges = run.charges
-    entries = (entry for client in charges.clients() for entry in charges.of(client).entries)
+    entries = [entry for client in charges.clients() for entry in charges.of(client).entries]
+    if not entries and run.summary.exists():  # its ledgers are gone; else a damaged summary is no reason to stop here
+        return "epsilon_by_reader" not in run.read_summary()
     return any(entry.private and not entry.min_survivors for entry in entries)

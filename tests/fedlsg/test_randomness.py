@@ -107,6 +107,8 @@ def test_threads_draw_the_same_numbers(monkeypatch):
         stream = reproducible_stream(1, "noise")
         assert torch.equal(stream.normal(count), wanted)
         assert not torch.equal(stream.normal(count), wanted)
+        with torch.inference_mode():
+            assert torch.equal(reproducible_stream(1, "noise").normal(count), wanted)
     finally:
         torch.set_num_threads(before)
 

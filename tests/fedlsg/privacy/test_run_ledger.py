@@ -161,6 +161,17 @@ def test_ledgers_of_single_clients_count(ledger):
     assert sum(event.steps for event in found.of(0).events()) == 4
 
 
+def test_a_ledger_of_a_single_client_that_begins_later_counts(ledger):
+    ledger.charge([entry(0), entry(1)])
+    assert len(ledger.of(1).events()) == 1  # looked for when there was none
+    later = entry(1, round=2)
+    Ledger(ledger_path(ledger.folder, 1), client=1).charge(later)
+    assert list(ledger.of(1).entries) == [later, entry(1)]
+    assert sum(event.steps for event in ledger.of(1).events()) == 2 * entry(1).steps
+    with pytest.raises(LedgerError, match="charged already"):
+        ledger.charge([later])
+
+
 def test_the_journal_of_an_older_version_is_refused(ledger):
     """Its charges would not count."""
     ledger.charge([entry(0)])

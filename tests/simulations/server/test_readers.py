@@ -141,6 +141,14 @@ def test_an_old_run_whose_epsilon_is_too_small_is_named_and_not_shown_or_continu
             read(old.path)
 
 
+def test_a_damaged_summary_stops_no_run_whose_ledgers_say_that_it_is_of_today(tmp_path):
+    run = run_local(tmp_path / "run", **SECRET, trust="aggregate", clients=3)
+    summary = run.directory.summary
+    summary.write_bytes(summary.read_bytes()[:200])
+    continued(run.directory, Console(quiet=True))
+    assert not summary.exists(), "resume writes it again"
+
+
 CLIENTS, SPENT_DELTA = 7, 1e-5
 ASKED = st.lists(st.dictionaries(st.integers(0, CLIENTS - 1), st.sampled_from([1.5, 3.0])), max_size=5)
 
