@@ -69,7 +69,7 @@ class SecretStream:
         Their support ends at 8.2 standard deviations on either side.
         """
         with torch.inference_mode(False):  # a mode of this thread alone: others may not write to its tensors
-            draws = torch.empty(count, dtype=torch.float64)
+            draws = torch.empty(count, dtype=torch.float64, device="cpu")
         threads = torch.get_num_threads() if count >= WORTH_THREADS else 1
         for part in draws.split(AT_ONCE) if count > AT_ONCE else (draws,) * min(count, 1):
             self._cipher.update_into(SIGNS[: 8 * len(part)], part.numpy().data.cast("B"))

@@ -113,6 +113,11 @@ def test_threads_draw_the_same_numbers(monkeypatch):
         torch.set_num_threads(before)
 
 
+def test_noise_is_drawn_on_the_cpu_whatever_torch_s_default_device_is():
+    with torch.device("meta"):
+        assert secret_stream().normal(5).is_cpu
+
+
 def test_no_draw_is_repeated():
     stream = secret_stream()
     assert len(torch.cat([stream.normal(1000) for _ in range(100)]).unique()) == 100_000
