@@ -19,8 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-FEDERATIONS = {"plan, default job": {}} | {
+FEDERATIONS: dict[str, dict[str, Any]] = {"plan, default job": {}} | {
     f"plan, {n} clients that differ": {"clients": n, "partition": "dirichlet", "batch_size": 8} for n in (10, 100)
 }
 MANY = (1_000, 10_000, 100_000)
