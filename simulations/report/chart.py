@@ -1,6 +1,6 @@
-"""A figure as data: charts, which hold series. A browser draws them; matplotlib does for paper and without scripts.
+"""A figure as data: charts, which hold series. A browser draws them, ``still`` where no script runs.
 
-A chart says what is drawn; ``figure`` says how. Nothing here draws: pages that follow runs need no matplotlib.
+A chart says what is drawn. Nothing here draws: ``figure.plot`` makes a figure of matplotlib, for notebooks and files.
 """
 
 import math
