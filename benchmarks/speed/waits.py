@@ -19,8 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-FEDERATIONS = {"plan, default job": {}} | {
+FEDERATIONS: dict[str, dict[str, Any]] = {"plan, default job": {}} | {
     f"plan, {n} clients that differ": {"clients": n, "partition": "dirichlet", "batch_size": 8} for n in (10, 100)
 }
 MANY = (1_000, 10_000, 100_000)
@@ -63,27 +64,28 @@ def rounds(name: str) -> dict[str, float]:
 
 def many(name: str) -> dict[str, float]:
     """Seconds of the ledgers of many clients: at the start, and in a round, the median of 20."""
-    from fedlsg.privacy import Entry, Ledger, ledger_path
+    from fedlsg.privacy import Entry
+    from fedlsg.privacy.run_ledger import RunLedger
     from simulations.server.spent import Spent
 
     found = {}
     for clients in MANY:
         with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / "ledger"
-            place.mkdir()
-            run = SimpleNamespace(ledgers=place, ledger=lambda client, place=place: ledger_path(place, client))
+            ledgers = RunLedger(folder)
+            run = SimpleNamespace(ledgers=Path(folder), charges=ledgers)
             before = time.process_time()
             spent = Spent(run, clients, delta=1e-7)  # type: ignore[arg-type]
             found[f"start, {clients:,} clients"] = time.process_time() - before
             seconds = []
             for round in range(1, 21):
                 selected = [(37 * round + i) % clients for i in range(50)]
-                for client in selected:
-                    entry = Entry(
+                ledgers.charge([
+                    Entry(
                         client=client, round=round, attempt=0, steps=1, sample_rate=0.1, noise_multiplier=2.0,
                         clip_norm=1.0, num_examples=100, mechanism="dp",
-                    )  # fmt: skip
-                    Ledger(run.ledger(client), client=client).charge(entry)
+                    )
+                    for client in selected
+                ])  # fmt: skip
                 before = time.process_time()
                 spent.update(selected, [])
                 spent.displayed()

@@ -53,7 +53,7 @@ CAPTIONS = {
     "start of a round: 1 is all of it. ||P(dW)||_F^2 / ||dW||_F^2. Form tangent: dL and dR are sent (Eq. 3); core: "
     "L^T dW R^T alone.",
     "stable-rank": "How many directions the gradient of a batch really has in each layer (its stable rank, "
-    "||dW||_F^2 / ||dW||_2^2), against the most that its shape allows. A short bar means that low-rank carriers lose "
+    "||dW||_F^2 / ||dW||_2^2), against the most that its shape allows. A small one means that low-rank carriers lose "
     "little (Yu et al. 2021, Fig. 2).",
     "residual": "The share of a batch's gradient that carriers of rank r lose: 0 loses nothing, and lower is better. "
     "||dW - P(dW)||_F / ||dW||_F (Yu et al. 2021, Fig. 3). Where the carriers come from: "

@@ -1,12 +1,12 @@
-"""A figure as data: charts, which hold series. A browser draws them; matplotlib does for paper and without scripts.
+"""A figure as data: charts, which hold series. A browser draws them, ``still`` where no script runs.
 
-A chart says what is drawn; ``figure`` says how. Nothing here draws: pages that follow runs need no matplotlib.
+A chart says what is drawn. Nothing here draws: ``figure.plot`` makes a figure of matplotlib, for notebooks and files.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from simulations.report.colours import BLUE, GREY
 
@@ -20,6 +20,8 @@ DESCRIBED = 12
 """Series of a chart that its words describe."""
 LETTERS = 60
 """Letters that fit below a chart."""
+LARGEST = 1e100
+"""Larger numbers are not drawn: an axis has to reach beyond them, and a browser does not end with an axis of 1e308."""
 DASHES = {"-": (), "--": (6, 3), ":": (2, 3), "-.": (7, 3, 2, 3)}
 """Pixels of dashes and gaps."""
 
@@ -170,9 +172,9 @@ def _place(value: Any, axis: Axis) -> str:
     return " ".join(named[value].split()) if value in named else f"{float(value):.4g}"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a point can be drawn there."""
-    return value is not None and math.isfinite(value)
+    return value is not None and math.isfinite(value) and abs(value) <= LARGEST
 
 
 def short_bytes(value: float, _: Any = None) -> str:

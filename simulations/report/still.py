@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeGuard
+from unicodedata import east_asian_width
 
 from simulations.report.chart import DASHES, OUTLINES, Axis, Chart, Series, is_number, short_bytes
 from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
@@ -17,12 +18,18 @@ ALONE, NEXT = 538, 403
 """CSS pixels of a chart alone on a page, as wide as a phone can show it, and of one next to another."""
 TEXT, LETTER, LINE = 12, 7.7, 15
 """CSS pixels of words: their size, and the room for a letter and for a line."""
+NAMES = 0.5
+"""Share of a chart's width that names next to the axis take at most."""
 TICK, GAP, TOP, RIGHT = 4, 4, 8, 16
 MARGIN = 0.05
 """Share of an axis beyond the data, at each end."""
 ACROSS, UP = 50, 32
 """CSS pixels between two ticks, at least."""
 STEPS, WHOLE = (1, 2, 2.5, 5, 10), (1, 2, 5, 10)
+SMALLEST = 1e-100
+"""Smaller numbers are not drawn on a logarithmic axis: its ends have to be numbers, too."""
+SAME = 1e-5
+"""Numbers that differ by this share count as one: the names of ticks between them would be equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +43,7 @@ class Scale:
     turned: bool = False
 
     def takes(self, value: float | None) -> TypeGuard[float]:
-        return value is not None and is_number(value) and (value > 0 or not self.axis.log)
+        return is_number(value) and (value >= SMALLEST or not self.axis.log)
 
     def at(self, value: float) -> float:
         low, high, value = (math.log(v) if self.axis.log else v for v in (self.low, self.high, value))
@@ -77,13 +84,15 @@ def scale(
     known = [value for value in values if free.takes(value)] or [float(axis.log), 1.0 + 9 * axis.log]
     low, high = min(known), max(known)
     if axis.log:
-        more = (high / low) ** MARGIN if high > low else 1.1
+        more = (high / low) ** MARGIN if high > low * (1 + SAME) else 1.1
         low, high = low / more, high * more
     else:
-        more = MARGIN * ((high - low) or abs(high) or 1.0)
+        most = max(-low, high)
+        found = (wide for wide in (high - low, most) if wide > max(SMALLEST, SAME * most))
+        more = MARGIN * next(found, 1.0)
         low, high = low - more * (low not in ends), high + more * (high not in ends)
     low, high = low if axis.low is None else axis.low, high if axis.high is None else axis.high
-    return Scale(axis=axis, low=low, high=high if high > low else low + 1.0, size=size, turned=turned)
+    return Scale(axis=axis, low=low, high=high if high > low else low + max(1.0, abs(low)), size=size, turned=turned)
 
 
 class Bar(NamedTuple):
@@ -97,7 +106,7 @@ def stacked(chart: Chart) -> Iterator[tuple[Series, list[Bar]]]:
     """Each series, and its bars."""
     below: dict[float, float] = {}
     for one in chart.series:
-        points = [(x, y) for x, y in zip(one.x, one.y, strict=False) if x is not None and y is not None]
+        points = [(x, y) for x, y in zip(one.x, one.y, strict=False) if is_number(x) and is_number(y)]
         half = 0.48 * min((b - a for a, b in pairwise(sorted({x for x, _ in points}))), default=1.0)
         bars = list[Bar]()
         for x, y in points if one.kind == "bar" else ():
@@ -117,23 +126,28 @@ def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
     ends = [0.0] if any(one.kind == "bar" for one in chart.series) else []
     lines = max((name.count("\n") + 1 for _, name in chart.x.ticks), default=1) + bool(chart.x.label)
     y = scale(chart.y, ys, chart.height - TOP - TICK - GAP - LINE * lines, turned=not chart.y.down, ends=ends)
-    letters = max((len(line) for _, name in y.ticks(UP) for line in name), default=0)
-    left = round(TICK + GAP + LETTER * letters + (LINE + GAP) * bool(chart.y.label))
+    needed = max((_width(line) for _, name in y.ticks(UP) for line in name), default=0)
+    room = min(needed, NAMES * width)
+    left = round(TICK + GAP + room + (LINE + GAP) * bool(chart.y.label))
     x = scale(chart.x, xs, width - left - RIGHT)
     place = f'transform="translate({left} {TOP})" style="font-size: calc({TEXT}px * var(--words, 1))" fill="{AXIS}"'
     inside = f'<svg width="{x.size}" height="{y.size}">{"".join(_series(chart, x, y))}</svg>'
-    return f"<g {place}>{''.join(_axes(chart, x, y, left))}{inside}</g>", (width, chart.height)
+    return f"<g {place}>{''.join(_axes(chart, x, y, left, room))}{inside}</g>", (width, chart.height)
 
 
-def _axes(chart: Chart, x: Scale, y: Scale, left: int) -> Iterator[str]:
+def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[str]:
+    """Lines, ticks and words; ``left`` and ``room``: CSS pixels left of the axis, and for the names there."""
     bars = any(one.kind == "bar" for one in chart.series)
     for at, name in x.ticks(ACROSS):
         yield ("" if bars else _path(f"M{at} 0V{y.size}", GRID, 0.8)) + _path(f"M{at} {y.size}v{TICK}", AXIS, 1)
-        yield from (_words(words, at, y.size + TICK + LINE * k, "middle") for k, words in enumerate(name, 1))
+        half = min(max(map(_width, name), default=0) / 2, (left + x.size + RIGHT) / 2)
+        inside = min(max(at, half - left), x.size + RIGHT - half)
+        yield from (_words(words, inside, y.size + TICK + LINE * k, "middle") for k, words in enumerate(name, 1))
     for at, name in y.ticks(UP):
         yield _path(f"M0 {at}H{x.size}", GRID, 0.8) + _path(f"M0 {at}h-{TICK}", AXIS, 1)
         first = at + GAP - LINE * (len(name) - 1) / 2
-        yield from (_words(words, -TICK - GAP, first + LINE * k, "end") for k, words in enumerate(name))
+        lines = (_shorten(words, room) for words in name)
+        yield from (_words(words, -TICK - GAP, first + LINE * k, "end") for k, words in enumerate(lines))
     yield _path(f"M0 0V{y.size}H{x.size}", AXIS, 1)
     if chart.x.label:
         yield _words(chart.x.label, x.size / 2, chart.height - TOP - GAP, "middle", WORDS)
@@ -157,12 +171,16 @@ def _series(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
             yield f'<path d="{_line([*lower, *reversed(upper)])}" fill="{one.colour}" fill-opacity=".15"/>'
         elif one.kind == "bar":
             for bar in bars:
-                top, bottom = sorted((y.at(bar.low) if y.takes(bar.low) else y.size, y.at(bar.high)))
-                start, wide = x.at(bar.left), x.at(bar.right) - x.at(bar.left)
-                size = f'width="{wide:.1f}" height="{bottom - top:.1f}"'
-                yield f'<rect x="{start}" y="{top}" {size} fill="{one.colour}"/>'
+                (start, end), (bottom, top) = _ends(x, bar.left, bar.right), _ends(y, bar.low, bar.high)
+                size = f'width="{end - start:.1f}" height="{abs(bottom - top):.1f}"'
+                yield f'<rect x="{start}" y="{min(bottom, top)}" {size} fill="{one.colour}"/>'
         else:
             yield from _points(one, x, y, dashes)
+
+
+def _ends(of: Scale, *places: float) -> list[float]:
+    """The places of a bar's ends; of an end that a logarithmic axis has not, the axis' own low end."""
+    return [of.at(place) if of.takes(place) else of.at(of.low) for place in places]
 
 
 def _points(one: Series, x: Scale, y: Scale, dashes: str) -> Iterator[str]:
@@ -198,6 +216,20 @@ def _line(places: Sequence[tuple[float, float]], *, steps: bool = False) -> str:
 def _path(line: str, colour: str, width: float, dashes: str = "") -> str:
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<path d="{line}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def _width(text: str) -> float:
+    """CSS pixels that words need, about: a letter of Chinese, Japanese or Korean needs two letters."""
+    return LETTER * sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _shorten(text: str, room: float) -> str:
+    """Words without their middle where they need more than ``room``: names often differ in their ends."""
+    kept, left = text, len(text)
+    while _width(kept) > room + 0.1 and left > 2:
+        left -= 1
+        kept = f"{text[: left // 2]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - (left + 1) // 2 :]}"
+    return kept
 
 
 def _words(text: str, x: float, y: float, anchor: str, colour: str = AXIS) -> str:

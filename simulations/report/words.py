@@ -62,7 +62,7 @@ def _sent(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def tested(summary: Mapping[str, Any]) -> dict[str, str]:
     """What was measured on the test split: accuracy if there are classes, loss, and the workload's own metrics."""
-    loss = f"loss {float(summary['loss']):.3f}"
+    loss = f"loss {reached:.3f}" if abs(reached := float(summary["loss"])) < 1e6 else f"loss {reached:.3g}"
     own = "".join(f", {name} {float(value):.4g}" for name, value in summary.get("metrics", {}).items())
     if summary["accuracy"] is None:
         return {"test": loss + own}

@@ -92,7 +92,8 @@
     return found;
   }
 
-  function dataset(one) {
+  // The library draws the first one last; here, as on paper, a later one covers those before.
+  function dataset(one, at) {
     const colour = shade(one.colour || "#0072b2"), bar = one.kind === "bar";
     const points = (one.x || []).map((x, at) => ({
       x, y: (one.y || [])[at], low: (one.low || [])[at], high: (one.high || [])[at],
@@ -105,7 +106,7 @@
       stepped: one.steps ? "before" : false, backgroundColor: bar || one.filled !== false ? colour : css("paper"),
       pointStyle: SHAPES[one.marker] || "circle", pointRotation: TURNS[one.marker] || 0, pointRadius: one.marker || lonely ? 5 : 0,
       pointHoverRadius: 6, pointHitRadius: 12, pointBorderWidth: 2, categoryPercentage: 1, barPercentage: 0.96,
-      tension: 0, spanGaps: true, order: bar ? 2 : 1, clip: 8, maxBarThickness: 90,
+      tension: 0, spanGaps: true, order: bar ? 2 : 1 / (at + 1), clip: 8, maxBarThickness: 90,
     };
   }
 
@@ -191,6 +192,7 @@
           legend: { display: false },
           tooltip: {
             filter: (item) => item.dataset.given.kind !== "band", usePointStyle: true, boxPadding: 4,
+            itemSort: (a, b) => a.datasetIndex - b.datasetIndex,
             callbacks: {
               title: (items) => !items.length ? "" : given.y.ticks && given.y.ticks.length ? says(items[0].raw.y, given.y)
                 : [given.x.label, says(items[0].raw.x, given.x)].filter(Boolean).join(": "),

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from simulations.report.chart import Chart, Series
+from simulations.report.figure import interactive
+from simulations.report.page import Page, sections
+from simulations.report.template import render
 from simulations.rundir.results import read_run
 from tests.simulations.attack.test_membership import made
 from tests.simulations.support.every_page import every_page
@@ -212,3 +216,15 @@ def test_the_keyboard_reaches_links_tables_and_settings(browser, made_pages):
         reached.add(visit.tab.evaluate("document.activeElement.className || document.activeElement.tagName"))
     assert {"A", "BUTTON", "INPUT", "CANVAS", "scroll"} <= reached
     visit.tab.close()
+
+
+def test_a_later_mark_covers_an_earlier_one(browser, tmp_path):
+    marks = tuple(Series(name="a", x=(1,), y=(1,), marker="o", filled=filled) for filled in (False, True))
+    page = Page(title="t", lead="l", sections=sections(("s", [interactive([Chart(title="t", series=marks)], "c")])))
+    (tmp_path / "page.html").write_text(render(page))
+    visit = Visit(browser, tmp_path / "page.html")
+    first_on_top = (
+        "() => Chart.getChart(document.querySelector('canvas')).getSortedVisibleDatasetMetas().map(m => m.index)"
+    )
+    visit.tab.wait_for_selector("canvas")
+    assert visit.tab.evaluate(first_on_top) == [1, 0]

@@ -1,14 +1,15 @@
 """A still chart reaches as far as matplotlib's, and its points, bars and ticks are where their numbers say."""
 
+import itertools
 import math
 import re
 import sys
 
 import pytest
 
-from simulations.report.chart import Axis, Chart, Series, guessing
+from simulations.report.chart import Axis, Chart, Series, chart_data, guessing
 from simulations.report.figure import draw_chart, interactive, panel_grid
-from simulations.report.still import ALONE, Scale, scale, still
+from simulations.report.still import ALONE, LETTER, Scale, scale, still
 
 LINE = Series(name="a", x=(1, 10, 1000), y=(0.01, 0.3, 1), low=(0.008, 0.2, 0.9), high=(0.02, 0.4, 1.2), marker="o")
 BARS = tuple(Series(name=name, kind="bar", x=(0, 1, 2), y=y) for name, y in (("b", (10, 20, 5)), ("c", (5, 2, 15))))
@@ -74,3 +75,42 @@ def test_a_page_needs_no_matplotlib(monkeypatch):
     assert all("</svg>" in panel.svg for panel in drawn.panels)
     with pytest.raises(ImportError):  # negative control
         panel_grid(1, 1, (1, 1))
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("kind", ["line", "bar", "level", "band"])
+def test_numbers_that_no_axis_has_are_left_out(kind, log):
+    values = (None, math.nan, -math.inf, 1e308, -1e308, 5e-324, 0.0, -1.0, 1e20, 1e20 + 16384, 3.4e38)
+    for pair in itertools.product(values, values):
+        one = Series(kind=kind, x=pair, y=pair[::-1], low=pair, high=pair[::-1])
+        svg, _ = still(Chart(title="t", x=Axis(log=log), y=Axis(log=log), series=(one,)))
+        assert not re.search(r"\b(nan|inf)\b", svg)
+    (sent,) = chart_data(Chart(title="t", series=(Series(x=(1, 2, 3), y=(1e308, -3e38, math.inf)),)))["series"]
+    assert sent["y"] == [None, -3e38, None]  # a browser does not end with an axis of 1e308
+
+
+def test_numbers_that_print_alike_have_one_tick_each():
+    svg, _ = still(Chart(title="t", series=(Series(x=(1, 2), y=(2.3025851, 2.3025852)),)))
+    names = re.findall(r'text-anchor="end"[^>]*>([^<]+)<', svg)
+    assert len(names) == len(set(names)) > 1
+
+
+@pytest.mark.parametrize("across", [1, 2])
+def test_long_names_leave_room_for_the_chart(across):
+    names = ("encoder.layers.11." * 8 + "out_proj", "\u79c1" * 60, "short")
+    ticks = tuple((float(place), name) for place, name in enumerate(names))
+    svg, (wide, _) = still(Chart(title="t", y=Axis(ticks=ticks), series=(Series(x=(1, 2, 3), y=(0, 1, 2)),)), across)
+    assert float(re.search(r'<svg width="([\d.]+)"', svg).group(1)) > wide / 3
+    shown = re.findall(r'text-anchor="end"[^>]*>([^<]+)<', svg)
+    assert shown[2] == "short"
+    assert all("\N{HORIZONTAL ELLIPSIS}" in name for name in shown[:2])
+    assert shown[0].endswith("out_proj")
+    assert len(shown[1]) < len(shown[0])
+
+
+def test_a_name_at_the_end_of_an_axis_stays_on_the_page():
+    ticks = ((0.0, "iid"), (1.0, "a-very-long-name-of-a-column"))
+    svg, (wide, _) = still(Chart(title="t", x=Axis(ticks=ticks), series=(Series(x=(0, 1), y=(0, 1)),)))
+    left = int(re.search(r"translate\((\d+) ", svg).group(1))
+    (at,) = re.findall(r'x="([\d.]+)"[^>]*>a-very', svg)
+    assert left + float(at) + LETTER * len(ticks[1][1]) / 2 <= wide

@@ -120,7 +120,7 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"sample_rate": True}, r"expected a number \(float\) for sample_rate, got True"),
         ({"sample_rate": 1.5}, "expected 0 < sample_rate=1.5 <= 1"),
         ({"learning_rate": 0}, "expected 0 < learning_rate=0.0 < inf"),
-        ({"rounds": 0}, "expected rounds=0 >= 1"),
+        ({"rounds": 0}, "expected 1 <= rounds=0 <= 1e"),
         ({"lr": 0.1}, "unknown setting 'lr'; did you mean 'learning_rate'?"),
         ({"eps": 1}, "did you mean 'epsilon'?"),
         ({"sigma": 1}, "did you mean 'noise_multiplier'?"),
