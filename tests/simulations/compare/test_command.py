@@ -19,6 +19,7 @@ from simulations.compare.runner import Folder, check_same_settings, run_cells
 from simulations.compare.worker import Job, Outcome, Shared, run_cell
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
+from tests.simulations.support.runs import SMALL
 
 TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
 OPTIONS = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
