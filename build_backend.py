@@ -39,6 +39,8 @@ def prepare_metadata_for_build_editable(metadata_directory: str, config_settings
 
 
 def build_wheel(wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None) -> str:
+    # pip builds in the clone, and setuptools packs whatever an earlier build left there: modules that are gone since.
+    shutil.rmtree("build/lib", ignore_errors=True)
     with _documentation():
         return str(_setuptools().build_wheel(wheel_directory, config_settings, metadata_directory))
 

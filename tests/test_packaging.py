@@ -8,10 +8,12 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+import build_backend
 from simulations.cli.docs import pages_of
 from simulations.report.template import LIBRARIES
 from strategies.federation.proofs import OUTSIDE, PACKAGES, identity_of, own_identity
@@ -99,6 +101,21 @@ def test_one_version_everywhere():
 def test_the_changelog_says_what_affects_privacy():
     newest = (ROOT / "CHANGELOG.md").read_text().split("\n## [")[1]
     assert "### Affects privacy" in newest
+
+
+def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path, monkeypatch):
+    """``pip install .`` builds in the clone: a recipe that was deleted since would still be listed and run."""
+    gone = tmp_path / "build" / "lib" / "strategies" / "recipes" / "gone.py"
+    gone.parent.mkdir(parents=True)
+    gone.write_text("")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("")
+    (tmp_path / "CHANGELOG.md").write_text("")
+    monkeypatch.chdir(tmp_path)
+    found = []
+    setuptools = SimpleNamespace(build_wheel=lambda *_: found.append(gone.exists()) or "fedlsg.whl")
+    monkeypatch.setattr(build_backend, "_setuptools", lambda: setuptools)
+    assert (build_backend.build_wheel(str(tmp_path)), found) == ("fedlsg.whl", [False])
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def prepare(folder: Path) -> None:
     (folder / "mine.py").write_text("x = 1\n")
     (folder / "batchnorm.py").write_text(MODEL)
     (folder / "used").mkdir()
-    (folder / "used" / "notes.txt").touch()
+    (folder / "used" / "config.toml").touch()
     say("run --rounds 1 --sample-rate 0.02 --out finished")
     for copy in ("edited", "unfinished"):
         shutil.copytree(folder / "finished", folder / copy)

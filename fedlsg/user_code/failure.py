@@ -62,6 +62,16 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}{f' ({lines[-1]})' if lines else ''}"
 
 
+def last_words(error: BaseException) -> str:
+    """What an error that ends a command says: with its type and line if it came out of a user's code, else its text."""
+    return describe(error) if left_users_code(error) else " ".join(str(error).split())
+
+
+def left_users_code(error: BaseException) -> bool:
+    """Whether an error came out of a user's code, or out of what that called."""
+    return any(is_users(step.filename) for step in traceback.extract_tb(error.__traceback__))
+
+
 def is_own(error: BaseException) -> bool:
     """Whether fedlsg raised an error itself, so that its text says what was expected, what was found, what to do."""
     steps = traceback.extract_tb(error.__traceback__)

@@ -17,7 +17,7 @@ from click.shell_completion import get_completion_class, shell_complete
 from rich.console import Console
 
 from fedlsg.setting.choices import REMOVED, choose
-from fedlsg.user_code.failure import without_exit
+from fedlsg.user_code.failure import last_words, without_exit
 from simulations.cli import INTERRUPTED
 from simulations.cli.compare import RunsCommand, compare, report, runs, tune
 from simulations.cli.docs import LISTS, docs, list_names, print_first_steps, settings
@@ -250,7 +250,7 @@ def main() -> None:
         closed = isinstance(end.__context__, BrokenPipeError)
         fail("its output was closed" if closed else "interrupted", int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        fail(f"{error}{elsewhere(str(error))}", 1)
+        fail(f"{last_words(error)}{elsewhere(str(error))}", 1)
     if status == INTERRUPTED:  # typer's word for Ctrl-C
         fail("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)

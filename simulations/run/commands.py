@@ -16,6 +16,7 @@ from fedlsg.carriers import layer_table
 from fedlsg.privacy.sampling import epochs_begun
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
+from fedlsg.user_code.failure import left_users_code
 from simulations.engines import engine
 from simulations.engines.choice import with_engine
 from simulations.engines.door import limited_memory
@@ -38,6 +39,7 @@ from simulations.report.progress import lasting, showing, working
 from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import epsilon_words, features_line
 from simulations.run.live import following
+from simulations.rundir.files import resumable
 from simulations.rundir.lock import create, exclusive
 from simulations.rundir.results import refuse_own_noise
 from simulations.rundir.rundir import RunDir
@@ -115,7 +117,7 @@ def continued(
     settings = replace(directory.read_config(), run_dir=str(directory.path))
     saved = None
     if directory.has_checkpoint:
-        with exclusive(directory):
+        with resumable(directory.path), exclusive(directory):
             restored = restore(directory)
         saved = restored.state["plan"]
         for note in restored.notes:
@@ -171,6 +173,10 @@ def execute(
             summary = engine(plan.settings.engine)(plan, directory, on_round=on_round, callbacks=callbacks)
     except (KeyboardInterrupt, SystemExit, RayLostError):
         if directory.config.exists():
+            console.print(words, markup=False, highlight=False, soft_wrap=True)
+        raise
+    except Exception as error:
+        if left_users_code(error) and directory.has_checkpoint:
             console.print(words, markup=False, highlight=False, soft_wrap=True)
         raise
     if summary["diverged"]:

@@ -27,10 +27,9 @@ def create(out: str | None, settings: Settings, *, private: bool = False) -> Run
             path = Path(out).expanduser().resolve()
             _make(path, private=private, there=True)
             if any(path.iterdir()):
-                raise ValueError(
-                    f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out} (from Python: "
-                    "resume=True)"
-                )
+                again = f", or continue it with fedlsg resume {out} (from Python: resume=True)"
+                is_run = RunDir(path).config.exists()
+                raise ValueError(f"{out} is not empty; choose another --out{again if is_run else ''}")
             probe = path / ".writable"
             probe.touch()
             probe.unlink()

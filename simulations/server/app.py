@@ -25,7 +25,7 @@ from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import keep_freed_memory
 from fedlsg.training.client_level import ServerNoise
-from fedlsg.user_code.failure import without_exit
+from fedlsg.user_code.failure import last_words, without_exit
 from simulations.plan.continuity import begin
 from simulations.plan.plan import Plan
 from simulations.rundir.files import resumable
@@ -222,7 +222,7 @@ def last_line() -> Iterator[None]:
         with without_exit():
             yield
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        _FAILED.append(" ".join(str(error).split()))
+        _FAILED.append(last_words(error))
         add_exit_handler(_say)
         raise
 

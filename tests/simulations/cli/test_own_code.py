@@ -93,3 +93,12 @@ def test_the_workers_of_ray_never_imported_the_file(fedlsg, mine, tmp_path, on_r
         status, _, err = fedlsg(*names, "--engine", engine, "--out", engine)
         assert (status, err) == (0, "")
     assert Run(tmp_path / "ray").weights.equal(Run(tmp_path / "local").weights)
+
+
+def test_an_error_of_a_callback_names_its_line_and_how_to_continue(fedlsg, tmp_path):
+    (tmp_path / "own.py").write_text("def after(row):\n    open('/nowhere/at/all')\n")
+    status, out, err = fedlsg("run", "--callbacks", "own.py:after", "--rounds", "2", *QUICK, "--out", "here")
+    assert status == 1
+    assert out.splitlines()[-1] == f"continue with: fedlsg resume {tmp_path / 'here'}"
+    assert err.startswith("fedlsg: error: FileNotFoundError: ")
+    assert err.endswith("(own.py, line 2: open('/nowhere/at/all'))\n")

@@ -12,9 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from simulations.engines import local
+from simulations.run import commands
 from simulations.rundir.files import DiskFullError
+from simulations.rundir.rundir import RunDir
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
@@ -74,6 +77,15 @@ def test_a_client_that_cannot_store_its_payload_stops_the_run(method, tmp_path):
     assert not directory.rounds.exists()
     full.unlink(missing_ok=True)
     assert continued(resume_local(directory.path), unbroken)
+
+
+@no_device
+def test_resuming_while_the_disk_is_still_full_says_so(tmp_path, unbroken, monkeypatch):
+    """What was written since the last checkpoint is cut away first, and that is noted in the manifest."""
+    monkeypatch.setattr(commands, "restore", lambda _: FULL.write_text("a note"))
+    shutil.copytree(unbroken.path, tmp_path / "run")
+    with pytest.raises(DiskFullError, match=r"make room, then continue with: fedlsg resume .*/run$"):
+        commands.continued(RunDir.open(tmp_path / "run"), Console())
 
 
 ON_A_SMALL_DISK = """
