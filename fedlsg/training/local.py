@@ -26,6 +26,7 @@ from fedlsg.carriers.powersgd import norm_of_factors
 from fedlsg.frame import Frame
 from fedlsg.gradients import FLOAT32, Checked, GhostGradients, LossFunction, Precision, keeps_float32_digits
 from fedlsg.gradients import Batch as Inputs
+from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, check_sample_rate
 from fedlsg.setting import Setting, check_declared
 from fedlsg.tensors import each, fields_of
@@ -50,6 +51,7 @@ class LocalTraining:
     averaged before the clip (De et al. 2022): the unit stays the example. ``precision``: the precision.
     ``shuffled``: the batch size of shuffled batches, which divides the steps; 0: Poisson batches of ``sample_rate``.
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
+    ``isolation``: the level at which passes run the code of users (``gradients.isolation``).
     """
 
     steps: Count = 1
@@ -63,6 +65,7 @@ class LocalTraining:
     one_shape: bool = False
     proximal: float = 0.0
     shuffled: int = 0
+    isolation: Isolation = "checked"
 
     def __post_init__(self) -> None:
         check_declared(self)
