@@ -1,6 +1,7 @@
 """The pass of each example by itself: whatever a model and a loss do, they do it to one example."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def gradients_of_rows(
     like = next(iter(parameters.values()))
     blocks = [like.new_zeros(count, block.kept) for block in frame.blocks]
     for row in range(count):
-        given, target = (each(part, lambda t, row=row: t[row : row + 1]) for part in (inputs, targets))
+        given, target = (each(part, partial(_row, number=row)) for part in (inputs, targets))
         with forgetting(model), torch.enable_grad():
             losses = losses_of(given, target)
             if not losses.requires_grad:
@@ -41,3 +42,7 @@ def gradients_of_rows(
             for position, kept in kept_of_whole(frame, coordinates, gradient.unsqueeze(0)):
                 blocks[position][row] = kept.flatten()
     return blocks
+
+
+def _row(t: Tensor, number: int) -> Tensor:
+    return t[number : number + 1]

@@ -29,8 +29,8 @@ def forgetting(model: nn.Module) -> Iterator[None]:
             if len(space) != len(before) or any(space.get(k, space) is not v for k, v in before.items()):
                 space.clear()
                 space.update(before)
-        for container, before in members:
-            _refill(container, before)
+        for container, held in members:
+            _refill(container, held)
         with torch.no_grad():
             for buffer, version, value in values:
                 if buffer._version != version:

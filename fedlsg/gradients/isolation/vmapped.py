@@ -31,8 +31,6 @@ from fedlsg.gradients.plan import Layer
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.tensors import each, fields_of
 
-ON_POSITIONS = (nn.Linear, nn.LayerNorm, nn.Embedding)
-"""Known layers for which all dimensions of an example before the last ones are positions."""
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 """Known layers that torch has no rule for under ``vmap``."""
 CALLS = (nn.Embedding, *RECURRENT, nn.Conv1d, nn.Conv3d)
@@ -42,14 +40,15 @@ CALLS = (nn.Embedding, *RECURRENT, nn.Conv1d, nn.Conv3d)
 @contextmanager
 def known_layers(step: Pass, prepared: Prepared) -> Iterator[None]:
     """Inside, known layers run on the batch, and give their blocks to the pass."""
-    layers = [*prepared.layers, *(call for call in prepared.calls if type(call.module) in CALLS)]
+    layers: list[Layer | CallLayer] = [*prepared.layers]
+    layers += [call for call in prepared.calls if type(call.module) in CALLS]
     try:
         for layer in layers:
-            vars(layer.module)["forward"] = _forward(step, layer)
+            layer.module.__dict__["forward"] = _forward(step, layer)
         yield
     finally:
         for layer in layers:
-            del vars(layer.module)["forward"]
+            layer.module.__dict__.pop("forward", None)
             for p in layer.parameters:
                 p.requires_grad_(True)
         step.due.clear()  # nodes hold their hooks, and the hooks hold the pass
@@ -88,31 +87,34 @@ def _on_batch(step: Pass, layer: Layer | CallLayer, names: list[str], args: Any,
         assert isinstance(layer, CallLayer)
         return _recurrent(step, layer, *args, **kwargs)
     x = args[0] if args else kwargs["input"]
-    example = x.shape[1:]
-    one = len(example) > 0 and example[0] == 1
-    if not isinstance(module, ON_POSITIONS) and len(example) == _dimensions(module) + 1:
-        if not one:  # an example became several images: each copy of the weight sees those of its own
-            _unfreeze(layer)
-            raise ReadElsewhereError(names)
-    else:
-        one = one and len(example) > 1
-    given = x.squeeze(1) if one else x
+    alone = has_batch_of_one(module, x.shape[1:])
+    if alone is None:  # an example became several images: each copy of the weight sees those of its own
+        _unfreeze(layer)
+        raise ReadElsewhereError(names)
+    given = x.squeeze(1) if alone else x
     output = _watched(step, layer, given, type(module).forward(module, given))
-    return output.unsqueeze(1) if one else output
+    return output.unsqueeze(1) if alone else output
 
 
-def _dimensions(module: nn.Module) -> int:
-    """Dimensions of one image of a layer, channels included; of a norm, those of any input."""
-    if isinstance(module, nn.GroupNorm):
-        return -1
-    return len(module.kernel_size) + 1 if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) else -2
+def has_batch_of_one(module: nn.Module, example: torch.Size) -> bool | None:
+    """Whether the first dimension of one example's input is a batch of one; None for a batch of several images.
+
+    Layers on positions take any dimensions before their last ones.
+    """
+    if not isinstance(module, nn.GroupNorm | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        least = len(module.normalized_shape) if isinstance(module, nn.LayerNorm) else 1
+        return len(example) > least and example[0] == 1
+    if not isinstance(module, nn.GroupNorm) and len(example) == len(module.kernel_size) + 1:
+        return False
+    return True if example[0] == 1 else None
 
 
 def _watched(step: Pass, layer: Layer | CallLayer, x: Tensor, output: Tensor) -> Tensor:
     if isinstance(layer, Layer):
         made = step.on_output(layer, layer.module, (x,), {}, output)
         return output if made is None else made
-    return _watched_call(step, layer, (x.detach(),), output)
+    called: Tensor = _watched_call(step, layer, (x.detach(),), output)
+    return called
 
 
 def _watched_call(step: Pass, layer: CallLayer, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -163,7 +165,8 @@ def copied_places(prepared: Prepared) -> dict[str, list[Place]]:
 def read_with(prepared: Prepared, places: Mapping[str, list[Place]]) -> set[str]:
     """Other parameters of known layers of which one is copied: such a layer does not run on the batch."""
     copied = {id(module) for found in places.values() for module, _ in found}
-    layers = [layer for layer in [*prepared.layers, *prepared.calls] if id(layer.module) in copied]
+    known: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
+    layers = [layer for layer in known if id(layer.module) in copied]
     return {slot.block.parameter for layer in layers for slot in _slots(layer)} - places.keys()
 
 

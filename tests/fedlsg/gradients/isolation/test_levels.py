@@ -86,6 +86,22 @@ class Windows(nn.Module):
         return self.last(self.mix(h).mean(1))
 
 
+class Odd(nn.Module):
+    """Layers that get one example without a batch, or with several images: each in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.group = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)
+        self.norm, self.mix, self.last = nn.LayerNorm((1, 6)), nn.Linear(1, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        rows = [self.conv(image) for image in x]
+        h = torch.stack(rows).transpose(0, 1).transpose(0, 1)
+        h = torch.cat([self.group(torch.cat([h, h.flip(2), h * 2, h + 1]))[::4]])
+        z = self.mix(h.mean((2, 3)).unsqueeze(2)).mean(1, keepdim=True)
+        return self.last(self.norm(z)).squeeze(1)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -138,6 +154,7 @@ MODELS = {
     "gru, time first": (lambda: Recurrent(nn.GRU, False), lambda: numbers(5, 4)),
     "windows": (Windows, lambda: numbers(1, 8, 8)),
     "words": (Words, lambda: torch.randint(0, 20, (ROWS, 4, 6))),
+    "odd": (Odd, lambda: numbers(1, 6, 6)),
     "tied": (Tied, ids),
     "routed": (Routed, lambda: numbers(4)),
     "penalty": (Penalty, lambda: numbers(4)),
