@@ -134,7 +134,6 @@ class PrivateStep:
             state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
             reproducible=reproducible,
         )  # fmt: skip
-        self._trained = tuple(trainable(model))
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
             self._rehearsals.check()
@@ -209,14 +208,16 @@ class PrivateStep:
         ``batch``: int64 positions (B,), ascending, on the CPU -> (inputs, targets), one row for each position, as
         ``batches`` makes it. ``groups``: positions that may share a pass, where examples have several padded shapes.
         With DP-SNIP, the first step prunes before it, in a pass over all examples that is charged as well.
-        Raises BudgetError if the step would pass epsilon: nothing was charged or drawn.
+        Model and loss are checked and rehearsed before the charge: in the first step, and in each one before which they
+        changed (a layer, a hook, a forward, a mode, an attribute: ``fedlsg.gradients.fingerprint``).
+        Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and for trainable
+        parameters that are not those of the start: nothing was charged or drawn.
         """
-        if tuple(trainable(self.model)) != self._trained:
-            raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
         self._rehearsals.before(batch, groups, self._terms)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
+        self._rehearsals.passed()
         note_trained(self.model)
 
     def watch(self, note: Watcher) -> None:

@@ -54,6 +54,7 @@ def checked_ctc() -> Iterator[None]:
 
 ROWS = 7
 """Examples that are made."""
+GIVE_EXAMPLE = "give example=(inputs, targets), some public rows"
 
 
 def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] | None) -> None:
@@ -108,14 +109,14 @@ def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets
     several = check_families(model, loss, inputs, targets)
     if several or (failed is None and _differ(made)):
         return
-    advice = "give example=(inputs, targets), some public rows"
     if failed is None:
         raise ValueError(
             "it cannot be checked whether examples mix: the model takes no made-up examples of the data's shape and "
-            f"types that differ from each other; {advice}"
+            f"types that differ from each other; {GIVE_EXAMPLE}"
         )
     raise ValueError(
-        f"{describe(failed)}; this was on made-up examples of the data's shape: if real ones would not fail, {advice}"
+        f"{describe(failed)}; this was on made-up examples of the data's shape: if real ones would not fail, "
+        f"{GIVE_EXAMPLE}"
     ) from failed
 
 
@@ -137,25 +138,28 @@ def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets:
 
     Raises UnsupportedLayerError for a model that mixes examples.
     """
-    trial = Trial.of(model, loss)
-    sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
-    sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
-    ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
     with restored(loss), checked_ctc():
-        maker = Maker(
-            inputs=inputs,
-            targets=targets,
-            takes=trial.takes,
-            sizes=frozenset(sizes),
-            ignored=tuple(ignored),
-            written=written(getattr(loss, "loss", loss), model),
-        )
-        families = maker.families()
+        families = maker_of(model, loss, inputs, targets).families()
         if not families:
             return False
         rows = check_cast(model, loss, families)
     made = joined([family[0] for family in families])
     return len(rows) > 1 and _differ(each(made, lambda t: t[rows]))
+
+
+def maker_of(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> Maker:
+    """The maker of rows of the form of ``inputs`` and ``targets`` that a model and a loss take."""
+    sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
+    sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
+    ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
+    return Maker(
+        inputs=inputs,
+        targets=targets,
+        takes=Trial.of(model, loss).takes,
+        sizes=frozenset(sizes),
+        ignored=tuple(ignored),
+        written=written(getattr(loss, "loss", loss), model),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +201,17 @@ def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
     """Made-up rows of inputs and targets of these shapes and types, whose values are not read."""
     wanted = synthetic(targets)
     return synthetic(inputs), wanted.sigmoid() if isinstance(wanted, Tensor) and wanted.is_floating_point() else wanted
+
+
+def accepted(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> tuple[Any, Any] | None:
+    """Plain made-up rows of these shapes and types that model and loss take, each alone; None where none is found."""
+    with restored(loss), checked_ctc():
+        rows = maker_of(model, loss, inputs, targets).rows()
+    if rows is None:
+        return None
+    device = next(model.parameters()).device
+    made, wanted = (each(part, lambda t: t.to(device)) for part in rows)
+    return made, wanted
 
 
 def own_source(draw: Callable[[int, torch.Generator], Any], model: nn.Module, loss: LossFunction) -> ProbeSource:

@@ -1,6 +1,7 @@
 """Rows of made-up numbers for one field, each function one kind of numbers; ``made_up`` makes families of them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -143,12 +144,11 @@ TARGETS: tuple[Fill, ...] = (
 )  # fmt: skip
 
 
-def ones(like: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.ones((ROWS, *like.shape[1:]))
+def always(number: float, like: Tensor, draw: torch.Generator) -> Tensor:
+    return torch.full((ROWS, *like.shape[1:]), float(number))
 
 
-def zeros(like: Tensor, draw: torch.Generator) -> Tensor:
-    return torch.zeros((ROWS, *like.shape[1:]))
+ones, zeros = partial(always, 1), partial(always, 0)
 
 
 def half(fill: Fill) -> Fill:

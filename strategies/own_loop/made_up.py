@@ -16,6 +16,7 @@ number is an error; on a GPU it would end the process's use of the device.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ from torch import Tensor
 
 from fedlsg.gradients import Batch
 from fedlsg.randomness import public_generator
-from fedlsg.tensors import each, fields_of, of_fields
+from fedlsg.tensors import each, fields_of, of_fields, rows_of
 from strategies.own_loop.fills import (
     FLOATS,
     ROWS,
     TARGETS,
     Fill,
+    always,
     chunks,
     flags,
     half,
@@ -47,6 +49,9 @@ LARGEST = 1_000_000
 LADDER = [step * 10**power for power in range(6) for step in (1, 2, 5)] + [256]
 FEW = 16
 """Most columns of which each gets a largest number of its own."""
+FIELDS = 3
+"""Most fields of integers that get numbers of different kinds."""
+PLAIN: tuple[Fill, ...] = (flags, ones, zeros)
 IGNORED = (-100, -1, 255)
 
 Takes = Callable[[Batch, Batch], bool]
@@ -70,9 +75,10 @@ class Maker:
 
     def families(self) -> list[tuple[Batch, Batch]]:
         """Inputs and targets of each family that the model and the loss take, ``ROWS`` rows each; some may fail."""
-        base = self._base()
-        if base is None:
+        rows = self.rows()
+        if rows is None:
             return []
+        base = _row(rows[0], 0), _row(rows[1], 0)
         own, wanted = self._fills(0, base), self._fills(1, base)
         first, second = (max(map(len, fills.values()), default=1) for fills in (own, wanted))
         pairs: list[tuple[int, int]] = []
@@ -86,7 +92,7 @@ class Maker:
         """The first pair of which the model takes two rows, each alone."""
         for one, two in pairs:
             inputs, targets = self._rows(0, own, one), self._rows(1, wanted, two)
-            if sum(self.takes(_row(inputs, row), _row(targets, row)) for row in range(ROWS)) > 1:
+            if sum(self._takes_row([inputs, targets], row) for row in range(ROWS)) > 1:
                 return [(one, two)]
         return []
 
@@ -102,22 +108,41 @@ class Maker:
                 rows[name] = value * masks[0].to(value.dtype)
         return of_fields(rows)
 
-    def _base(self) -> tuple[Batch, Batch] | None:
-        """One row that the model takes."""
-        for floats in (normal, shares, whole):
-            for integer in (flags, ones, zeros):
-                for target in (zeros, ones, TARGETS[0], TARGETS[1]):
-                    rows = [self._plain(side, floats, integer, target) for side in (0, 1)]
-                    if self.takes(rows[0], rows[1]):
-                        return rows[0], rows[1]
+    def rows(self) -> tuple[Batch, Batch] | None:
+        """Plain rows that the model and the loss take, each alone; None where they take none that are tried."""
+        for floats, integers, target in self._plain_fills():
+            made = [self._plain(side, floats, integers, target) for side in (0, 1)]
+            if self._takes_row(made, 0):
+                taken = [0, *(row for row in range(1, ROWS) if self._takes_row(made, row))]
+                return rows_of(made[0], torch.tensor(taken)), rows_of(made[1], torch.tensor(taken))
         return None
 
-    def _plain(self, side: int, floats: Fill, integer: Fill, target: Fill) -> Any:
+    def _takes_row(self, made: list[Any], row: int) -> bool:
+        return self.takes(_row(made[0], row), _row(made[1], row))
+
+    def _plain_fills(self) -> Iterator[tuple[Fill, Mapping[str, Fill], Fill]]:
+        """For floats, for each field of integers, and for targets.
+
+        Integers are alike at first; then numbers of the code, and the next ones; then of other kinds in each field.
+        """
+        targets = (zeros, ones, TARGETS[0], TARGETS[1])
+        names = [name for name, field in fields_of(self.inputs).items() if not field.is_floating_point()]
+        alike = [dict.fromkeys(names, fill) for fill in PLAIN]
+        for floats in (normal, shares, whole):
+            for integers in alike:
+                yield from ((floats, integers, target) for target in targets)
+        code = dict.fromkeys(n for c in self.written if c == int(c) for n in (int(c), int(c) + 1))
+        other: list[Mapping[str, Fill]] = [dict.fromkeys(names, partial(always, number)) for number in code if names]
+        if 1 < len(names) <= FIELDS:
+            other += [dict(zip(names, fills, strict=True)) for fills in product(PLAIN, repeat=len(names))]
+        yield from ((normal, integers, target) for integers in other for target in targets)
+
+    def _plain(self, side: int, floats: Fill, integers: Mapping[str, Fill], target: Fill) -> Any:
         made = {}
         for name, field in fields_of((self.inputs, self.targets)[side]).items():
-            fill = floats if field.is_floating_point() else integer
-            fill = lengths if "mask" in name and field.ndim > 1 else target if side else fill
-            made[name] = fit(fill(field, public_generator(0, "made up", side, name)), field)[:1]
+            fill = target if side else integers.get(name, floats)
+            fill = lengths if "mask" in name and field.ndim > 1 else fill
+            made[name] = fit(fill(field, public_generator(0, "made up", side, name)), field)
         return of_fields(made)
 
     def _fills(self, side: int, base: tuple[Batch, Batch]) -> dict[str, list[Fill]]:
@@ -146,7 +171,8 @@ class Maker:
             changed[side][name] = torch.as_tensor(value).expand(field.shape[1:]).unsqueeze(0).to(field.dtype)
             return self.takes(of_fields(changed[0]), of_fields(changed[1]))
 
-        low = next((value for value in (0, 1) if takes(value)), None)
+        tries = dict.fromkeys([0, 1, *fields_of(base[side])[name].unique().tolist()])
+        low = next((int(value) for value in tries if takes(int(value))), None)
         if low is None:
             yield flags
             return

@@ -5,7 +5,7 @@ It is rehearsed on made-up rows before anything is charged: what fails there is 
 
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,22 +16,26 @@ from torch import Tensor, nn
 
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.gradients import Batch as Inputs
-from fedlsg.gradients import LossFunction, batch_size
+from fedlsg.gradients import LossFunction, batch_size, trainable
+from fedlsg.gradients.fingerprint import Fingerprint, Followed
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
 from fedlsg.privacy import BudgetError, Entry, LedgerError
 from fedlsg.randomness import SecretStream, own_draws, public_generator, reproducible_stream, secret_stream, seed_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
-from fedlsg.tensors import fields_of, rows_of
+from fedlsg.tensors import fields_of, of_fields
 from fedlsg.training import Groups, together
 from fedlsg.training.local import Shape, runs_of, shape_of
-from fedlsg.user_code.failure import describe
+from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.objects import restored
 from strategies.own_loop.account import CLIENT, Account, Spending
 from strategies.own_loop.alone import check_batches, same_function
-from strategies.own_loop.examples import check_example, check_synthetic, made_up
+from strategies.own_loop.examples import GIVE_EXAMPLE, accepted, check_example, check_synthetic, made_up
+from strategies.own_loop.layout import Layout, laid_out, layout_of
 from strategies.own_loop.user_inputs import guarded, named
 
+MOST_STATES = 16
+"""States of a model and forms of the data that are remembered as rehearsed."""
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
 """Called with the plan of a round, the positions of its batch and the payload's values, after noise was added."""
 
@@ -52,19 +56,45 @@ def check_moved(model: nn.Module) -> None:
             )
 
 
-def repeated(inputs: Inputs, targets: Inputs) -> Batch:
-    """A batch function that gives some rows over and over."""
+def repeated(inputs: Inputs, targets: Inputs, like: tuple[Inputs, Inputs] | None = None) -> Batch:
+    """A batch function that gives some rows over and over, in memory as those of ``like`` are."""
     count = batch_size(inputs, targets)
+    layouts = [{n: layout_of(t) for n, t in fields_of(part).items()} for part in like or (inputs, targets)]
+
+    def part(given: Inputs, layout: Mapping[str, Layout], rows: Positions) -> Any:
+        made = {name: laid_out(t[rows.to(t.device)], layout[name]) for name, t in fields_of(given).items()}
+        return of_fields(made)
 
     def batch(positions: Positions) -> tuple[Any, Any]:
-        return rows_of(inputs, positions % count), rows_of(targets, positions % count)
+        rows = positions % count
+        return part(inputs, layouts[0], rows), part(targets, layouts[1], rows)
 
     return batch
 
 
-def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
-    """Names, types and shapes of one example."""
-    return tuple((name, value.dtype, tuple(value.shape[1:])) for name, value in fields_of(part).items())
+def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...], Layout], ...]:
+    """Names, types, shapes and layouts in memory of one example."""
+    return tuple(
+        (name, value.dtype, tuple(value.shape[1:]), layout_of(value)) for name, value in fields_of(part).items()
+    )
+
+
+def check_trained(start: Mapping[str, tuple[nn.Parameter, torch.Size]], model: nn.Module) -> None:
+    """Raise ValueError unless the model trains the parameters of the start, in their shapes, and no others."""
+    now = trainable(model)
+    changes = {
+        "new": now.keys() - start.keys(),
+        "gone or frozen": start.keys() - now.keys(),
+        "replaced": {name for name in now.keys() & start.keys() if now[name] is not start[name][0]},
+        "of another shape": {name for name in now.keys() & start.keys() if now[name].shape != start[name][1]},
+    }
+    said = "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names)
+    if said:
+        raise ValueError(
+            f"the trainable parameters are not those that PrivateStep was made with ({said}): its optimizer and "
+            "carriers have the old ones, so the new ones would be charged for and not trained. Nothing was charged: "
+            "undo the change, or make a new PrivateStep on the same ledger (ledger=PATH)"
+        )
 
 
 def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs) -> Exception:
@@ -84,6 +114,11 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
         own = ", ".join(sorted(map(str, types)))
         cause = (
             f"{name} are {dtype} and the model's weights {own}: give both one type, such as inputs.float() ({cause})"
+        )
+    if scattered := [name for name, value in given if not value.is_contiguous()]:
+        cause += (
+            f" (in memory, {', '.join(scattered)} are not contiguous: where that is the cause, give them as "
+            ".contiguous(), or use reshape in place of view)"
         )
     return ValueError(
         f"{cause}; nothing was charged: a step on made-up rows failed (for one example: {forms}; weights "
@@ -129,13 +164,16 @@ class Release:
             watch(plan, torch.cat([torch.empty(0, dtype=torch.int64), *rows]), values)
         self._apply(values, plan)
 
-    def rehearse(self, inputs: Inputs, targets: Inputs, terms: ClientTerms) -> None:
+    def rehearse(
+        self, inputs: Inputs, targets: Inputs, terms: ClientTerms, like: tuple[Inputs, Inputs] | None = None
+    ) -> None:
         """The rounds that come next, on made-up rows: whatever fails in them fails here, before anything is charged.
 
         It is the code of ``run``, but the ledger, at the sizes of ``sizes_of``. All is as before afterwards: model,
-        optimizer, loss, state, generators. Raises ValueError, with the cause.
+        optimizer, loss, state, generators. ``like``: rows of the data, which made-up ones are like in memory.
+        Raises ValueError, with the cause.
         """
-        batch = guarded(repeated(inputs, targets))
+        batch = guarded(repeated(inputs, targets, like))
         try:
             self._plan(terms)  # carriers of a probe stay: the round takes them as well
             with restored(self.state, self.loss), self.draws():
@@ -151,7 +189,7 @@ class Release:
                 with self.state.evaluated() as model:
                     check_moved(model)
         except Exception as error:
-            raise in_words(error, self.state.model, inputs, targets) from error
+            raise in_words(error, self.state.model, *(like or (inputs, targets))) from error
 
     def check_budget(self, terms: ClientTerms) -> None:
         """Raise BudgetError if the next round would pass the budget."""
@@ -219,47 +257,57 @@ class Release:
 class Rehearsals:
     """What is tried before a charge: that no examples are mixed, and a step.
 
-    A batch function and a model in a mode (train, eval) of its modules are checked once, each form of the data is
-    rehearsed once in a mode. ``example``: public rows of the owner; without them rows are made up.
+    A batch function is checked once; a model and a loss once in a state, which is their ``fingerprint``; each form of
+    the data is rehearsed once in a state. ``example``: public rows of the owner; without them rows are made up.
     """
 
     def __init__(self, release: Release, example: tuple[Inputs, Inputs] | None) -> None:
+        model = release.state.model
         self._release, self._example = release, example
+        self._trained = {name: (p, p.shape) for name, p in trainable(model).items()}
+        self._followed = Followed(model, release.loss)
         self._batch: Any = None
-        self._checked: tuple[bool, ...] | None = None
+        self._checked: set[Fingerprint] = set()
         self._done: set[object] = set()
         self._last: object = None
 
-    @property
-    def _modes(self) -> tuple[bool, ...]:
-        return tuple(module.training for module in self._release.state.model.modules())
-
     def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
-        """Check and rehearse a step, unless function and mode are those of the last step; nothing is charged.
+        """Check and rehearse a step, unless function and state are those of the last step; nothing is charged.
 
-        Of the two rows of ``batch`` that are read only shapes and types are used. Raises BudgetError if the step would
-        pass the budget, as ``check`` and ``Release.rehearse``, and whatever ``batch`` and ``groups`` raise.
+        Of the two rows of ``batch`` that are read only shapes, types and strides are used. Raises BudgetError if the
+        step would pass the budget, ValueError for other trainable parameters than at the start, as ``check`` and
+        ``Release.rehearse``, and whatever ``batch`` and ``groups`` raise.
         """
-        if self._last == (batch, groups, self._modes):
+        now = self._followed.now()
+        if self._last == (batch, groups, now):
             return
+        check_trained(self._trained, self._release.state.model)
         self._release.check_budget(terms)
+        if len(self._done) >= MOST_STATES:
+            self._done.clear()
+            self._checked.clear()
         with restored(self._release.loss, generators_of=(batch, groups)):
-            self.check(batch)
+            self.check(batch, now)
             first = torch.arange(min(2, self._release.spending.num_examples))
             rows = guarded(batch)(first)
             runs_of(first, groups, Shape(size=len(first)))
-            form = (self._modes, *map(form_of, rows))
+            form = (now, *map(form_of, rows))
             if form not in self._done:
-                self._release.rehearse(*self._like(rows), terms)
+                self._rehearse(rows, terms)
                 self._done.add(form)
-        self._last = batch, groups, self._modes
+        self._followed.accept(now)
+        self._last = batch, groups, now
 
-    def check(self, batch: Callable[[Positions], Any] | None = None) -> None:
+    def passed(self) -> None:
+        """A step is over: what its passes wrote into attributes is no change of the model."""
+        self._followed.passed()
+
+    def check(self, batch: Callable[[Positions], Any] | None = None, now: Fingerprint | None = None) -> None:
         """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes examples.
 
-        Without a clip, which mixing would make useless, nothing is checked.
+        Without a clip, which mixing would make useless, nothing is checked. ``now``: the state of model and loss.
         """
-        release, modes = self._release, self._modes
+        release, now = self._release, now or self._followed.now()
         model, count = release.state.model, release.spending.num_examples
         if not release.state.method.mechanism.clips:
             return
@@ -267,19 +315,34 @@ class Rehearsals:
             with release.draws(), restored(generators_of=(batch,)):
                 check_batches(batch, count, release.device.type)
             self._batch = batch
-        if self._checked == modes:
+        if now in self._checked:
             return
         with release.draws():
             if self._example is not None:
                 check_example(model, release.loss, *self._example)
             elif batch is not None:
                 check_synthetic(model, release.loss, *guarded(batch)(torch.arange(min(2, count))))
-        self._checked = modes
+        self._checked.add(now)
 
-    def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
-        """The owner's example, where it has the names and types of the data; else made-up rows."""
-        if self._example is not None:
-            own, given = ([[part[:2] for part in form_of(one)] for one in pair] for pair in (self._example, rows))
-            if own == given:
-                return self._example
-        return made_up(*rows)
+    def _rehearse(self, rows: tuple[Inputs, Inputs], terms: ClientTerms) -> None:
+        """A step on the owner's example, where it has the names and types of the data; else on made-up rows.
+
+        If it fails on the usual ones, for their values it may be, then on plain ones that model and loss take.
+        """
+        release, made = self._release, self._example
+        if made is None or [names_of(part) for part in made] != [names_of(part) for part in rows]:
+            made = made_up(*rows)
+        try:
+            release.rehearse(*made, terms, rows)
+        except Exception as error:
+            if made is self._example or not depends_on_values(error):
+                raise
+            other = accepted(release.state.model, release.loss, *rows)
+            if other is None:
+                raise ValueError(f"{error}; if real rows would not fail, {GIVE_EXAMPLE}") from error
+            release.rehearse(*other, terms, rows)
+
+
+def names_of(part: Inputs) -> list[tuple[str, torch.dtype]]:
+    """Names and types of the tensors of a part."""
+    return [(name, value.dtype) for name, value in fields_of(part).items()]

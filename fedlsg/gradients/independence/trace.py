@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
+from fedlsg.gradients.fingerprint import Watching
 from fedlsg.gradients.independence.coupled_draws import longer_dimension
-from fedlsg.gradients.known import Watching
 
 WIDTH = 3
 Key = tuple[str, str, int, int]

@@ -10,6 +10,7 @@ from torch.nn.utils import prune
 import fedlsg.gradients.known as known
 import fedlsg.gradients.known as prepared
 from fedlsg.gradients import check
+from fedlsg.gradients.fingerprint import Fingerprint
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
@@ -219,7 +220,7 @@ def test_examples_that_change_places_are_followed(turn):
 def test_negative_control_marks_that_never_change_mix_examples(turn, monkeypatch):
     model, x, y = turned_problem()
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    monkeypatch.setattr(known, "marks_of", lambda model: ([], []))
+    monkeypatch.setattr(known, "fingerprint_of_modules", lambda model: Fingerprint((), (), (), (), ()))
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
     turn(model)
     assert naive_error(model, squared_error, x, y, frame) > 0.1

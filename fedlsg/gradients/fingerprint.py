@@ -1,0 +1,234 @@
+"""What a model and a loss are made of, cheap enough to be compared before each step.
+
+A step is charged for what was checked. ``fingerprint`` reads what a user can change between two steps, and no value of
+a parameter, of a buffer or of a batch:
+    structure    modules, their classes, modes (train, eval) and forwards; hooks around calls, of gradients, and those
+                 of all modules of the process; parameters (object, type, shape, ``requires_grad``); which module is
+                 where; which buffers there are
+    numbers      numbers and words that modules and the loss keep
+    objects      everything else that they keep, buffers, and what their classes define, by identity
+Numbers and objects may be written by a forward pass itself, which is no change from outside: ``Followed`` tells them
+apart. Not covered: what is inside lists and other objects, global variables and closures of a forward, and code in C++.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as of_all_modules
+
+PLAIN = frozenset({bool, int, float, str, type(None)})
+"""Types of attributes that are read by value."""
+INTERNAL = [*vars(nn.Module())]
+"""Attributes of every module, in the order in which it gets them."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+AFTER, BEFORE, BACKWARD, BEFORE_BACKWARD = HOOKS
+HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS)
+CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
+"""What runs a forward, in each class."""
+NONE: tuple[Any, ...] = ()
+PARTS = ("class", "mode", "forward", "hooks", "parameters", "layers", "buffers")
+"""What the record of a module has after its id."""
+
+
+class Watching(partial[Any]):
+    """A hook that looks at a call and changes nothing: no part of a model's state."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Equal for equal structure of the same objects, while these live; see the module docstring.
+
+    parts: the modules, parameters and forwards whose ids are in ``structure``. held: the other objects whose ids are in
+    it. Whoever keeps both compares no id of an object that is gone.
+    """
+
+    structure: tuple[tuple[Any, ...], ...]
+    numbers: tuple[Hashable, ...]
+    objects: tuple[Hashable, ...]
+    parts: tuple[Any, ...] = field(compare=False, repr=False)
+    held: tuple[Any, ...] = field(compare=False, repr=False)
+
+
+def fingerprint(model: nn.Module, loss: Any = None) -> Fingerprint:
+    """The fingerprint of a model, and of a loss: a module, a function, a partial or an object."""
+    walk = _Walk(model)
+    if loss is not None:
+        walk.follow(loss)
+    walk.classes()
+    walk.structure.append(("hooks of all modules", walk.hooks(vars(of_all_modules), GLOBAL_HOOKS)))
+    return walk.found
+
+
+def fingerprint_of_modules(model: nn.Module) -> Fingerprint:
+    """As ``fingerprint``, without what classes define and hooks of all modules: for what is read in each pass."""
+    return _Walk(model).found
+
+
+class _Walk:
+    """One walk over modules, and over what a loss calls."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.structure: list[tuple[Any, ...]] = []
+        self.numbers: list[Hashable] = []
+        self.objects: list[Hashable] = []
+        self.parts: list[Any] = []
+        self.held: list[Any] = []
+        self._kinds: dict[type, None] = {}
+        self._seen: set[int] = set()
+        self.modules(model)
+
+    @property
+    def found(self) -> Fingerprint:
+        """What was met."""
+        return Fingerprint(
+            structure=tuple(self.structure),
+            numbers=tuple(self.numbers),
+            objects=tuple(self.objects),
+            parts=tuple(self.parts),
+            held=tuple(self.held),
+        )
+
+    def modules(self, model: nn.Module) -> None:
+        """A module and those inside it, each once."""
+        due, seen = [model], self._seen
+        while due:
+            module = due.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            space, kind, hooks, parameters, layers, present = module.__dict__, type(module), NONE, NONE, NONE, NONE
+            own, children, buffers, forward = module._parameters, module._modules, module._buffers, None
+            self._kinds[kind] = None
+            self.parts.append(module)
+            if "forward" in space:
+                forward = space["forward"]
+                self.parts.append(forward)
+            if space[BEFORE] or space[AFTER] or space[BACKWARD] or space[BEFORE_BACKWARD]:
+                hooks = self.hooks(space, HOOKS)
+            if own:
+                parameters = tuple([self.parameter(name, p) for name, p in own.items() if p is not None])
+            if children:
+                layers = tuple([(name, id(child)) for name, child in children.items()])
+                due += [child for child in children.values() if child is not None]
+            if buffers:
+                present = tuple([(name, buffer is None) for name, buffer in buffers.items()])
+                self.values(buffers.items())
+            self.structure.append((id(module), kind, module.training, id(forward), hooks, parameters, layers, present))
+            self.values(_own(space))
+
+    def parameter(self, name: str, p: Tensor) -> tuple[Hashable, ...]:
+        """The record of a parameter."""
+        self.parts.append(p)
+        record = name, id(p), p.requires_grad, p.dtype, p.shape, p.device
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            return record, self.hooks({name: getattr(p, name) for name in HOOKS_OF_TENSORS}, HOOKS_OF_TENSORS)
+        return record
+
+    def hooks(self, space: Any, names: tuple[str, ...]) -> tuple[Hashable, ...]:
+        """Hooks by kind and key. No key is given twice in a process."""
+        found = [(name, key, hook) for name in names for key, hook in (space[name] or {}).items()]
+        found = [one for one in found if not isinstance(one[2], Watching)]
+        self.held += [hook for _, _, hook in found]
+        return tuple([(name, key, id(hook)) for name, key, hook in found])
+
+    def values(self, named: Iterable[tuple[str, object]]) -> None:
+        """What an object keeps: numbers and words by value, everything else by identity."""
+        numbers, objects, held = self.numbers.append, self.objects.append, self.held.append
+        for item in named:
+            name, value = item
+            if type(value) in PLAIN:
+                numbers(item)
+            else:
+                objects((name, id(value)))
+                held(value)
+
+    def follow(self, thing: Any) -> None:
+        """A loss, what it holds, and the functions that it calls."""
+        if isinstance(thing, nn.Module):
+            self.modules(thing)
+            return
+        if id(thing) in self._seen:
+            return
+        self._seen.add(id(thing))
+        self.structure.append((id(thing), type(thing)))
+        self.held.append(thing)
+        self._kinds[type(thing)] = None
+        inside = _inside(thing)
+        self.values(inside.items())
+        for value in inside.values():
+            if isinstance(value, nn.Module | FunctionType | MethodType | partial):
+                self.follow(value)
+
+    def classes(self) -> None:
+        """What the classes define that were met."""
+        for kind in self._kinds:
+            forward = getattr(kind, "forward", None)
+            self.structure.append((kind, id(getattr(forward, "__code__", forward))))
+            self.held.append(forward)
+        bases = dict.fromkeys(base for kind in self._kinds for base in kind.__mro__)
+        for base in bases:
+            if base is nn.Module:
+                self.values([(name, getattr(base, name)) for name in CALLS])
+            elif base.__module__ != "builtins":
+                self.values([item for item in vars(base).items() if item[0][:2] != "__" or item[0] in CALLS])
+
+
+def _own(space: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    """What a module has that not every module has."""
+    if [*islice(space, len(INTERNAL))] == INTERNAL:
+        return islice(space.items(), len(INTERNAL), None)
+    return [item for item in space.items() if item[0] not in INTERNAL]
+
+
+def _inside(thing: Any) -> dict[str, Any]:
+    """What a loss that is no module is made of, by name."""
+    if isinstance(thing, partial):
+        return {"func": thing.func, **{f"argument {n}": arg for n, arg in enumerate(thing.args)}, **thing.keywords}
+    if isinstance(thing, MethodType):
+        return {"self": thing.__self__, "func": thing.__func__}
+    if isinstance(thing, FunctionType):
+        cells = {f"cell {place}": cell for place, cell in enumerate(thing.__closure__ or ())}
+        return {"code": thing.__code__, "defaults": thing.__defaults__, **cells}
+    return getattr(thing, "__dict__", {})
+
+
+class Followed:
+    """A model and a loss between steps. ``checked``: their fingerprint when they were checked."""
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        self._model, self._loss = model, loss
+        self.accept(fingerprint(model, loss))
+
+    def accept(self, now: Fingerprint) -> None:
+        """They were checked in this state."""
+        self.checked = self._left = now
+
+    def passed(self) -> None:
+        """A pass is over: numbers and objects that its code wrote are no change from outside."""
+        self._left = fingerprint(self._model, self._loss)
+
+    def now(self) -> Fingerprint:
+        """``checked`` itself while nobody changed anything since; else the fingerprint of now."""
+        now = fingerprint(self._model, self._loss)
+        same = now.numbers == self._left.numbers and now.objects == self._left.objects
+        return self.checked if same and now.structure == self.checked.structure else now
+
+
+def differences(before: Fingerprint, now: Fingerprint, model: nn.Module) -> str:
+    """What changed, for a message: layers by their paths, with what changed of each."""
+    old, new = ({record[0]: record for record in one.structure} for one in (before, now))
+    said = []
+    for path, module in model.named_modules():
+        name, first, second = f"{path or 'the model'} ({type(module).__name__})", old.get(id(module)), new[id(module)]
+        if first is None:
+            said.append(f"{name} is new")
+        elif first != second:
+            parts = [part for part, a, b in zip(PARTS, first[1:], second[1:], strict=True) if a != b]
+            said.append(f"{' and '.join(parts)} of {name}")
+    return "; ".join(said) or "the loss, or something that modules or their classes keep"

@@ -1,0 +1,53 @@
+"""How rows are in memory: a model that calls ``view`` takes rows of one layout and fails on those of another.
+
+Rows that were permuted, cut out or expanded stay so when a batch of them is indexed. Made-up rows get the layout of the
+data's, so that what fails on it fails before a charge.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """order: axes from the widest stride to the narrowest. steps: of each, 1 if it is dense, 2 if there are gaps.
+
+    A step of 0: one number is repeated along the axis.
+    """
+
+    order: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def layout_of(rows: Tensor) -> Layout:
+    """The layout of rows (B, ...), B >= 1; one row alone counts as the widest axis."""
+    dense = Layout(tuple(range(rows.ndim)), (1,) * rows.ndim)
+    if rows.layout != torch.strided or rows.is_contiguous():
+        return dense
+    strides, sizes = rows.stride(), rows.shape
+    order = sorted(dense.order, key=lambda axis: (-strides[axis] if axis or sizes[0] > 1 else -(2**62), axis))
+    steps, due = {}, 1
+    for axis in reversed(order):
+        if sizes[axis] == 1:
+            steps[axis] = 1
+        elif strides[axis] == 0:
+            steps[axis] = 0 if axis else 1  # other rows than the first two differ
+        else:
+            steps[axis] = 1 if strides[axis] == due else 2
+            due = strides[axis] * sizes[axis]
+    return Layout(tuple(order), tuple(steps[axis] for axis in order))
+
+
+def laid_out(rows: Tensor, layout: Layout) -> Tensor:
+    """The same rows in a layout: the numbers of the first place, along an axis that repeats one."""
+    if rows.ndim != len(layout.order) or layout == layout_of(rows):
+        return rows
+    first = rows
+    for axis, step in zip(*layout, strict=True):
+        if step == 0:
+            first = first.narrow(axis, 0, 1)
+    sizes = [size for axis, step in zip(*layout, strict=True) for size in (first.shape[axis], max(step, 1))]
+    store = first.new_zeros(sizes)[(slice(None), 0) * rows.ndim]
+    made = store.permute([layout.order.index(axis) for axis in range(rows.ndim)])
+    return made.copy_(first).expand(rows.shape)
