@@ -30,7 +30,7 @@ from fedlsg.user_code.objects import restored
 from strategies.own_loop.account import CLIENT, Account, Spending
 from strategies.own_loop.alone import check_batches, same_function
 from strategies.own_loop.examples import check_example, check_synthetic, made_up
-from strategies.own_loop.user_inputs import guarded, named
+from strategies.own_loop.user_inputs import first_rows, guarded, named
 
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
 """Called with the plan of a round, the positions of its batch and the payload's values, after noise was added."""
@@ -211,6 +211,10 @@ class Release:
         with torch.cuda.device(self.device) if cuda else nullcontext(), own_draws("cuda" if cuda else "cpu"):
             yield
 
+    def stream(self, purpose: str) -> SecretStream:
+        """A new secret stream for the next round; under ``reproducible`` it follows from the public seed."""
+        return self._stream(purpose, self.state.round)
+
     def _stream(self, purpose: str, round: int) -> SecretStream:
         seed = self.state.seed
         return reproducible_stream(seed, purpose, CLIENT, round) if self.reproducible else secret_stream()
@@ -246,7 +250,7 @@ class Rehearsals:
         with restored(self._release.loss, generators_of=(batch, groups)):
             self.check(batch)
             first = torch.arange(min(2, self._release.spending.num_examples))
-            rows = guarded(batch)(first)
+            rows = first_rows(batch, self._release.spending.num_examples)
             runs_of(first, groups, Shape(size=len(first)))
             form = (self._modes, *map(form_of, rows))
             if form not in self._done:
@@ -273,7 +277,7 @@ class Rehearsals:
             if self._example is not None:
                 check_example(model, release.loss, *self._example)
             elif batch is not None:
-                check_synthetic(model, release.loss, *guarded(batch)(torch.arange(min(2, count))))
+                check_synthetic(model, release.loss, *first_rows(batch, count))
         self._checked = modes
 
     def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
