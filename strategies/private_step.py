@@ -242,11 +242,13 @@ class PrivateStep:
         self._rehearsals.before(rows, groups, self._terms)
         if isinstance(rows, OneByOne):
             groups = rows.groups if groups is together else rows.within(groups)
-        if not isinstance(rows, Stored):
-            rows.draw_from(self._rounds.stream("rows"))
-        if self._state.awaits_pruning:
+        rows.draw_from(self._rounds.stream("rows"))
+        try:
+            if self._state.awaits_pruning:
+                self._rounds.run(guarded(rows), groups, self._terms)
             self._rounds.run(guarded(rows), groups, self._terms)
-        self._rounds.run(guarded(rows), groups, self._terms)
+        finally:
+            rows.draw_from(None)
         note_trained(self.model)
 
     def _made_by(self, batch: Any) -> Stored | OneByOne | Together:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlsg.randomness import SecretStream, own_draws, seed_draws
+from fedlsg.randomness import SecretStream, own_draws, secret_stream, seed_draws
 from fedlsg.rows.seeds import seeds_replaced
 
 WORD = 8
@@ -22,19 +22,21 @@ WORD = 8
 
 
 class RowDraws:
-    """Seeds the generators for one row after another, all by a ``stream``.
+    """Seeds the generators for one row after another, all by a ``stream``: without one, by a new secret one.
 
     Seeded are the global generators of torch (CPU), python and numpy, and ``held``: those that the data keep. A seed
     or a state that the code sets itself becomes a function of it and of the row's key: equal seeds in a row stay
     equal, and nobody knows them.
     """
 
-    def __init__(self, stream: SecretStream, held: Sequence[Any] = ()) -> None:
+    def __init__(self, stream: SecretStream | None = None, held: Sequence[Any] = ()) -> None:
         self.stream, self.held = stream, held
         self._salt, self._unseeded = b"", 0
 
     def next_key(self) -> bytes:
         """The key of the next row."""
+        if self.stream is None:
+            self.stream = secret_stream()
         return self.stream.words(2).tobytes()
 
     @contextmanager

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fedlsg.randomness import SecretStream, secret_stream
+from fedlsg.randomness import SecretStream
 from fedlsg.rows.collate import check_row, collate, form_of, tensors_of
 from fedlsg.rows.draws import RowDraws
 from fedlsg.rows.padding import Padding
@@ -43,7 +43,7 @@ class OneByOne:
         self.source, self.name = source, getattr(source, "__name__", type(source).__name__)
         self.own_lengths = own_lengths
         self._make, self._device, self._dtype, self._padding = make, device, dtype, padding
-        self._draws = RowDraws(secret_stream())
+        self._draws = RowDraws()
         self._keys: dict[int, bytes] = {}
         self._kept: dict[int, Row] = {}
         self.find_generators()
@@ -52,8 +52,8 @@ class OneByOne:
         """Look for generators that the source keeps: they are seeded for each row, as the global ones are."""
         self._draws.held = generators_in(self.source)
 
-    def draw_from(self, stream: SecretStream) -> None:
-        """Begin a step: all draws come from this stream."""
+    def draw_from(self, stream: SecretStream | None) -> None:
+        """Begin a step, whose draws come from this stream; or end it, and keep no key."""
         self._draws.stream = stream
         self._keys, self._kept = {}, {}
 

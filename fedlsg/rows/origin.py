@@ -33,7 +33,8 @@ def check_distinct(data: Any, what: str) -> None:
 def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
     """A number for the origin of each place: equal for rows that are one, and else different (to 2^-64)."""
     if isinstance(data, Subset):
-        return origins_of(data.dataset, np.asarray(data.indices, dtype=np.int64)[places])
+        chosen = np.asarray(data.indices, dtype=np.int64)[places]
+        return origins_of(data.dataset, np.where(chosen < 0, chosen + len(data.dataset), chosen))
     if isinstance(data, ConcatDataset):
         ends = np.asarray(data.cumulative_sizes)
         owners = np.searchsorted(ends, places, side="right")

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import batch_size, trainable
-from fedlsg.randomness import SecretStream, secret_stream
+from fedlsg.randomness import SecretStream
 from fedlsg.rows import OneByOne, Padding, RowDraws, check_distinct
 from fedlsg.rows.one_by_one import first_row
 from fedlsg.tensors import each, fields_of, of_fields, rows_of
@@ -110,9 +110,9 @@ def is_function(data: Any) -> bool:
 
 def _maker(data: Any) -> Callable[[int], Any]:
     """From a position to its row. A data set that only reads many positions at once is asked for one."""
-    if hasattr(data, "__getitem__"):
-        return lambda place: data[place]
-    return lambda place: data.__getitems__([place])[0]
+    if hasattr(data, "__getitems__") and getattr(type(data), "__getitem__", None) in (None, Dataset.__getitem__):
+        return lambda place: data.__getitems__([place])[0]
+    return lambda place: data[place]
 
 
 def _tensors_of(data: Any) -> tuple[Any, Tensor | None] | None:
@@ -136,6 +136,9 @@ class Stored:
     device: torch.device
     rows: Tensor | None = None
 
+    def draw_from(self, stream: SecretStream | None) -> None:
+        """Nothing is drawn here."""
+
     def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
         """Inputs and targets of the positions."""
         rows = rows if self.rows is None else self.rows[rows]
@@ -150,10 +153,10 @@ class Together:
 
     def __init__(self, function: Callable[[Positions], Any], device: torch.device) -> None:
         self.source, self._function, self._device = function, guarded(function), device
-        self._draws = RowDraws(secret_stream(), generators_in(function))
+        self._draws = RowDraws(held=generators_in(function))
 
-    def draw_from(self, stream: SecretStream) -> None:
-        """Begin a step: all draws come from this stream."""
+    def draw_from(self, stream: SecretStream | None) -> None:
+        """Begin a step, whose draws come from this stream; or end it, and keep no key."""
         self._draws.stream = stream
 
     def __call__(self, positions: Positions) -> tuple[Inputs, Any]:
