@@ -194,17 +194,33 @@ def test_a_training_row_that_comes_twice_is_refused(repeated):
     load(fedlsg.Workload(train=(X, Y), test=repeated, **own))
 
 
-def test_a_run_on_rows_that_draw_is_resumed(tmp_path, monkeypatch):
-    """With new draws; other targets are refused still, and other inputs of rows that draw nothing."""
-    given = {"model": build, "test": (X, Y), "loss": torch.nn.CrossEntropyLoss(), "out": tmp_path / "run"}
-    given = QUICK | given | {"reproducible": False, "rounds": 3}
+def test_a_run_on_rows_that_draw_is_resumed(tmp_path):
+    """With new draws; other targets are refused, and other inputs of rows that draw nothing."""
+    own = {"model": linear, "test": (X[:, 1:], Y), "loss": torch.nn.CrossEntropyLoss(), "out": tmp_path / "run"}
+    given = QUICK | own | {"reproducible": False, "rounds": 3}
 
     def stop(row):
-        raise fedlsg.StopRun if row["round"] == 99 else KeyError
+        raise KeyError
 
-    with pytest.raises(KeyError):
-        fedlsg.simulate(train=Items(lambda row: random.random()), callbacks=[stop], **given)
-    assert fedlsg.simulate(train=Items(lambda row: random.random()), resume=True, **given).summary["rounds"] == 3
+    for place, (train, other) in enumerate([(Shifted(random.random), None), (Shifted(lambda: 0), Shifted(lambda: 1))]):
+        given["out"] = tmp_path / str(place)
+        with pytest.raises(KeyError):
+            fedlsg.simulate(train=train, callbacks=[stop], **given)
+        if other is not None:
+            with refused("the data or its partition differ"):
+                fedlsg.simulate(train=other, resume=True, **given)
+        assert fedlsg.simulate(train=train, resume=True, **given).summary["rounds"] == 3
+
+
+class Shifted(Items):
+    """Five columns, moved by a draw."""
+
+    def __getitem__(self, place):
+        return X[place, 1:] + float(self.less()), Y[place]
+
+
+def linear():
+    return torch.nn.Linear(5, 3)
 
 
 TEXTS = [["a", "banana", "cc"][place % 3] for place in range(len(Y))]
