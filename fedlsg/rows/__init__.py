@@ -1,9 +1,10 @@
 """Rows of a user's data: made one at a time, with secret draws of their own, and put together by shape.
 
-User code that makes a row never sees another one, so nothing that it computes can depend on the company. Its random
-numbers come from a keyed stream (``draws``), whatever it seeds itself (``seeds``). Rows of one shape share a pass;
-with ``Padding`` a row grows to the next of a public list of lengths, by its own length alone. A row that the data hold
-more than once is refused (``origin``).
+User code that makes a row never sees another one, so nothing that it computes can depend on the
+company. Its random numbers come from a keyed stream (``draws``), whatever it seeds itself
+(``seeds``). Rows of one shape share a pass; with ``Padding`` a row grows to the next of a public
+list of lengths, by its own length alone. A row that the data hold more than once is refused
+(``origin``).
 
     origin      where a row comes from, through Subset and ConcatDataset
     seeds       seeds and states that user code sets, intercepted

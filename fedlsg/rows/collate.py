@@ -7,17 +7,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+NUMBERS = (Tensor, bool, int, float)
 FUNCTION = "an own function of positions that returns (inputs, targets)"
 
 
 def check_row(row: Any, what: str) -> tuple[Any, Any]:
     """The pair. Raises ValueError, naming the data by ``what``, for what is none."""
     if not isinstance(row, tuple | list) or len(row) != 2:
-        raise ValueError(
-            f"expected items (inputs, targets) from {what}, got {type(row).__name__}; give {FUNCTION}"
-        )
+        raise ValueError(f"expected items (inputs, targets) from {what}, got {type(row).__name__}; give {FUNCTION}")
     for name, part in zip(("inputs", "targets"), row, strict=True):
-        if not all(map(_is_number, part.values() if isinstance(part, Mapping) else [part])):
+        if isinstance(part, NUMBERS) or hasattr(part, "__array__"):
+            continue
+        if not isinstance(part, Mapping) or not all(
+            isinstance(value, NUMBERS) or hasattr(value, "__array__") for value in part.values()
+        ):
             raise ValueError(
                 f"the {name} of {what} are of type {type(part).__name__}: give a tensor, an array or a number for each "
                 "example, or a dict of them (texts by a tokenizer, lists by torch.tensor)"
@@ -25,12 +28,10 @@ def check_row(row: Any, what: str) -> tuple[Any, Any]:
     return row[0], row[1]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor | bool | int | float) or hasattr(value, "__array__")
-
-
 def form_of(part: Any) -> Any:
     """Names, types and shapes of a part of a row: parts of equal form can be put together."""
+    if isinstance(part, Tensor):
+        return type(part), part.shape, part.dtype
     if isinstance(part, Mapping):
         return tuple((name, form_of(value)) for name, value in part.items())
     return type(part), getattr(part, "shape", None), getattr(part, "dtype", None)
@@ -38,10 +39,12 @@ def form_of(part: Any) -> Any:
 
 def tensors_of(part: Any, dtype: torch.dtype) -> Any:
     """A part of a row as tensors; what is float64 because python or numpy made it gets ``dtype``."""
+    if isinstance(part, Tensor):
+        return part
     if isinstance(part, Mapping):
         return {name: tensors_of(value, dtype) for name, value in part.items()}
     value = torch.as_tensor(part)
-    return value.to(dtype) if value.dtype == torch.float64 and not isinstance(part, Tensor) else value
+    return value.to(dtype) if value.dtype == torch.float64 else value
 
 
 def collate(rows: Sequence[tuple[Any, Any]], what: str, dtype: torch.dtype) -> tuple[Any, Any]:

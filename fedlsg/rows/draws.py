@@ -1,8 +1,8 @@
 """The random numbers of a row: a keyed function of a secret and the number of the draw.
 
-The key of a stream (ChaCha20) is the secret; each row takes the next words of it. So its draws are independent of every
-other row, and nobody who lacks the key knows them. They do not follow from the number of the row, which moves when
-another row leaves.
+The key of a stream (ChaCha20) is the secret; each row takes the next words of it. So its draws are
+independent of every other row, and nobody who lacks the key knows them. They do not follow from the
+number of the row, which moves when another row leaves.
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlsg.randomness import SecretStream, own_draws, secret_stream, seed_draws
+from fedlsg.randomness import SecretStream, own_draws, secret_stream
 from fedlsg.rows.seeds import seeds_replaced
 
 WORD = 8
@@ -24,9 +24,9 @@ WORD = 8
 class RowDraws:
     """Seeds the generators for one row after another, all by a ``stream``: without one, by a new secret one.
 
-    Seeded are the global generators of torch (CPU), python and numpy, and ``held``: those that the data keep. A seed
-    or a state that the code sets itself becomes a function of it and of the row's key: equal seeds in a row stay
-    equal, and nobody knows them.
+    Seeded are the global generators of torch (CPU), python and numpy, and ``held``: those that the
+    data keep. A seed or a state that the code sets itself becomes a function of it and of the row's
+    key: equal seeds in a row stay equal, and nobody knows them.
     """
 
     def __init__(self, stream: SecretStream | None = None, held: Sequence[Any] = ()) -> None:
@@ -51,7 +51,10 @@ class RowDraws:
     def begin(self, key: bytes) -> None:
         """Seed everything for the row of this key. Equal keys, equal draws."""
         self._salt, self._unseeded = b"", 0  # without a salt, seeds are as they are given
-        seed_draws(int.from_bytes(key[:WORD]) >> 1, "cpu")
+        seed = int.from_bytes(key[:WORD]) >> 1
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)  # numpy takes ten times as long for more than 32 bits
         for place, generator in enumerate(self.held):
             seed_generator(generator, _bits(key, f"held {place}"))
         self._salt = key

@@ -23,11 +23,12 @@ KEPT_BYTES = 2**28
 class OneByOne:
     """Batches of rows that ``make(position)`` gives, one call a row.
 
-    ``source``: what the user gave, a data set or a function. ``padding``: None leaves each row its own length.
+    ``source``: what the user gave, a data set or a function. ``padding``: None leaves each row its
+    own length.
     ``own_lengths``: whether the user said that rows of a function keep their own lengths.
-    Guarantee: what is made of an example, and its group, depend on that example and on secret draws of its own alone,
-    as far as ``make`` keeps nothing from one call to the next.
-    Within a step the row of a position has the same draws in every call.
+    Guarantee: what is made of an example, and its group, depend on that example and on secret draws
+    of its own alone, as far as ``make`` keeps nothing from one call to the next. Within a step the
+    row of a position has the same draws in every call.
     """
 
     def __init__(
@@ -73,12 +74,15 @@ class OneByOne:
         if not len(positions):
             return [positions]
         places: dict[Any, list[int]] = {}
-        room = KEPT_BYTES
+        size, room = {}, KEPT_BYTES
         with self._draws.making():
             for place in positions.tolist():
                 row = self._row(place)
-                places.setdefault((form_of(row[0]), form_of(row[1])), []).append(place)
-                room -= sum(map(_bytes_of, row))
+                form = form_of(row[0]), form_of(row[1])
+                if form not in places:
+                    places[form], size[form] = [], sum(map(_bytes_of, row))
+                places[form].append(place)
+                room -= size[form]
                 if room > 0:
                     self._kept[place] = row
         if len(places) == 1:
@@ -92,7 +96,8 @@ class OneByOne:
     def __call__(self, positions: Positions) -> tuple[Any, Any]:
         """Inputs and targets of positions whose rows have one form.
 
-        Raises ValueError for rows that are no pairs of tensors, arrays and numbers, or of several forms.
+        Raises ValueError for rows that are no pairs of tensors, arrays and numbers, or of several
+        forms.
         """
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
@@ -112,7 +117,7 @@ class OneByOne:
         inputs, targets = check_row(self._make(place), self.name)
         if self._padding is None:
             return inputs, targets
-        return self._padding.of_row(tensors_of(inputs, self._dtype), tensors_of(targets, self._dtype))
+        return self._padding.of_row(inputs, targets, self._dtype)
 
 
 def _bytes_of(part: Any) -> int:
@@ -122,8 +127,12 @@ def _bytes_of(part: Any) -> int:
 
 def first_row(row: Row) -> Row:
     """The row of a batch of one."""
-    inputs, targets = (each(part, lambda t: t[0]) for part in row)
-    return inputs, targets
+    inputs, targets = row
+    return each(inputs, _first), each(targets, _first)
+
+
+def _first(value: Tensor) -> Tensor:
+    return value[0]
 
 
 def same_row(one: Row, other: Row) -> bool:

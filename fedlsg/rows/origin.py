@@ -1,6 +1,7 @@
 """Where rows come from, through ``Subset``, ``ConcatDataset`` and ``StackDataset``; a row that comes twice is refused.
 
-An epsilon holds for one row. One that the data hold ten times is clipped ten times, and moves the sum by 10 C.
+An epsilon holds for one row. One that the data hold ten times is clipped ten times, and moves the
+sum by 10 C.
 """
 
 from typing import Any
@@ -15,7 +16,8 @@ Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 def check_distinct(data: Any, what: str) -> None:
     """Raise ValueError for data that hold a row more than once, as far as the classes of torch say.
 
-    ``what`` names the data in the message. Copies of values and repetition inside other classes are not seen.
+    ``what`` names the data in the message. Copies of values and repetition inside other classes are
+    not seen.
     """
     if not isinstance(data, Subset | ConcatDataset | StackDataset | TensorDataset):
         return
@@ -33,8 +35,9 @@ def check_distinct(data: Any, what: str) -> None:
 def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
     """A number for the origin of each place: equal for rows that are one, and else different (to 2^-64)."""
     if isinstance(data, Subset):
+        inner: Any = data.dataset
         chosen = np.asarray(data.indices, dtype=np.int64)[places]
-        return origins_of(data.dataset, np.where(chosen < 0, chosen + len(data.dataset), chosen))
+        return origins_of(inner, chosen + len(inner) * (chosen < 0))
     if isinstance(data, ConcatDataset):
         ends = np.asarray(data.cumulative_sizes)
         owners = np.searchsorted(ends, places, side="right")

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from fedlsg.rows.collate import tensors_of
 from fedlsg.tensors import fields_of, of_fields
 
 SHORTEST = 8
@@ -21,7 +21,8 @@ Fill = float | Mapping[str, float] | None
 class Padding:
     """Fields are padded at the end of their first dimension, which is the length of a text.
 
-    ``inputs``, ``targets``: the numbers to pad with. ``lengths``: the public list; by default powers of two from 8 on.
+    ``inputs``, ``targets``: the numbers to pad with. ``lengths``: the public list; by default
+    powers of two from 8 on.
     ``mask``: the name of an input that is added, int64: 1 for what was there, 0 for padding.
     Raises ValueError for lengths that are not ascending, and for a mask without padded inputs.
     """
@@ -37,12 +38,19 @@ class Padding:
         if self.mask is not None and self.inputs is None:
             raise ValueError(f"mask={self.mask!r} marks what was padded: give pad=, too, such as pad=0")
 
-    def of_row(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """A row, padded. Raises ValueError for one that is longer than all ``lengths``, or has a mask already."""
-        padded = _padded(inputs, self.inputs, self)
-        if self.mask is not None:
-            padded = self._with_mask(padded, fields_of(inputs))
-        return padded, _padded(targets, self.targets, self)
+    def of_row(self, inputs: Any, targets: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+        """A row, padded; parts of it that are padded become tensors (``tensors_of``).
+
+        Raises ValueError for one that is longer than all ``lengths``, or has a mask already.
+        """
+        if self.targets is not None:
+            targets = _padded(tensors_of(targets, dtype), self.targets, self)
+        if self.inputs is not None:
+            given = tensors_of(inputs, dtype)
+            inputs = _padded(given, self.inputs, self)
+            if self.mask is not None:
+                inputs = self._with_mask(inputs, fields_of(given))
+        return inputs, targets
 
     def length_of(self, length: int) -> int:
         """The padded length."""
@@ -74,12 +82,11 @@ def _fill_of(fill: Fill, name: str, value: Tensor) -> float | None:
 
 
 def _padded(part: Any, fill: Fill, padding: Padding) -> Any:
-    if fill is None:
-        return part
     fields = dict(fields_of(part))
     for name, value in fields.items():
         number = _fill_of(fill, name, value)
         if number is not None:
-            room = padding.length_of(len(value)) - len(value)
-            fields[name] = pad(value, (0, 0) * (value.ndim - 1) + (0, room), value=number)
+            length = len(value)
+            fields[name] = value.new_full((padding.length_of(length), *value.shape[1:]), number)
+            fields[name][:length] = value
     return of_fields(fields)

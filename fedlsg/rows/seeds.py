@@ -1,15 +1,15 @@
 """Intercept seeds: what user code gives to a generator of torch, python or numpy is replaced inside.
 
-Code may seed by a name that it imported long before (``from torch import manual_seed``), so names are of no use.
-Intercepted are the methods of C types in which every way to seed ends:
+Code may seed by a name that it imported long before (``from torch import manual_seed``), so names
+are of no use. Intercepted are the methods of C types in which every way to seed ends:
 
     torch    ``Generator.manual_seed``, ``set_state``, ``graphsafe_set_state``
     python   ``seed`` and ``setstate`` of the base of ``random.Random``
     numpy    the seeding of ``RandomState``; entropy of ``SeedSequence``, from which ``default_rng`` and the bit
              generators seed themselves; the ``state`` of bit generators
 
-Not intercepted: generators that were seeded before, and sources of the operating system (``os.urandom``).
-The types belong to the whole process; seeds of other threads stay as they are.
+Not intercepted: generators that were seeded before, and sources of the operating system
+(``os.urandom``). The types belong to the whole process; seeds of other threads stay as they are.
 """
 
 import _random

@@ -1,17 +1,19 @@
 """What is tried before a charge on code that makes rows: that it keeps no state, and what it makes of many positions.
 
-Rows are made one at a time (``fedlsg.rows``), so no row depends on its company. What is left to a check:
+Rows are made one at a time (``fedlsg.rows``), so no row depends on its company. What is left to a
+check:
 
     state      the same row, made again with the same draws after others, must be the same, bit for bit: else the code
                has a memory, or draws from a generator that fedlsg does not see
-    positions  a row must be that of its own position
-    functions  a function of many positions that standardises by the batch, or pads to its longest row, means something
+    positions  a row must be that of its own position functions  a function of many positions that
+    standardises by the batch, or pads to its longest row, means something
                else when it is called for one: it is refused in words, and no guarantee rests on that
     batched    the owner's word ``batched=True``: rows are bit-equal alone and in batches of many sizes
 
-The code runs on public positions, in the process of the owner of the rows. Nothing of them leaves but a refusal, which
-names a part and a column and no value. Not found: items that mix rows inside a data set (windows over neighbours, mixup,
-a scaler fitted on all rows), and a memory that shows in rows that are not tried.
+The code runs on public positions, in the process of the owner of the rows. Nothing of them leaves
+but a refusal, which names a part and a column and no value. Not found: items that mix rows inside a
+data set (windows over neighbours, mixup, a scaler fitted on all rows), and a memory that shows in
+rows that are not tried.
 """
 
 import logging

@@ -53,7 +53,8 @@ def batches_of(
     more than once.
     """
     if is_function(data):
-        return of_function(data, device=device, padding=padding, batched=batched)
+        function: Any = data
+        return of_function(function, device=device, padding=padding, batched=batched)
     if batched:
         raise ValueError("batched=True is for a function of positions: leave it out")
     tensors = _tensors_of(data)

@@ -22,10 +22,8 @@ from strategies import recipe
 from tests.strategies import own_loop
 from tests.strategies.own_loop import (
     EXAMPLES,
-    INPUTS,
     PUBLIC,
     RECIPES,
-    TARGETS,
     TERMS,
     batch,
     made,

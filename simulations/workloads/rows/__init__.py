@@ -62,7 +62,8 @@ class Rows:
 
     ``columns``: other values of the rows, by name (N,). ``classes``: names of the classes, if the data say them.
     ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's pixels that is 1,
-    for images of more than 8 bits. ``left_out``: what of the data is no input and no target. ``drawn``: as in ``Split``.
+    for images of more than 8 bits. ``left_out``: what of the data is no input and no target.
+    ``drawn``: as in ``Split``.
     """
 
     inputs: Stored

@@ -127,8 +127,10 @@ def test_everything_is_afterwards_as_it_was():
     with pytest.raises(KeyError):
         under(ONE, lambda: {}["missing"])
     assert drawn(torch_rand, random.random, np.random.rand) == before
-    assert default_rng(0).random() == default_rng(0).random() == RandomState(np.random.MT19937(0)).rand() * 0 + float(
-        np.random.Generator(PCG64(0)).random()
+    assert (
+        default_rng(0).random()
+        == default_rng(0).random()
+        == RandomState(np.random.MT19937(0)).rand() * 0 + float(np.random.Generator(PCG64(0)).random())
     )
     assert type(vars(np.random.PCG64)["state"]).__name__ == "getset_descriptor"
 

@@ -41,7 +41,8 @@ def test_only_the_first_dimension_grows():
 
 
 @pytest.mark.parametrize(("given", "words"), [
-    ({"inputs": 0, "lengths": (5, 3)}, "ascending order"), ({"mask": "m"}, "give pad="), ({"lengths": (0,)}, "ascending"),
+    ({"inputs": 0, "lengths": (5, 3)}, "ascending order"), ({"mask": "m"}, "give pad="),
+    ({"lengths": (0,)}, "ascending order"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit(given, words):
     with pytest.raises(ValueError, match=words):

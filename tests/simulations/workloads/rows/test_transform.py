@@ -136,12 +136,12 @@ DRAWS = {
 }
 
 
-def inputs_of(draw, count=len(Y), **more):
+def inputs_of(draw, **more):
     """The training and test inputs that are read of a Dataset, changed by a draw."""
     data = Items(lambda row: draw(row) * torch.ones(6))
     own = fedlsg.Workload(model=build, train=data, test=data, loss=torch.nn.CrossEntropyLoss())
     made = own.load(Request(**REQUEST | more))
-    return [split.batch(torch.arange(count))[0] for split in (made.train, made.test)]
+    return [split.batch(torch.arange(len(Y)))[0] for split in (made.train, made.test)]
 
 
 REQUEST = {"data_dir": None, "cache_dir": None, "options": Options(), "progress": silent, "public_only": False}
