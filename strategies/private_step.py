@@ -10,7 +10,7 @@ It is a federation of one client with one local step: the same frames, clip, noi
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Unpack
@@ -24,6 +24,8 @@ from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.randomness import alone
+from fedlsg.rows import OneByOne, Padding
+from fedlsg.rows.padding import Fill
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
@@ -31,7 +33,7 @@ from strategies.own_loop.account import Account, Spending, check_spending, check
 from strategies.own_loop.examples import check_start
 from strategies.own_loop.release import Rehearsals, Release, Watcher
 from strategies.own_loop.row_checks import check_rows
-from strategies.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
+from strategies.own_loop.user_inputs import Data, Optimizers, Stored, Together, batches_of, guarded, of_function
 from strategies.settings_typed import StepSettings
 from strategies.step_method import AUTO, is_regression, method_of, planned_steps, public_terms, state_of
 
@@ -134,6 +136,7 @@ class PrivateStep:
             state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
             reproducible=reproducible,
         )  # fmt: skip
+        self._rows: Stored | OneByOne | Together | None = None
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
             self._rehearsals.check()
@@ -187,17 +190,38 @@ class PrivateStep:
             raise AttributeError("no own optimizer: give optimizer=..., or the setting schedule='cosine' or 'linear'")
         return self._state.optimizer
 
-    def batches(self, data: Data) -> Batch:
+    def batches(
+        self,
+        data: Data,
+        *,
+        pad: Fill = None,
+        pad_targets: Fill = None,
+        lengths: Sequence[int] = (),
+        mask: str | None = None,
+        batched: bool = False,
+    ) -> Batch:
         """The batch function of a map-style torch Dataset of (inputs, targets), or of a pair of tensors or arrays.
 
         Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a Poisson sample, so no
-        DataLoader is involved. Random changes of an example must be drawn for it alone.
-        Raises ValueError for a data set without a length, or of another length than ``num_examples``; and, naming the
-        row of a pair, for inputs that are not finite, targets that the loss cannot take, integers beyond a table.
+        DataLoader is involved. fedlsg moves rows of tensors itself, which is the fastest. A row of a Dataset, or of a
+        function of positions, is made alone, for one position (1,); its random draws are secret and its own. Rows may
+        differ in length: those of one shape share a pass.
+        pad          a number, or one by the name of an input: inputs grow at the end of their first dimension to the
+                     next of the public ``lengths``, by default powers of two from 8 on. Fewer shapes make fewer passes
+        pad_targets  the same for targets, such as -100
+        mask         the name of an input that is added: 1 for what was there, 0 for padding
+        batched      call a function of positions once for many: your word that it makes each row from its own example.
+                     It is compared with rows alone before the first charge
+        Raises ValueError for a data set without a length, or of another length than ``num_examples``, or with a row
+        that comes more than once (Subset and ConcatDataset are looked through); and, naming the row of a pair, for
+        inputs that are not finite, targets that the loss cannot take, integers beyond a table.
         """
+        padding = None
+        if pad is not None or pad_targets is not None or lengths or mask is not None:
+            padding = Padding(inputs=pad, targets=pad_targets, lengths=tuple(lengths), mask=mask)
         return batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
-            dtype=widest(trainable(self.model).values()),
+            dtype=widest(trainable(self.model).values()), padding=padding, batched=batched,
             check=partial(check_rows, self.model, self._loss),
         )  # fmt: skip
 
@@ -205,20 +229,41 @@ class PrivateStep:
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
         """One private step: charge the ledger, draw the batch, clip, add noise, step the optimizer.
 
-        ``batch``: int64 positions (B,), ascending, on the CPU -> (inputs, targets), one row for each position, as
-        ``batches`` makes it. ``groups``: positions that may share a pass, where examples have several padded shapes.
+        ``batch``: what ``batches`` gives, or a function: int64 positions (1,) on the CPU -> (inputs, targets) with one
+        row; it is called for one position at a time. ``groups``: positions that may share a pass, where examples have
+        several padded shapes; rows of one shape are found without it.
         With DP-SNIP, the first step prunes before it, in a pass over all examples that is charged as well.
         Model and loss are checked and rehearsed before the charge: in the first step, and in each one before which they
         changed (a layer, a hook, a forward, a mode, an attribute: ``fedlsg.gradients.fingerprint``).
         Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and for trainable
         parameters that are not those of the start: nothing was charged or drawn.
         """
-        self._rehearsals.before(batch, groups, self._terms)
-        if self._state.awaits_pruning:
-            self._rounds.run(guarded(batch), groups, self._terms)
-        self._rounds.run(guarded(batch), groups, self._terms)
+        rows = self._rows = self._made_by(batch)
+        self._rehearsals.before(rows, groups, self._terms)
+        if isinstance(rows, OneByOne):
+            groups = rows.groups if groups is together else rows.within(groups)
+        rows.draw_from(self._rounds.stream("rows"))
+        try:
+            if self._state.awaits_pruning:
+                self._rounds.run(guarded(rows), groups, self._terms)
+            self._rounds.run(guarded(rows), groups, self._terms)
+        finally:
+            rows.draw_from(None)
         self._rehearsals.passed()
         note_trained(self.model)
+
+    def _made_by(self, batch: Any) -> Stored | OneByOne | Together:
+        """The batch function of a user's own function; what ``batches`` gave stays as it is."""
+        if isinstance(batch, Stored | OneByOne | Together):
+            return batch
+        if isinstance(self._rows, OneByOne) and self._rows.source is batch:
+            return self._rows
+        return of_function(batch, device=self._rounds.device, own_lengths=False)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the last step had its rows from a function of many positions, by the word ``batched=True``."""
+        return isinstance(self._rows, Together)
 
     def watch(self, note: Watcher) -> None:
         """Call ``note(plan, rows, values)`` before the model moves: what leaves, of SECRET rows; pruning is a phase."""

@@ -58,6 +58,11 @@ def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
             how()
 
 
+def generators_in(*objects: object) -> list[Any]:
+    """The random generators of torch, numpy and python that the objects hold."""
+    return [thing for thing in _walk(objects, set()) if _of_generator(thing) is not None]
+
+
 def _of_process() -> Iterator[Undo]:
     """The global generators of torch, numpy and python."""
     yield partial(torch.set_rng_state, torch.get_rng_state())

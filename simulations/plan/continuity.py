@@ -131,6 +131,7 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row be tested.
     Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded. ``ROWS_AT_ONCE`` rows
     are in memory at a time.
+    Of rows that drew random numbers it has the labels alone: a resumed run makes them again, with other draws.
     A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of that row. Keep it
     where only the owner of the rows can read it, or compute it under a key that stays there.
     Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.
@@ -141,7 +142,7 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     for part in indices.cpu().split(ROWS_AT_ONCE):
         stored = split.inputs[part.numpy()]
         arrays = stored if _is_known(stored) else split.prepare(stored)
-        for name, array in _arrays("inputs", arrays):
+        for name, array in () if split.drawn else _arrays("inputs", arrays):
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         digest.update(_label_bytes(split.labels[part]))

@@ -117,6 +117,8 @@ def prepare(
 def data_key(settings: Settings) -> tuple[str, ...]:
     """The settings that decide what data are loaded: where they are equal, the data are the same."""
     names = [*(f.name for f in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
+    if settings.reproducible and workloads.own(settings.workload) is not None:
+        names += ["seed"]  # of the draws of its rows
     return tuple(str(getattr(settings, name)) for name in names)
 
 
@@ -125,7 +127,10 @@ def _load(
 ) -> LoadedWorkload:
     """The run's data: the workload's own, its public part in a deployment, or public rows to train on."""
     if s.public_rows is None:
-        return workloads.load(s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed)
+        return workloads.load(
+            s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed,
+            seed=s.seed if s.reproducible else None,
+        )  # fmt: skip
     return public_rows.load(s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress)
 
 

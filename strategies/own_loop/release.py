@@ -32,7 +32,7 @@ from strategies.own_loop.account import CLIENT, Account, Spending
 from strategies.own_loop.alone import check_batches, same_function
 from strategies.own_loop.examples import GIVE_EXAMPLE, accepted, check_example, check_synthetic, made_up
 from strategies.own_loop.layout import Layout, laid_out, layout_of
-from strategies.own_loop.user_inputs import guarded, named
+from strategies.own_loop.user_inputs import first_rows, guarded, named
 
 MOST_STATES = 16
 """States of a model and forms of the data that are remembered as rehearsed."""
@@ -249,6 +249,10 @@ class Release:
         with torch.cuda.device(self.device) if cuda else nullcontext(), own_draws("cuda" if cuda else "cpu"):
             yield
 
+    def stream(self, purpose: str) -> SecretStream:
+        """A new secret stream for the next round; under ``reproducible`` it follows from the public seed."""
+        return self._stream(purpose, self.state.round)
+
     def _stream(self, purpose: str, round: int) -> SecretStream:
         seed = self.state.seed
         return reproducible_stream(seed, purpose, CLIENT, round) if self.reproducible else secret_stream()
@@ -289,7 +293,7 @@ class Rehearsals:
         with restored(self._release.loss, generators_of=(batch, groups)):
             self.check(batch, now)
             first = torch.arange(min(2, self._release.spending.num_examples))
-            rows = guarded(batch)(first)
+            rows = first_rows(batch, self._release.spending.num_examples)
             runs_of(first, groups, Shape(size=len(first)))
             form = (now, *map(form_of, rows))
             if form not in self._done:
@@ -321,7 +325,7 @@ class Rehearsals:
             if self._example is not None:
                 check_example(model, release.loss, *self._example)
             elif batch is not None:
-                check_synthetic(model, release.loss, *guarded(batch)(torch.arange(min(2, count))))
+                check_synthetic(model, release.loss, *first_rows(batch, count))
         self._checked.add(now)
 
     def _rehearse(self, rows: tuple[Inputs, Inputs], terms: ClientTerms) -> None:

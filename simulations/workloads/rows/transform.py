@@ -110,6 +110,16 @@ def check_same_rows(
 
 def check_same_item(first: Any, again: Any, what: str) -> None:
     """Raise ValueError unless the numbers of an item, a pair, are the same after others were read."""
+    if not is_same_item(first, again):
+        raise ValueError(
+            f"{what} is another item after others were read, which mixes examples: let __getitem__ make each item "
+            "from its own number alone, without a memory; random numbers of torch, python and numpy are seeded in "
+            "secret for each item"
+        )
+
+
+def is_same_item(first: Any, again: Any) -> bool:
+    """Whether the numbers of two items, pairs, are the same."""
     pairs = [(first[0], again[0]), (first[1], again[1])]
     if all(isinstance(item, Mapping) for item in pairs[0]):
         pairs = [*((first[0][name], again[0].get(name)) for name in first[0]), pairs[1]]
@@ -118,10 +128,8 @@ def check_same_item(first: Any, again: Any, what: str) -> None:
             continue
         a, b = (torch.as_tensor(value).unsqueeze(0) for value in (one, two))
         if a.shape != b.shape or differing(a, b):
-            raise ValueError(
-                f"{what} is another item after others were read, which mixes examples: let __getitem__ make each item "
-                "from its own number alone, without a memory and without a random generator of its own"
-            )
+            return False
+    return True
 
 
 def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:
