@@ -61,13 +61,12 @@ def add_gaussian(total: Float[Tensor, " count"], std: float, stream: SecretStrea
     check_std(std)
     if total.dtype not in (torch.float32, torch.float64):
         return add_gaussian(total.double(), std, stream).to(total.dtype)
-    step = std * ENLARGED / STEPS
-    with torch.inference_mode(False), torch.no_grad():  # the threads below are in no such mode
-        noisy = torch.empty_like(total, memory_format=torch.contiguous_format)
-        if total.device.type == "cpu":
-            _on_cpu(total.detach().contiguous(), noisy, step, stream)
-        else:
-            _on_device(total.detach(), noisy, step, stream)
+    total, step = total.detach(), std * ENLARGED / STEPS
+    noisy = torch.empty_like(total)
+    if total.device.type == "cpu":
+        _on_cpu(total, noisy, step, stream)
+    else:
+        _on_device(total, noisy, step, stream)
     return noisy
 
 
@@ -76,11 +75,11 @@ def _on_cpu(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) -> 
     values, out = total.numpy(), noisy.numpy()
 
     def add(place: slice, own: SecretStream) -> None:
-        with np.errstate(all="ignore"):  # of values that are not finite
+        with np.errstate(all="ignore"):  # values that are not finite
             centres = np.divide(values[place], step, dtype=np.float64)
             whole = np.rint(centres)
             centres -= whole  # exact
-            whole += offsets(np.nan_to_num(centres, copy=False), envelope, own)
+            whole += offsets(centres, envelope, own)
             np.multiply(whole, step, out=out[place], casting="same_kind")
 
     in_blocks(len(values), stream, add)
@@ -100,7 +99,7 @@ def _on_device(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) 
         places = np.concatenate([BLOCK * i + block.places for i, block in enumerate(blocks)])
         (there,) = to_device([torch.from_numpy(places)], total.device)
         fractions = np.split(
-            centres[there].nan_to_num_().cpu().numpy(),
+            centres[there].cpu().numpy(),
             np.cumsum([len(block.places) for block in blocks])[:-1],
         )
         k = np.concatenate([block.k.astype(np.int32) for block in blocks])

@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -177,7 +177,7 @@ def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
     h = Fraction(2) ** exponent
     fraction = CELL - exponent
     coarse = max(0, height.bit_length() - 32)
-    count = int((reach + 1) / h) + 2
+    count = int((reach + 3) / h) + 2  # the last columns, tail and outside, are above reach
     nodes = [(enclose_exp((i * h / s) ** 2 / 2, PRECISION)[0] * height) >> (PRECISION + coarse) for i in range(count)]
     values = np.array(nodes, dtype=np.int64)
     scale = Fraction(height, 1 << coarse)
@@ -243,8 +243,7 @@ def in_threads(count: int, work: Callable[..., T], *each: Iterable[Any]) -> list
         return list(pool.map(work, *each))
 
 
-@dataclass(frozen=True, eq=False)
-class Draft:
+class Draft(NamedTuple):
     """Samples of a block before any centre is known: ``k`` is final but at ``places``.
 
     ``cells``: of the points at these places. ``stream``: gives all further bits of the block.
@@ -276,26 +275,24 @@ def offsets(
 
 
 def settle(first: Draft, fractions: Float64[np.ndarray, " open"], envelope: Envelope) -> Int64[np.ndarray, " open"]:
-    """k for every f at ``first.places``: further points until each is below its curve."""
+    """k for every f at ``first.places``: the rest of its point, and new points for those above."""
     stream = first.stream
+    fractions = np.where(fractions == fractions, fractions, 0.0)  # of sums that are no numbers
     cut = np.floor(fractions * 2.0**envelope.fraction).astype(np.int64)  # an exact product
-    result = np.empty(len(fractions), dtype=np.int64)
-    waiting = np.arange(len(fractions))
-    rest = (stream.words(len(waiting)) >> np.uint64(64 - WORD + FIRST)).view(np.int64)
+    rest = (stream.words(len(cut)) >> np.uint64(64 - WORD + FIRST)).view(np.int64)
     points = (first.cells.astype(np.int64) << (WORD - FIRST)) | rest
-    while len(waiting):
-        column = np.searchsorted(envelope.starts, points, side="right") - 1
-        k, height = column - envelope.reach, points - envelope.starts[column]
-        accepted, undecided = compare(k, height, cut[waiting], envelope)
-        result[waiting] = k
-        for i in np.flatnonzero(undecided):
-            f = Fraction(float(fractions[waiting[i]]))
-            decided = decide(int(k[i]), int(height[i]), f, envelope, stream)
-            accepted[i] = decided is not None
-            result[waiting[i]] = 0 if decided is None else decided
-        waiting = waiting[~accepted]
-        points = (stream.words(len(waiting)) >> np.uint64(64 - WORD)).view(np.int64)
-    return result
+    column = envelope.starts.searchsorted(points, side="right") - 1
+    k, height = column - envelope.reach, points - envelope.starts[column]
+    accepted, undecided = compare(k, height, cut, envelope)
+    for i in np.flatnonzero(undecided):
+        f = Fraction(float(fractions[i]))
+        decided = decide(int(k[i]), int(height[i]), f, envelope, stream)
+        accepted[i] = decided is not None
+        k[i] = 0 if decided is None else decided
+    rejected = np.flatnonzero(~accepted)
+    if len(rejected):
+        k[rejected] = offsets(fractions[rejected], envelope, stream)
+    return k
 
 
 def compare(
@@ -307,12 +304,16 @@ def compare(
     is neither accepted nor undecided is above it, for every f that is cut to the same number.
     """
     x = np.abs((k << envelope.fraction) - cut)
-    node = np.minimum(x >> CELL, len(envelope.nodes) - 1)
+    node = x >> CELL
     curve = envelope.nodes[node] - ((envelope.drops[node] * (x & ((1 << CELL) - 1))) >> CELL)
     coarse = height >> envelope.coarse
-    inside = k <= envelope.reach
-    accepted = inside & (coarse + 1 <= curve - envelope.margin)
-    return accepted, (k == envelope.reach + 1) | (inside & ~accepted & (coarse < curve + envelope.margin))
+    room = curve - coarse
+    accepted, undecided = room > envelope.margin, np.abs(room) <= envelope.margin
+    outside = k > envelope.reach
+    if outside.any():  # once in 2^60 points
+        accepted &= ~outside
+        undecided[outside] = k[outside] == envelope.reach + 1
+    return accepted, undecided
 
 
 def decide(k: int, height: int, f: Fraction, envelope: Envelope, stream: SecretStream) -> int | None:
