@@ -14,6 +14,7 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
+    "fedlsg.noise",
     "fedlsg.setting", "fedlsg.user_code",
     "fedlsg.lowrank", "fedlsg.frame",
     "fedlsg.gradients",
