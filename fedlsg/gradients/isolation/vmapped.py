@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -243,21 +244,40 @@ def _one_loss(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, target: Any) 
     return losses.squeeze(0)
 
 
+_by_rows: WeakSet[Any] = WeakSet()
+"""Losses that torch has no rule for under ``vmap``."""
+
+
 def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
     """The loss of each example, (B,), of a user's loss that sees the outputs of one example.
 
-    Raises ValueError for outputs that are not tensors with the batch first.
+    Under ``vmap``, or of one row after the other where torch has no rule for the loss. Raises ValueError for outputs
+    that are not tensors with the batch first.
     """
     leaves, spec = tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     count = len(next(iter(fields_of(targets).values())))
-    if any(t.ndim == 0 or len(t) != count for t in tensors):
-        raise ValueError("expected outputs with the examples on their first dimension: set isolation='rows'")
+    if not tensors or any(t.ndim == 0 or len(t) != count for t in tensors):
+        raise ValueError(
+            "expected outputs of the model with the examples on their first dimension, so that the loss can get those "
+            "of one example: set isolation='rows'"
+        )
 
     def of_one(rows: list[Tensor], y: Any) -> Tensor:
         filled = iter(rows)
-        parts = [next(filled).unsqueeze(0) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return _one_loss(loss_fn, tree_unflatten(parts, spec), each(y, lambda t: t.unsqueeze(0)))
+        parts = [next(filled) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return _one_loss(loss_fn, tree_unflatten(parts, spec), y)
 
-    made: Tensor = vmap(of_one, randomness="different")(tensors, targets)
-    return made
+    if loss_fn not in _by_rows:
+        alone = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
+        try:
+            made: Tensor = vmap(of_one, randomness="different")(*alone)
+            return made
+        except RuntimeError:
+            _by_rows.add(loss_fn)
+    rows = [([t[b : b + 1] for t in tensors], each(targets, partial(_row, number=b))) for b in range(count)]
+    return torch.stack([of_one(*row) for row in rows])
+
+
+def _row(t: Tensor, number: int) -> Tensor:
+    return t[number : number + 1]

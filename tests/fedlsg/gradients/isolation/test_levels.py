@@ -11,7 +11,7 @@ import fedlsg.gradients.isolation.alone as alone
 import fedlsg.gradients.isolation.vmapped as vmapped
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.isolation.trial import dense_frame, slowdown, try_isolated
+from fedlsg.gradients.isolation.trial import dense_frame, level_of_own_code, slowdown
 from tests.fedlsg.support.gradient_oracle import error, make_frame, naive
 
 LEVELS = ("isolated", "rows")
@@ -181,8 +181,7 @@ known = per_example_loss(nn.CrossEntropyLoss())
 def test_gradients_are_those_of_autograd(name, level, loss):
     model, x, y = problem(name)
     if level == "isolated" and name in ALONE_ONLY:
-        with pytest.raises(RuntimeError, match=r"vmap|functorch"):
-            try_isolated(model, loss, x, y)
+        assert level_of_own_code(model, loss, x, y) == "rows"
         return
     frame = dense_frame(model)
     got = per_example_gradients(model, loss, x, y, frame, isolation=level)
@@ -201,9 +200,9 @@ def test_carried_and_masked_blocks_are_those_of_autograd(name, level):
 
 
 @pytest.mark.parametrize("name", sorted(set(MODELS) - set(ALONE_ONLY)))
-def test_the_trial_accepts_what_torch_can_run(name):
+def test_what_torch_can_run_is_isolated(name):
     model, x, y = problem(name)
-    try_isolated(model, own, x, y)
+    assert level_of_own_code(model, own, x, y) == "isolated"
     assert slowdown(model, own, x, y, "isolated") is None or slowdown(model, own, x, y, "rows") > 0
 
 
@@ -330,6 +329,19 @@ def test_one_example_moves_the_clipped_sum_by_the_clip_norm(name, level):
 
 
 @pytest.mark.parametrize("name", ["centred", "large batches", "attribute", "neighbours", "hook"])
+def test_negative_control_wrong_gradients_are_no_isolation(monkeypatch):
+    model, x, y = problem("tower")
+    real = vmapped.of_batch
+    monkeypatch.setattr(vmapped, "of_batch", lambda t, **given: real(t, **given).flip(0))
+    assert level_of_own_code(model, own, x, y) == "rows"
+
+
+def test_rows_that_the_model_cannot_take_are_an_error():
+    model, x, y = problem("tower")
+    with pytest.raises(IndexError):
+        level_of_own_code(model, own, x + 100, y)
+
+
 def test_negative_control_the_batch_at_once_mixes(name):
     assert moved(name, "checked") > 1.1
 
@@ -348,3 +360,46 @@ def test_negative_control_a_known_layer_that_mixes_is_seen(monkeypatch):
     real = vmapped.of_batch
     monkeypatch.setattr(vmapped, "of_batch", lambda t, **given: real(t, **given) - real(t, **given).mean(0))
     assert moved("plain", "isolated") > 1.1
+
+
+def by_value(outputs, y):
+    """A loss with control flow on values, which vmap has no rule for."""
+    each = F.cross_entropy(outputs, y, reduction="none")
+    return each * 2 if bool((outputs > 0).any()) else each
+
+
+def with_pairs(outputs, y):
+    return F.cross_entropy(outputs[0], y, reduction="none") + outputs[1].square().sum(1)
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(x), x[:, :2] @ self.last.weight[:2, :2]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss", [by_value, loss_over_its_mean])
+def test_a_loss_of_a_library_model_sees_the_outputs_of_one_example(loss, level):
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+    model, loss = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), per_example_loss(loss)
+    frame = dense_frame(model)
+    whole, rest = (
+        torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation=level), 1) for k in (0, 1)
+    )
+    assert torch.allclose(whole[1:], rest, atol=1e-6)
+    mixed = [torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation="checked"), 1) for k in (0, 1)]
+    assert loss.loss is by_value or not torch.allclose(mixed[0][1:], mixed[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_several_outputs(level):
+    torch.manual_seed(0)
+    model, x, y = Pairs(), torch.randn(6, 4), torch.randint(0, 3, (6,))
+    loss, frame = per_example_loss(with_pairs), dense_frame(model)
+    got = per_example_gradients(model, loss, x, y, frame, isolation=level)
+    assert error(got, naive(model, loss, x, y, frame)) < 1e-4
