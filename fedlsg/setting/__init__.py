@@ -18,6 +18,7 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from fedlsg.setting.choices import REMOVED, did_you_mean
+from fedlsg.setting.foreign import in_our_words
 from fedlsg.setting.rules import Rule
 
 REQUIRED = Parameter.empty
@@ -202,10 +203,13 @@ def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
 
 
 def suggestion(name: str, known: Mapping[str, Declared]) -> str:
-    """The end of an error message: the name that has the word as an alias, else the nearest one, or nothing."""
+    """The end of an error message: the name that has the word as an alias, or that another library calls so.
+
+    Else the nearest one, or nothing.
+    """
     word = name.replace("-", "_").lower()
     meant = next((one.name for one in known.values() if word in one.setting.aliases), None)
-    return f"; did you mean {meant!r}?" if meant else did_you_mean(word, known)
+    return f"; did you mean {meant!r}?" if meant else in_our_words(word, known) or did_you_mean(word, known)
 
 
 def agreed(declarations: Iterable[tuple[str, Mapping[str, Declared]]]) -> dict[str, Declared]:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from fedlsg.setting import Declared
 from fedlsg.setting.choices import MEANINGS, nearest, plain
+from fedlsg.setting.foreign import in_our_words
 from simulations.plan.trust import READS, allow_code
 from simulations.settings.run import Device
 from simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings, code_in
@@ -233,6 +234,8 @@ def meant_option(option: str, known: Iterable[str]) -> str:
     aliases = {alias: name for name, one in settings.items() for alias in one.setting.aliases}
     if (name := aliases.get(word.replace("-", "_").lower())) is not None:
         return f"; did you mean --{name.replace('_', '-')}?"
+    if said := in_our_words(word, settings):
+        return said
     if word + "s" in settings:  # epoch: before redraw=epoch
         return f"; did you mean --{word}s?"
     if (written := _places(settings).get(MEANINGS.get(plain(word), plain(word)))) is not None:
@@ -246,7 +249,7 @@ def elsewhere(text: str) -> str:
     """What an error about an unknown word may add: that the word is one of another kind, and how to write it."""
     found = UNKNOWN.search(text)
     word = next(filter(None, found.groups()), "") if found else ""
-    if not word:
+    if not word or in_our_words(word, ()):
         return ""
     if _is_number(word):  # the second of --seed 1 2, read as the workload
         return f"; an option takes one value: what does {word} belong to?"
