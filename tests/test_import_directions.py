@@ -15,7 +15,7 @@ from tests.places import REPOSITORY
 LAYERS = (
     "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
     "fedlsg.noise",
-    "fedlsg.setting", "fedlsg.user_code",
+    "fedlsg.setting", "fedlsg.user_code", "fedlsg.rows",
     "fedlsg.lowrank", "fedlsg.frame",
     "fedlsg.gradients",
     "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers",

@@ -108,9 +108,10 @@ def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **mo
         stored = deep / np.float32(more["white"] or 1)
     array = (stored if isinstance(stored, Tensor) else as_tensor(stored, f"{what} inputs")).detach().cpu()
     scale = pixels if array.dtype == torch.uint8 and array.ndim > 2 else None
+    prepare = Prepare(scale) if columns.transform is None else Prepare.by(columns.transform, what)
     if array.dtype in (torch.uint8, torch.bool) and array.ndim == 2 and columns.transform is None:
         array = array.float()  # small numbers, which no layer takes as they are
-    return Rows(inputs=Array(array), targets=targets, prepare=Prepare(columns.transform or scale), **more)
+    return Rows(inputs=Array(array), targets=targets, prepare=prepare, **more)
 
 
 def as_tensor(value: Any, what: str) -> Tensor:

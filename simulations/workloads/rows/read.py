@@ -216,7 +216,7 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
             f"{what}: expected as many inputs as targets, one at least, got {found} and {len(wanted)}{none}"
         )
     if isinstance(stored, dict):
-        return Rows(inputs=Fields(stored), targets=wanted, prepare=Prepare(columns.transform), classes=classes)
+        return Rows(inputs=Fields(stored), targets=wanted, prepare=Prepare.by(columns.transform, what), classes=classes)
     return of_stored(stored, wanted, columns, what, classes=classes)
 
 
@@ -266,7 +266,7 @@ def _of_items(rows: Sequence[Any], columns: Columns, what: str) -> Rows:
         if other := [number for number, item in enumerate(inputs) if not _has(item, first)]:
             raise ValueError(f"{what}[{other[0]}] has other inputs than {what}[0], {', '.join(map(str, first))}")
         fields = {str(name): _stacked([item[name] for item in inputs], f"{what} inputs {name}") for name in first}
-        return Rows(inputs=Fields(fields), targets=wanted, prepare=Prepare(columns.transform), classes=classes)
+        return Rows(inputs=Fields(fields), targets=wanted, prepare=Prepare.by(columns.transform, what), classes=classes)
     if hasattr(first, "convert") and hasattr(first, "mode") and columns.transform is None:  # images of Pillow
         images, white = stack(((f"the image {what}[{row}]", one) for row, one in enumerate(inputs)), columns, what)
         return of_stored(images, wanted, columns, what, classes=classes, white=white)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedlsg.gradients.independence.cast import differing
 from fedlsg.randomness import own_draws
+from fedlsg.tensors import each
 from fedlsg.user_code.objects import written
 from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Inputs, Stored
@@ -30,9 +32,18 @@ PROBES = 6
 
 @dataclass(frozen=True)
 class Prepare:
-    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if there is one."""
+    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if there is one.
+
+    ``alone``: the function is called for one row at a time, so that no row depends on the others of a batch.
+    """
 
     transform: Callable[[Any], Inputs] | None = None
+    alone: bool = False
+
+    @classmethod
+    def by(cls, transform: Callable[[Any], Inputs] | None, what: str) -> "Prepare":
+        """By a user's function: alone for all rows but those of test, which are public and tried in batches."""
+        return cls(transform, alone=transform is not None and what != "test")
 
     def __call__(self, stored: Any) -> Inputs:
         """The inputs of some rows. A transform is not called for none: its failure would tell that a batch is empty."""
@@ -44,7 +55,22 @@ class Prepare:
         if self.transform is None:
             return tensors
         first = next(iter(tensors.values())) if isinstance(tensors, dict) else tensors
-        return self.transform(tensors) if len(first) else torch.zeros(0, 1)
+        if not len(first):
+            return torch.zeros(0, 1)
+        if not self.alone or len(first) == 1:
+            return self.transform(tensors)
+        made = [self.transform(each(tensors, itemgetter(slice(row, row + 1)))) for row in range(len(first))]
+        return joined(made)
+
+
+def joined(rows: Sequence[Inputs]) -> Inputs:
+    """One batch of batches. Raises ValueError for rows of several shapes or names."""
+    try:
+        if isinstance(rows[0], Tensor):
+            return torch.cat(list(rows))
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise ValueError(f"transform gave rows that cannot be put together ({error}): {ONE_SHAPE}") from error
 
 
 def transformed(
