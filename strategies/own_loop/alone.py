@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.independence.cast import row_differs
+from fedlsg.gradients.independence.same_rows import row_differs
 from fedlsg.randomness import own_draws, seed_draws
 from fedlsg.tensors import spaced
 from fedlsg.training import Batch
