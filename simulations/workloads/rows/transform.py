@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.independence.cast import differing
+from fedlsg.gradients.independence.same_rows import differing
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import each
 from fedlsg.user_code.objects import written
