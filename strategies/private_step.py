@@ -22,12 +22,15 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
+from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
+from fedlsg.privacy.data_record import Place, places_of
+from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
-from strategies.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
+from strategies.own_loop.account import WAY, Account, Spending, check_spending, terms_of
 from strategies.own_loop.examples import check_start
 from strategies.own_loop.release import Rehearsals, Release, Watcher
 from strategies.own_loop.row_checks import check_rows
@@ -59,6 +62,8 @@ class PrivateStep:
                          that the setting ``optimizer`` takes, such as "adam" or "AdamW"
         ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
                          ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
+        fresh_data       your word that the data are others than those behind the weights that ``model`` starts from: by
+                         default, weights that a private step has trained are refused without its ledger
         example          (inputs, targets), two or more public rows, to check that the model does not mix examples; in
                          addition to made-up rows of these shapes and types, or of those of the first two of the data
         probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs, targets); it draws
@@ -94,6 +99,7 @@ class PrivateStep:
         learning_rate: float | str | None = None,
         optimizer: Optimizers | str | None = None,
         ledger: str | os.PathLike[str] | None = None,
+        fresh_data: bool = False,
         example: tuple[Inputs, Inputs] | None = None,
         probe: Draw | None = None,
         classifier: str | None = None,
@@ -123,8 +129,12 @@ class PrivateStep:
             sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
         )  # fmt: skip
-        self._account = Account(ledger, num_examples=num_examples)
-        check_untrained(model, self._account)
+        self._account = Account(
+            ledger, num_examples=num_examples, delta=delta, fresh_data=fresh_data,
+            private=self.method.mechanism.private and not reproducible,
+        )  # fmt: skip
+        check_initialized(model)
+        self._account.writer.check(model, WAY)
         check_start(model, self.method, example)
         self._state = state_of(
             model, self.method, Schedule(rounds=planned, sample_rate=rate), divisor=local.expected_batch, seed=seed,
@@ -135,6 +145,9 @@ class PrivateStep:
             reproducible=reproducible,
         )  # fmt: skip
         self._trained = tuple(trainable(model))
+        self._account.writer.begin(trainable(model), NOTED)
+        self._origins: list[tuple[Batch, list[Place]]] = []
+        self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
             self._rehearsals.check()
@@ -196,11 +209,13 @@ class PrivateStep:
         Raises ValueError for a data set without a length, or of another length than ``num_examples``; and, naming the
         row of a pair, for inputs that are not finite, targets that the loss cannot take, integers beyond a table.
         """
-        return batches_of(
+        made = batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
             dtype=widest(trainable(self.model).values()),
             check=partial(check_rows, self.model, self._loss),
         )  # fmt: skip
+        self._origins.append((made, places_of(data)))
+        return made
 
     @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
@@ -213,11 +228,19 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
+        self._account.writer.check(self.model, WAY)
         self._rehearsals.before(batch, groups, self._terms)
+        if batch is not self._read:
+            places = [places for made, places in self._origins if made is batch]
+            self._account.read(places[0] if places else places_of(batch, self.num_examples))
+            self._read = batch
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
-        note_trained(self.model)
+        self._note()
+
+    def _note(self) -> None:
+        self._account.writer.note(dict(self.model.named_parameters()))
 
     def watch(self, note: Watcher) -> None:
         """Call ``note(plan, rows, values)`` before the model moves: what leaves, of SECRET rows; pruning is a phase."""
@@ -230,15 +253,22 @@ class PrivateStep:
         """
         return self._account.epsilon(self._spending.delta if delta is None else delta)
 
+    def epsilon_of_data(self, delta: float | None = None) -> float:
+        """Epsilon of everything that this process has spent on the rows that the steps have read, these included.
+
+        As ``fedlsg.epsilon_of_data``; at the ``delta`` of the run unless another is given.
+        """
+        return self._account.epsilon_of_data(self._spending.delta if delta is None else delta)
+
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
         """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
         try:
             with self._state.evaluated() as model:
-                note_trained(model)
+                self._note()
                 yield model
         finally:
-            note_trained(self.model)
+            self._note()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.
