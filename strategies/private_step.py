@@ -24,7 +24,7 @@ from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
 from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
-from fedlsg.privacy.data_record import Place, places_of
+from fedlsg.privacy.data_record import places_of
 from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
 from fedlsg.state import ClientTerms
@@ -146,7 +146,6 @@ class PrivateStep:
         )  # fmt: skip
         self._trained = tuple(trainable(model))
         self._account.writer.begin(trainable(model), NOTED)
-        self._origins: list[tuple[Batch, list[Place]]] = []
         self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
@@ -209,13 +208,12 @@ class PrivateStep:
         Raises ValueError for a data set without a length, or of another length than ``num_examples``; and, naming the
         row of a pair, for inputs that are not finite, targets that the loss cannot take, integers beyond a table.
         """
-        made = batches_of(
+        self._account.spends.read(places_of(data), callers=2)
+        return batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
             dtype=widest(trainable(self.model).values()),
             check=partial(check_rows, self.model, self._loss),
         )  # fmt: skip
-        self._origins.append((made, places_of(data)))
-        return made
 
     @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
@@ -231,8 +229,7 @@ class PrivateStep:
         self._account.writer.check(self.model, WAY)
         self._rehearsals.before(batch, groups, self._terms)
         if batch is not self._read:
-            places = [places for made, places in self._origins if made is batch]
-            self._account.read(places[0] if places else places_of(batch, self.num_examples))
+            self._account.spends.read(places_of(batch, self.num_examples), callers=3)
             self._read = batch
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
@@ -252,13 +249,6 @@ class PrivateStep:
         At the ``delta`` of the run unless another is given. ``math.inf`` if an entry has no noise that counts.
         """
         return self._account.epsilon(self._spending.delta if delta is None else delta)
-
-    def epsilon_of_data(self, delta: float | None = None) -> float:
-        """Epsilon of everything that this process has spent on the rows that the steps have read, these included.
-
-        As ``fedlsg.epsilon_of_data``; at the ``delta`` of the run unless another is given.
-        """
-        return self._account.epsilon_of_data(self._spending.delta if delta is None else delta)
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:

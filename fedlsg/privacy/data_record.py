@@ -37,16 +37,19 @@ class SpentTogetherWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows are: bytes from ``start`` to ``end`` of a device, or one object, or one file."""
+    """Where rows are: bytes from ``start`` to ``end`` of a device, or one object, or one file.
+
+    ``life``: gives None once that has ceased to exist, and its memory is used again.
+    """
 
     space: str
     start: int
     end: int
-    exists: Callable[[], bool] = field(compare=False)
+    life: Callable[[], object] = field(compare=False)
 
     def overlaps(self, other: "Place") -> bool:
-        """Whether two places share something. What has ceased to exist does not: its memory is used again."""
-        return self.space == other.space and self.start < other.end and other.start < self.end and self.exists()
+        """Whether two places have something in common."""
+        return self.space == other.space and self.start < other.end and other.start < self.end
 
 
 @dataclass(kw_only=True, eq=False)
@@ -67,7 +70,6 @@ class DataRun:
         ``callers``: functions from here to the user's line, which the warning names.
         """
         known = runs_on(places)
-        _READ[:] = [noted for noted in _READ if noted[0].exists()]
         _READ.extend((place, self) for place in places if (place, self) not in _READ)
         others = [run for run in known if run.warns]
         if self.warns and len(others) == 1 and self.ledger not in {run.ledger for run in known}:
@@ -86,6 +88,7 @@ _READ: list[tuple[Place, DataRun]] = []
 
 def runs_on(places: Sequence[Place]) -> list[DataRun]:
     """The runs that have read any of the places, the last one of each ledger."""
+    _READ[:] = [(place, run) for place, run in _READ if place.life() is not None]
     runs = (run for place, run in _READ if any(map(place.overlaps, places)))
     return list({run.ledger: run for run in runs}.values())
 
@@ -107,14 +110,13 @@ def epsilon_of_data(data: Any, delta: float | None = None) -> float:
 
 def epsilon_of_runs(runs: Sequence[DataRun], delta: float | None = None) -> float:
     """Epsilon of some runs together. Runs whose clients differ add up by basic composition, the others exactly."""
-    charged = [[entries for entries in run.charged() if entries] for run in runs]
+    charged = [run.charged() for run in runs]
     entries = list(chain(*chain(*charged)))
     if not all(entry.has_epsilon for entry in entries) or len({entry.unit for entry in entries}) > 1:
         return math.inf
-    histories = [{Totals().extended(each).events() for each in clients} for clients in charged if clients]
-    alike = [chain(*chain(*found)) for found in histories if len(found) == 1]
-    parts = [[tuple(chain(*alike))]] if alike else []
-    parts += [list(found) for found in histories if len(found) > 1]
+    histories = [{Totals().extended(each).events() for each in clients if each} for clients in charged]
+    alike = tuple(chain(*chain(*(found for found in histories if len(found) == 1))))
+    parts = [*([[alike]] if alike else []), *(list(found) for found in histories if len(found) > 1)]
     if delta is None:
         delta = min((run.delta for run in runs if run.delta is not None), default=math.inf)
     return math.fsum(spread(part, delta=delta / len(parts)).largest for part in parts)
@@ -123,7 +125,7 @@ def epsilon_of_runs(runs: Sequence[DataRun], delta: float | None = None) -> floa
 def places_of(data: Any, rows: int = 0) -> list[Place]:
     """Where the rows of data are; ``rows``: how many there are, to leave out smaller things that data hold."""
     if isinstance(data, str | os.PathLike):
-        return [Place(str(Path(data).expanduser().resolve()), 0, 1, lambda: True)]
+        return [Place(str(Path(data).expanduser().resolve()), 0, 1, lambda: data)]
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
         rows = len(data)
     named = inspect.getclosurevars(data).globals.values() if isinstance(data, FunctionType) else ()
@@ -145,16 +147,11 @@ def _places_of(thing: Any) -> Iterator[Place]:
     if isinstance(thing, Tensor):
         storage = thing.untyped_storage()
         known, start = StorageWeakRef(storage), storage.data_ptr()
-        yield Place(str(thing.device), start, start + storage.nbytes(), lambda: not known.expired())
+        yield Place(str(thing.device), start, start + storage.nbytes(), lambda: None if known.expired() else known)
     elif isinstance(thing, np.ndarray):
         start = thing.ctypes.data
-        yield Place("cpu", start, start + thing.nbytes, _life(thing))
+        yield Place("cpu", start, start + thing.nbytes, weakref.ref(thing))
     elif hasattr(thing, "__weakref__") or hasattr(thing, "iloc"):  # neither a pair nor a dict: their members count
-        yield Place("object", id(thing), id(thing) + 1, _life(thing))
+        yield Place("object", id(thing), id(thing) + 1, weakref.ref(thing))
     if hasattr(thing, "columns"):
         yield from chain(*(_places_of(column.to_numpy()) for _, column in thing.items()))
-
-
-def _life(thing: Any) -> Callable[[], bool]:
-    known = weakref.ref(thing)
-    return lambda: known() is not None

@@ -163,11 +163,6 @@ class Ledger(Charges):
     def entries(self) -> tuple[Entry, ...]:
         return self._read().entries
 
-    @property
-    def seen(self) -> tuple[Entry, ...]:
-        """The entries when the file was read last: it may be gone since."""
-        return self._state.entries
-
     def charge(self, entry: Entry, *, within: tuple[float, float] | None = None) -> None:
         """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
 

@@ -46,7 +46,7 @@ class Writer:
     ``fresh_data``: its owner says that its data are others than those behind the weights that it starts from.
     """
 
-    def __init__(self, *, lasting: bool, fresh_data: bool) -> None:
+    def __init__(self, *, lasting: bool = False, fresh_data: bool = False) -> None:
         self.lasting, self.fresh_data = lasting, fresh_data
         self._before: dict[str, bytes] = {}
         self._left: dict[str, tuple[int, int]] = {}
@@ -64,8 +64,8 @@ class Writer:
         if self.fresh_data or self._left == _versions(dict(model.named_parameters())):
             return
         for name, p in model.named_parameters():
-            writer = _PARAMETERS.get(p) or _DIGESTS.get(digest_of(p))
-            if writer not in (None, self) and not (self.lasting and writer.lasting):
+            writers = {_PARAMETERS.get(p), _DIGESTS.get(digest_of(p))} - {None, self}
+            if not all(self.lasting and writer.lasting for writer in writers):
                 raise ValueError(
                     f"{name} was trained by an earlier private step or run, which this one would not count: {way}; if "
                     "the data are others, say so with fresh_data=True; or build a new model"
@@ -81,10 +81,18 @@ class Writer:
             if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
                 _PARAMETERS[tensor] = self
             if len(digest) == DIGEST:
+                _DIGESTS.pop(digest, None)  # it becomes the newest
                 _DIGESTS[digest] = self
         self._left = _versions(written)
         while len(_DIGESTS) > KEPT:
             del _DIGESTS[next(iter(_DIGESTS))]
+
+
+def follow(model: nn.Module, copied: nn.Module) -> None:
+    """Count the parameters of a copy that fedlsg made as those of the model itself, whatever was done to these."""
+    for p, twin in zip(model.parameters(), copied.parameters(), strict=True):
+        if writer := _PARAMETERS.get(p):
+            _PARAMETERS[twin] = writer
 
 
 def _versions(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:

@@ -133,7 +133,7 @@ class Run:
         else:
             model = build_model(base.workload, settings.model, settings.seed)
             final = final if lora is None else without_adapters(final)
-        writer = Writer(lasting=False, fresh_data=False)
+        writer = Writer()
         writer.begin(dict(model.named_parameters()))
         model.load_state_dict(final.tensors)
         writer.note(dict(model.named_parameters()))

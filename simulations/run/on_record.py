@@ -21,8 +21,9 @@ from simulations.plan.plan import Plan
 from simulations.plan.start import starts_of
 from simulations.report.terminal import print_line
 from simulations.report.words import epsilon_words
-from simulations.run.finished import left_model
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.updates import read_model
+from simulations.server.named_callbacks import FOLDER
 
 WAY = (
     "continue the run that did, with out=... and resume=True, or train both times with fedlsg.PrivateStep and one "
@@ -38,13 +39,13 @@ def check_start(plan: Plan, *, fresh_data: bool) -> None:
     Weights that a setting names are known by the rows behind them, which the plan has compared.
     """
     if not starts_of(plan.settings):
-        Writer(lasting=False, fresh_data=fresh_data).check(plan.build_model(), WAY)
+        Writer(fresh_data=fresh_data).check(plan.build_model(), WAY)
 
 
 @contextmanager
 def on_record(plan: Plan, directory: RunDir, console: Console) -> Iterator[None]:
     """Inside, the run trains. Warns of a second run on the same rows; says at the end what all of them have spent."""
-    s, writer, places = plan.settings, Writer(lasting=False, fresh_data=False), rows_of(plan)
+    s, writer, places = plan.settings, Writer(), rows_of(plan)
     run = DataRun(
         ledger=str(directory.path.resolve()),
         charged=partial(charged, directory),
@@ -58,8 +59,9 @@ def on_record(plan: Plan, directory: RunDir, console: Console) -> Iterator[None]
     finally:
         entries = charged(directory)
         run.charged = lambda: entries
-        with suppress(FileNotFoundError):  # it did not finish
-            writer.note(left_model(directory).tensors)
+        for folder in (directory.path, directory.path / FOLDER):
+            with suppress(FileNotFoundError):  # it did not finish, or no callback kept its best round
+                writer.note(read_model(folder)[0])
     if len(known := runs_on(places)) > 1:
         total = epsilon_words(epsilon_of_runs(known, s.delta))
         print_line(f"all runs of this process on these rows: epsilon {total} at delta {s.delta:g}", console)

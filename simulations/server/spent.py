@@ -128,12 +128,6 @@ class Spent:
         said = {"reported": bound.accountant, "witness": bound.witness, "client": client}
         return said | {"intervals": intervals, "failures": bound.failures}
 
-    @property
-    def reproducible(self) -> bool:
-        """Whether any noise came from a known seed, also in earlier processes of the run."""
-        seeded = (self._ledger.of(client).reproducible for client in self._ledger.clients())
-        return any(seeded) or (self._server is not None and self._server.reproducible)
-
     def _each(self) -> list[int]:
         """The first client of each history."""
         first: dict[tuple[Hashable, ...], int] = {}

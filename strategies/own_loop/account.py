@@ -11,9 +11,7 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier
 from fedlsg.accounting.events import checked_epsilon
 from fedlsg.method import Method
 from fedlsg.privacy import GENESIS, BudgetError, Entry, Ledger, LedgerError, check_extends, check_sample_rate
-from fedlsg.privacy.data_record import DataRun, Place, epsilon_of_runs, runs_on
+from fedlsg.privacy.data_record import DataRun
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.setting import check_real
 from fedlsg.state import ClientTerms, RoundPlan
@@ -158,16 +156,8 @@ WAY = "give both the same ledger=PATH, one file for each data set"
 """How a loop may go on from weights that another one has trained."""
 
 
-def charged(ledger: Ledger) -> list[Sequence[Entry]]:
-    """All entries of a ledger, of its one client; of a temporary file that is gone, those that it had."""
-    try:
-        return [ledger.entries]
-    except LedgerError:
-        return [ledger.seen]
-
-
 class Account:
-    """One run's way to its ledger; ``run`` names the run in it. Without a path the ledger ends with this object.
+    """One run's way to its ledger; ``run`` names the run in it. Without a path the ledger is a temporary file.
 
     ``writer``: of the weights that the run trains. ``spends``: the run in the record of its data.
     Raises LedgerError for a damaged ledger, another client's, or that of a data set of another size.
@@ -187,18 +177,18 @@ class Account:
         self.lasting = path is not None
         if path is None:
             folder = tempfile.mkdtemp(prefix="fedlsg-ledger-")
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             path = Path(folder) / "ledger.jsonl"
-        self.ledger = Ledger(path, client=CLIENT)
+        self.ledger = ledger = Ledger(path, client=CLIENT)
+        if not self.lasting:
+            weakref.finalize(ledger, shutil.rmtree, folder, ignore_errors=True)
         self.run = secrets.token_hex(8)
         self.writer = Writer(lasting=self.lasting, fresh_data=fresh_data)
         self.spends = DataRun(
             ledger=str(Path(path).resolve()),
-            charged=partial(charged, self.ledger),
+            charged=lambda: [ledger.entries],
             delta=delta,
             warns=private and not self.lasting,
         )
-        self._places: list[Place] = []
         if other := {entry.num_examples for entry in self.ledger.entries} - {num_examples}:
             raise LedgerError(
                 f"{path}: its entries are of {other.pop()} examples, and {num_examples=}: give each data set its own "
@@ -225,16 +215,6 @@ class Account:
         if delta is None:
             raise ValueError("expected a delta: the ledger has private steps")
         return compose(self.ledger.events(), delta=delta).upper
-
-    def read(self, places: Sequence[Place]) -> None:
-        """Note where the rows of the next step are. Warns as ``DataRun.read``."""
-        self._places += places
-        self.spends.read(places, callers=4)
-
-    def epsilon_of_data(self, delta: float | None) -> float:
-        """Epsilon of all runs of this process on the rows that were read, this one included."""
-        others = [run for run in runs_on(self._places) if run.ledger != self.spends.ledger]
-        return epsilon_of_runs([self.spends, *others], delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Which run this is, and the entries that its ledger has."""
