@@ -22,14 +22,17 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
+from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
+from fedlsg.privacy.data_record import places_of
+from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding
 from fedlsg.rows.padding import Fill
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
-from strategies.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
+from strategies.own_loop.account import WAY, Account, Spending, check_spending, terms_of
 from strategies.own_loop.examples import check_start
 from strategies.own_loop.release import Rehearsals, Release, Watcher
 from strategies.own_loop.row_checks import check_rows
@@ -61,6 +64,8 @@ class PrivateStep:
                          that the setting ``optimizer`` takes, such as "adam" or "AdamW"
         ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
                          ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
+        fresh_data       your word that the data are others than those behind the weights that ``model`` starts from: by
+                         default, weights that a private step has trained are refused without its ledger
         example          (inputs, targets), two or more public rows, to check that the model does not mix examples; in
                          addition to made-up rows of these shapes and types, or of those of the first two of the data
         probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs, targets); it draws
@@ -96,6 +101,7 @@ class PrivateStep:
         learning_rate: float | str | None = None,
         optimizer: Optimizers | str | None = None,
         ledger: str | os.PathLike[str] | None = None,
+        fresh_data: bool = False,
         example: tuple[Inputs, Inputs] | None = None,
         probe: Draw | None = None,
         classifier: str | None = None,
@@ -125,8 +131,12 @@ class PrivateStep:
             sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
         )  # fmt: skip
-        self._account = Account(ledger, num_examples=num_examples)
-        check_untrained(model, self._account)
+        self._account = Account(
+            ledger, num_examples=num_examples, delta=delta, fresh_data=fresh_data,
+            private=self.method.mechanism.private and not reproducible,
+        )  # fmt: skip
+        check_initialized(model)
+        self._account.writer.check(model, WAY)
         check_start(model, self.method, example)
         self._state = state_of(
             model, self.method, Schedule(rounds=planned, sample_rate=rate), divisor=local.expected_batch, seed=seed,
@@ -136,7 +146,9 @@ class PrivateStep:
             state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
             reproducible=reproducible,
         )  # fmt: skip
+        self._account.writer.begin(trainable(model), NOTED)
         self._rows: Stored | OneByOne | Together | None = None
+        self._read: object = None
         self._rehearsals = Rehearsals(self._rounds, example)
         if example is not None:
             self._rehearsals.check()
@@ -219,6 +231,7 @@ class PrivateStep:
         padding = None
         if pad is not None or pad_targets is not None or lengths or mask is not None:
             padding = Padding(inputs=pad, targets=pad_targets, lengths=tuple(lengths), mask=mask)
+        self._account.spends.read(places_of(data), callers=2)
         return batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
             dtype=widest(trainable(self.model).values()), padding=padding, batched=batched,
@@ -238,8 +251,12 @@ class PrivateStep:
         Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and for trainable
         parameters that are not those of the start: nothing was charged or drawn.
         """
+        self._account.writer.check(self.model, WAY)
         rows = self._rows = self._made_by(batch)
         self._rehearsals.before(rows, groups, self._terms)
+        if batch is not self._read:
+            self._account.spends.read(places_of(batch, self.num_examples), callers=3)
+            self._read = batch
         if isinstance(rows, OneByOne):
             groups = rows.groups if groups is together else rows.within(groups)
         rows.draw_from(self._rounds.stream("rows"))
@@ -250,7 +267,10 @@ class PrivateStep:
         finally:
             rows.draw_from(None)
         self._rehearsals.passed()
-        note_trained(self.model)
+        self._note()
+
+    def _note(self) -> None:
+        self._account.writer.note(dict(self.model.named_parameters()))
 
     def _made_by(self, batch: Any) -> Stored | OneByOne | Together:
         """The batch function of a user's own function; what ``batches`` gave stays as it is."""
@@ -281,10 +301,10 @@ class PrivateStep:
         """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
         try:
             with self._state.evaluated() as model:
-                note_trained(model)
+                self._note()
                 yield model
         finally:
-            note_trained(self.model)
+            self._note()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.

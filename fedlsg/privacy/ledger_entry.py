@@ -58,8 +58,8 @@ class Entry:
     the number of clients.
 
     ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the mechanism is
-    "dp". ``reproducible`` marks noise from a known seed: it is accounted as if it were secret, and its
-    reports say NOT PRIVATE. ``run`` names the run in a ledger of several runs (that of a deployed client); it is "" in
+    "dp". ``reproducible`` marks noise from a known seed: it counts in a budget as if it were secret, and its
+    epsilon is infinite. ``run`` names the run in a ledger of several runs (that of a deployed client); it is "" in
     a simulation, whose ledger belongs to one run. ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for
     Gaussian noise, and unless the mechanism is "dp".
 
@@ -142,6 +142,11 @@ class Entry:
     def private(self) -> bool:
         """Whether its mechanism has an epsilon, which the accountant composes."""
         return KINDS[self.mechanism].private
+
+    @property
+    def has_epsilon(self) -> bool:
+        """Whether it has a finite epsilon: its mechanism is private, and its noise is secret."""
+        return self.private and not self.reproducible
 
     @property
     def adjacency(self) -> str:

@@ -174,7 +174,7 @@ def _secure_growth(plan: Plan, values: int, blocks: int, phones: int, stay: int)
 
 def _epsilon(plan: Plan) -> float:
     """The largest epsilon of a client that takes part in all of the rounds that it is drawn for."""
-    if not plan.method.mechanism.private:
+    if not plan.method.mechanism.private or plan.settings.reproducible:
         return math.inf
     blocks, found = count_blocks(plan), set[tuple[Event, ...]]()
     for size, steps in set(zip(plan.sizes, plan.steps, strict=True)):

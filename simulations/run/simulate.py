@@ -17,6 +17,7 @@ from simulations.engines import ahead
 from simulations.plan.start import from_root
 from simulations.run.commands import begun, continued, execute
 from simulations.run.finished import Run
+from simulations.run.on_record import check_start, on_record
 from simulations.run.settings_typed import RunSettings
 from simulations.rundir.rundir import RunDir
 from simulations.server.callbacks import Callback, as_callbacks
@@ -54,6 +55,7 @@ def simulate(
     callbacks: str | Callbacks = (),
     workload: str | Workload | Callable[[], Workload] | None = None,
     resume: bool = False,
+    fresh_data: bool = False,
     quiet: bool = False,
     **settings: Unpack[RunSettings],
 ) -> Run:
@@ -77,6 +79,8 @@ def simulate(
         the setting of this name. One that raises ``fedlsg.StopRun`` ends the run; after any other exception ``resume``
         continues it.
     resume: continue the interrupted run in ``out``, with the same arguments.
+    fresh_data: your word that the data are others than those behind the weights that ``model`` starts from: by default,
+        weights that a private step or a run of this process has trained are refused.
     quiet: print nothing.
     settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them. A type checker knows their
         names, and not those of a recipe of your own: give it these as ``**own``, a ``dict[str, Any]``.
@@ -109,11 +113,17 @@ def simulate(
     permit_code(chosen)
     console = Console(quiet=quiet)
     with ahead(first_look(chosen)):
-        return _run(chosen, out, callbacks, console, resume=resume)
+        return _run(chosen, out, callbacks, console, resume=resume, fresh_data=fresh_data)
 
 
 def _run(
-    given: Mapping[str, Any], out: str | Path | None, callbacks: Callbacks, console: Console, *, resume: bool
+    given: Mapping[str, Any],
+    out: str | Path | None,
+    callbacks: Callbacks,
+    console: Console,
+    *,
+    resume: bool,
+    fresh_data: bool,
 ) -> Run:
     own = as_callbacks(callbacks)
     if resume:
@@ -127,9 +137,11 @@ def _run(
         settings = from_root(resolve(given))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
         plan = ready_plan(settings, given=names_given(given))
+        check_start(plan, fresh_data=fresh_data)
         plan, directory = begun(plan, None if out is None else str(out), console)
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
-    execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
+    with on_record(plan, directory, console):
+        execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
     return Run(directory.path, plan=plan)
 
 
