@@ -24,11 +24,13 @@ from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.randomness import alone
+from fedlsg.setting.isolation import Isolation, Wanted
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
 from strategies.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
 from strategies.own_loop.examples import check_start
+from strategies.own_loop.level import level_of
 from strategies.own_loop.release import Rehearsals, Release, Watcher
 from strategies.own_loop.row_checks import check_rows
 from strategies.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
@@ -65,6 +67,8 @@ class PrivateStep:
                          from the generator alone, and never reads private data
         classifier       path of the head, whose last Linear stays dense; by default the model's last Linear
         seed             the public seed of carriers, masks and adapters; batches and noise are secret
+        isolation        how passes run the model: "isolated", "rows" or "checked" (``docs/privacy.md``); by default
+                         ("auto") library code is checked and your own isolated. The property says which it is
         microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
         reproducible     a test mode: batches and noise follow from ``seed``, and epsilon() is inf
 
@@ -100,6 +104,7 @@ class PrivateStep:
         seed: int = 0,
         microbatch_size: int = 256,
         precision: Bits = "float32",
+        isolation: Wanted = "auto",
         reproducible: bool = False,
         **settings: Unpack[StepSettings],
     ) -> None:
@@ -119,9 +124,10 @@ class PrivateStep:
             noise_multiplier=noise_multiplier, delta=delta,
         )  # fmt: skip
         check_spending(self.method, self._spending)
+        self._wanted = isolation
         local = LocalTraining(
             sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
-            precision=Precision(precision=precision),
+            precision=Precision(precision=precision), isolation=level_of(model, self.method.mechanism, isolation),
         )  # fmt: skip
         self._account = Account(ledger, num_examples=num_examples)
         check_untrained(model, self._account)
@@ -155,6 +161,11 @@ class PrivateStep:
     def sample_rate(self) -> float:
         """q: every example joins every batch with this probability."""
         return self._spending.sample_rate
+
+    @property
+    def isolation(self) -> Isolation:
+        """The level at which passes run the model."""
+        return self._rounds.local.isolation
 
     @property
     def seed(self) -> int:

@@ -23,7 +23,6 @@ import functools
 import hashlib
 import os
 import sys
-import sysconfig
 import types
 import weakref
 from collections import deque
@@ -65,7 +64,6 @@ HOLDERS: Mapping[type, tuple[str, ...]] = {
     property: ("fget", "fset"), staticmethod: ("__func__",), classmethod: ("__func__",),
     types.MethodType: ("__func__", "__self__"), functools._lru_cache_wrapper: ("__wrapped__",),
 }  # fmt: skip
-STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 class Origin(IntEnum):
@@ -160,43 +158,27 @@ def origin_of(function: FunctionType) -> tuple[Origin, str]:
     It is its own file's, if it runs in the module of that file; else somebody's own.
     """
     space, file = function.__globals__, function.__code__.co_filename
-    module = sys.modules.get(space.get("__name__", ""))
-    home = getattr(module, "__file__", None) if getattr(module, "__dict__", None) is space else None
     if file.startswith("<frozen "):
         return Origin.LIBRARY, ""
-    if home is None or (file.startswith("<") and module is sys.modules.get("__main__")):
+    module = sys.modules.get(space.get("__name__", ""))
+    home = getattr(module, "__file__", None) if vars(module or os) is space else None
+    files = {home or "", home if file.startswith("<") else file}
+    if not all(file and os.path.exists(file) for file in files):
         return Origin.OWN, f"code of {Path(file).name}"
-    if file.startswith("<") or file == home:
-        return origin_of_file(home)
-    return max(origin_of_file(home), origin_of_file(file))
-
-
-def origin_of_file(file: str) -> tuple[Origin, str]:
-    """Whose a file is, and what to call it."""
-    if not os.path.exists(file):
-        return Origin.OWN, f"code of {Path(file).name}, which is no file"
-    found = os.stat(file)
-    return _origin(file, found.st_mtime_ns, found.st_size)
+    return max(_origin(str(file), os.path.getmtime(str(file))) for file in files)
 
 
 @functools.cache
-def _origin(file: str, changed: int, size: int) -> tuple[Origin, str]:
-    path = Path(file)
+def _origin(file: str, changed: float) -> tuple[Origin, str]:
     for root, name, listed in _records(tuple(sys.path)):
-        given = listed.get(file.removeprefix(root)) if file.startswith(root) else None
-        if given is not None and given != f"sha256={_digest(path)}":
-            return Origin.OWN, f"code of {path.name}, not as {name} was installed"
-        if given is not None:
-            return Origin.LIBRARY, ""
-    of_python = file.startswith(STDLIB) and "-packages" not in file.removeprefix(STDLIB)
-    if of_python or str(path.resolve()).startswith(OWN):
-        return Origin.LIBRARY, ""
-    return (Origin.OWN if is_users(file) else Origin.INSTALLED), f"code of {path.name}"
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256(path.read_bytes()).digest()
-    return base64.urlsafe_b64encode(found).decode().rstrip("=")
+        if file.startswith(root) and (given := listed.get(file.removeprefix(root))):
+            found = hashlib.sha256(Path(file).read_bytes()).digest()
+            if given == f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}":
+                return Origin.LIBRARY, ""
+            return Origin.OWN, f"code of {Path(file).name}, not as {name} was installed"
+    near = "-packages" not in file or str(Path(file).resolve()).startswith(OWN)
+    whose = Origin.OWN if is_users(file) else Origin.LIBRARY if near else Origin.INSTALLED
+    return whose, f"code of {Path(file).name}"
 
 
 @functools.lru_cache(maxsize=1)

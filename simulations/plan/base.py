@@ -4,7 +4,7 @@ It is deterministic and calls no accountant. Bad settings are refused before any
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +16,13 @@ from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.gradients import registered_layers, trainable
+from fedlsg.gradients.isolation.levels import resolve
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
 from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.setting.isolation import CHECKED, Isolation, Wanted
 from fedlsg.setting.selection import Selection, selection_of
 from fedlsg.setting.units import Unit
 from fedlsg.state import PublicState, RoundPlan, ServerState
@@ -156,6 +158,25 @@ class Base:
     def codec(self) -> Codec:
         """The codec of a client's values."""
         return uplink_codec(self.settings)
+
+    def with_level(self) -> "Base":
+        """The same at the level of isolation that the rule chooses, where the settings leave it "auto".
+
+        Where no gradient of an example is clipped, one example needs no protection from another.
+        """
+        level: Wanted = self.settings.isolation
+        if level == "auto":
+            clips = self.method.mechanism.clips and not self.unit.whole
+            level = resolve(self.build_model(), level, self.try_isolated) if clips else CHECKED
+        return self.at_level(level)
+
+    def at_level(self, level: Isolation) -> "Base":
+        """The same with passes at a level, which settings and ledgers name."""
+        local = replace(self.local, isolation=level)
+        return replace(self, settings=replace(self.settings, isolation=level), local=local)
+
+    def try_isolated(self) -> None:
+        """Run the isolated pass of the initial model on public rows. Raises where torch has no rule for it."""
 
     @property
     def index_mode(self) -> IndexMode:

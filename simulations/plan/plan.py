@@ -62,7 +62,7 @@ def make_plan(
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded)
+    base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded).with_level()
     base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.source is not None:
         progress(f"reading the source of probes, {base.probe_source.name}")
