@@ -29,6 +29,7 @@ from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding
 from fedlsg.rows.padding import Fill
+from fedlsg.setting.isolation import CHECKED, Isolation, Wanted
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
@@ -72,6 +73,8 @@ class PrivateStep:
                          from the generator alone, and never reads private data
         classifier       path of the head, whose last Linear stays dense; by default the model's last Linear
         seed             the public seed of carriers, masks and adapters; batches and noise are secret
+        isolation        how passes run the model: "isolated", "rows" or "checked" (``docs/privacy.md``); by default
+                         ("auto") library code is checked and your own isolated. The property says which it is
         microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
         reproducible     a test mode: batches and noise follow from ``seed``, and epsilon() is inf
 
@@ -108,6 +111,7 @@ class PrivateStep:
         seed: int = 0,
         microbatch_size: int = 256,
         precision: Bits = "float32",
+        isolation: Wanted = "auto",
         reproducible: bool = False,
         **settings: Unpack[StepSettings],
     ) -> None:
@@ -129,7 +133,7 @@ class PrivateStep:
         check_spending(self.method, self._spending)
         local = LocalTraining(
             sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
-            precision=Precision(precision=precision),
+            precision=Precision(precision=precision), isolation=CHECKED if isolation == "auto" else isolation,
         )  # fmt: skip
         self._account = Account(
             ledger, num_examples=num_examples, delta=delta, fresh_data=fresh_data,
@@ -149,7 +153,7 @@ class PrivateStep:
         self._account.writer.begin(trainable(model), NOTED)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
-        self._rehearsals = Rehearsals(self._rounds, example)
+        self._rehearsals = Rehearsals(self._rounds, example, isolation)
         if example is not None:
             self._rehearsals.check()
         if not self._account.ledger.entries:
@@ -169,6 +173,11 @@ class PrivateStep:
     def sample_rate(self) -> float:
         """q: every example joins every batch with this probability."""
         return self._spending.sample_rate
+
+    @property
+    def isolation(self) -> Isolation:
+        """The level at which passes run the model."""
+        return self._rounds.local.isolation
 
     @property
     def seed(self) -> int:

@@ -60,7 +60,7 @@ def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
 
 def generators_in(*objects: object) -> list[Any]:
     """The random generators of torch, numpy and python that the objects hold."""
-    return [thing for thing in _walk(objects, set()) if _of_generator(thing) is not None]
+    return [thing for thing in walk(objects, set()) if _of_generator(thing) is not None]
 
 
 def _of_process() -> Iterator[Undo]:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from fedlsg.setting.isolation import CHECKED
 from simulations.plan.plan import Base, Plan
 from simulations.plan.start import source_digest
 from simulations.plan.trust import keep_code, other_code, recorded
@@ -75,7 +76,8 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     """
     refuse_own_noise(run, vars(plan.settings))
     now = fingerprint(plan)
-    before, after = {"unit": "example", **saved["settings"]}, now["settings"]  # the only one up to version 0.1
+    before = {"unit": "example", "isolation": CHECKED, **saved["settings"]}  # the only ones up to version 0.1
+    after = now["settings"]
     names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
     changed = [k for k in _changed(before, after) if names[k] not in MOVED]
     refused = [k for k in changed if names[k] not in HARMLESS]

@@ -64,7 +64,7 @@ def make_plan(
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded)
+    base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded).with_level()
     base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.source is not None:
         progress(f"reading the source of probes, {base.probe_source.name}")
@@ -243,7 +243,10 @@ def count_blocks(base: Base) -> int:
     make_optimizer(trainable(model), base.method.server, updates=1)  # refuses now what it cannot step
     if base.method.mechanism.clips:
         own = workloads.own(base.settings.workload) is not None
-        check_independent(model, base.workload.test, base.workload.loss, device=base.device, families=own)
+        check_independent(
+            model, base.workload.test, base.workload.loss,
+            device=base.device, families=own, level=base.local.isolation,
+        )  # fmt: skip
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)

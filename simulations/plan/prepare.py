@@ -33,6 +33,7 @@ from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import keeps_memory
 from fedlsg.privacy.sampling import batches_of_epoch
+from fedlsg.setting.isolation import CHECKED
 from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
 from simulations.plan.start import with_digest
@@ -165,6 +166,7 @@ def _local_training(
         precision=Precision(precision=s.precision, activation_storage=s.activation_storage),
         proximal=s.proximal or 0.0,
         shuffled=(s.batch_size or 0) if s.sampling == "shuffle" else 0,
+        isolation=CHECKED if s.isolation == "auto" else s.isolation,
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )
 

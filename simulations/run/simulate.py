@@ -30,6 +30,8 @@ from simulations.workloads.own import MODEL, make
 
 Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 
+BY_RULE = (("engine", "auto"), ("isolation", "auto"))
+"""Settings that a run keeps as what a rule chose for it."""
 DATA = ("model", "train", "test", "loss")
 MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partition", "settings"}
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
@@ -149,7 +151,7 @@ def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
     """Raise ValueError if a resumed run is given other settings than those that it has: it would not follow them."""
     kept, asked = values_of(directory.read_config()), values_of(from_root(from_mapping(given)))
     names = names_given(given) & asked.keys() - {"preset", "data_dir", "data_root"}
-    said = {name: asked[name] for name in sorted(names) if (name, asked[name]) != ("engine", "auto")}
+    said = {name: asked[name] for name in sorted(names) if (name, asked[name]) not in BY_RULE}
     if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 

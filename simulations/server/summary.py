@@ -143,6 +143,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "trust": s.trust,
         "secure_sum": None if plan.sums is None else sum_facts(plan.sums),
         "reproducible": s.reproducible,
+        "isolation": plan.local.isolation,
     }
 
 

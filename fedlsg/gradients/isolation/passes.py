@@ -4,6 +4,7 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass
 from fedlsg.gradients.isolation import vmapped
 from fedlsg.gradients.isolation.alone import gradients_of_rows
+from fedlsg.gradients.isolation.draws import own_seeds_refused
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.whole import kept_of_whole
 from fedlsg.gradients.known import check, known, prepare
@@ -64,13 +66,31 @@ def block_gradients(
     precision: Precision = FLOAT32,
     isolation: Isolation = "checked",
 ) -> list[Float[Tensor, "batch *kept"] | GhostGradients]:
-    """As ``fedlsg.gradients.block_gradients``, at a level of isolation; guarantee as above."""
-    if isolation == "checked":
-        return per_example.block_gradients(
-            model, loss_fn, inputs, targets, frame,
-            ghost=ghost, checked=checked, precision=precision,
-        )  # fmt: skip
-    parameters = check(model, frame) if checked is None else checked
+    """As ``fedlsg.gradients.block_gradients``, at a level of isolation; guarantee as above.
+
+    Raises OwnDrawsError, a ValueError, for a model or loss that seeds random draws itself (``draws``).
+    """
+    with own_seeds_refused():
+        if isolation == "checked":
+            return per_example.block_gradients(
+                model, loss_fn, inputs, targets, frame,
+                ghost=ghost, checked=checked, precision=precision,
+            )  # fmt: skip
+        parameters = check(model, frame) if checked is None else checked
+        return _isolated(model, loss_fn, inputs, targets, frame, parameters, precision, ghost, isolation)
+
+
+def _isolated(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    parameters: Checked,
+    precision: Precision,
+    ghost: bool,
+    isolation: Isolation,
+) -> list[Any]:
     if frame.embedded is not None:
         dense = per_example_gradients(
             model, loss_fn, inputs, targets, frame.embedded,
@@ -86,17 +106,33 @@ def block_gradients(
         return list(rows)
     make = partial(Pass, ghost=ghost, precision=precision)
     given: Any = (make, model, loss_fn, inputs, targets, frame, parameters)
-    if is_own(model):
+    if own_model(model):
         return per_example.run(*given, passed=run_isolated, copies=True)
     return per_example.run(*given, passed=run_on_batch)
 
 
-def is_own(model: nn.Module) -> bool:
+def own_model(model: nn.Module) -> bool:
     """Whether code of a user runs in the model's passes."""
     answers = known(model).answers
     if "own code" not in answers:
-        answers["own code"] = own_code(model)
-    return answers["own code"] is not None
+        answers["own code"] = own_code(model) is not None
+    return bool(answers["own code"])
+
+
+_own_losses: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""Whether losses are a user's code, until ``forget_loss``: a loss is asked for in each pass."""
+
+
+def own_loss(loss_fn: LossFunction) -> bool:
+    """Whether a loss is a user's code."""
+    if loss_fn not in _own_losses:
+        _own_losses[loss_fn] = own_code(loss_fn) is not None
+    return _own_losses[loss_fn]
+
+
+def forget_loss(loss_fn: LossFunction) -> None:
+    """A loss has changed."""
+    _own_losses.pop(loss_fn, None)
 
 
 def run_on_batch(
@@ -110,7 +146,7 @@ def run_on_batch(
     read: Collection[str],
 ) -> None:
     """One pass of a model of a library over the batch; a user's loss sees the outputs of one example."""
-    if own_code(loss_fn) is not None:
+    if own_loss(loss_fn):
         loss_fn = partial(vmapped.losses_on_outputs, loss_fn)
     per_example.run_pass(step, model, loss_fn, inputs, targets, frame, parameters, read)
 
@@ -143,7 +179,7 @@ def run_isolated(
         step.starts += copies.values()
         losses = vmapped.isolated_losses(
             step, model, loss_fn, inputs, targets, places, copies,
-            own_loss=own_code(loss_fn) is not None, like=next(iter(parameters.values())),
+            own_loss=own_loss(loss_fn), like=next(iter(parameters.values())),
         )  # fmt: skip
         gradients = step.backward(losses, parameters)
     coordinates = {c.name: c for c in frame.coordinates}
