@@ -133,8 +133,9 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
 
 @dataclass(kw_only=True, eq=False)
 class Release:
-    """What every round reads. ``local`` has the level of isolation, which is known before a step. ``reproducible``: batches and noise follow from the public seed, and nothing is private.
+    """What every round reads. ``reproducible``: batches and noise follow from the public seed, and nothing is private.
 
+    local: its level of isolation is chosen before the first step.
     watchers: are given each round's plan, the rows of its batch, which are secret, and its noisy values, before the
     model moves. No secret is kept here: the streams of batches and noise are new in every round.
     """
