@@ -6,7 +6,7 @@ a parameter, of a buffer or of a batch:
                  of all modules of the process; parameters (object, type, shape, ``requires_grad``); which module is
                  where; which buffers there are
     numbers      numbers and words that modules and the loss keep
-    objects      everything else that they keep, buffers, and what their classes define, by identity
+    objects      everything else that they keep, buffers, and methods of their classes, by identity
 Numbers and objects may be written by a forward pass itself, which is no change from outside: ``Followed`` tells them
 apart. Not covered: what is inside lists and other objects, global variables and closures of a forward, and code in C++.
 """
@@ -162,7 +162,7 @@ class _Walk:
         inside = _inside(thing)
         self.values(inside.items())
         for value in inside.values():
-            if isinstance(value, nn.Module | FunctionType | MethodType | partial):
+            if callable(value) and not isinstance(value, type):
                 self.follow(value)
 
     def classes(self) -> None:
@@ -176,7 +176,12 @@ class _Walk:
             if base is nn.Module:
                 self.values([(name, getattr(base, name)) for name in CALLS])
             elif base.__module__ != "builtins":
-                self.values([item for item in vars(base).items() if item[0][:2] != "__" or item[0] in CALLS])
+                self.values([item for item in vars(base).items() if _is_code(*item)])
+
+
+def _is_code(name: str, value: object) -> bool:
+    """Whether an attribute of a class may be code that runs in a call, or that a module is given by."""
+    return type(value) not in PLAIN and (name[:2] != "__" or name in CALLS)
 
 
 def _own(space: dict[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -203,11 +208,11 @@ class Followed:
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         self._model, self._loss = model, loss
-        self.accept(fingerprint(model, loss))
+        self.accept()
 
-    def accept(self, now: Fingerprint) -> None:
-        """They were checked in this state."""
-        self.checked = self._left = now
+    def accept(self, now: Fingerprint | None = None) -> None:
+        """They were checked in this state, or in that of now."""
+        self.checked = self._left = now or fingerprint(self._model, self._loss)
 
     def passed(self) -> None:
         """A pass is over: numbers and objects that its code wrote are no change from outside."""
@@ -219,16 +224,22 @@ class Followed:
         same = now.numbers == self._left.numbers and now.objects == self._left.objects
         return self.checked if same and now.structure == self.checked.structure else now
 
-
-def differences(before: Fingerprint, now: Fingerprint, model: nn.Module) -> str:
-    """What changed, for a message: layers by their paths, with what changed of each."""
-    old, new = ({record[0]: record for record in one.structure} for one in (before, now))
-    said = []
-    for path, module in model.named_modules():
-        name, first, second = f"{path or 'the model'} ({type(module).__name__})", old.get(id(module)), new[id(module)]
-        if first is None:
-            said.append(f"{name} is new")
-        elif first != second:
-            parts = [part for part, a, b in zip(PARTS, first[1:], second[1:], strict=True) if a != b]
-            said.append(f"{' and '.join(parts)} of {name}")
-    return "; ".join(said) or "the loss, or something that modules or their classes keep"
+    def change(self) -> str:
+        """What somebody changed since, for a message: layers by their paths, with what changed; empty for nothing."""
+        now = self.now()
+        if now is self.checked:
+            return ""
+        old, new = ({record[0]: record for record in one.structure} for one in (self.checked, now))
+        said = []
+        for path, module in self._model.named_modules():
+            name, first, second = (
+                f"{path or 'the model'} ({type(module).__name__})",
+                old.get(id(module)),
+                new[id(module)],
+            )
+            if first is None:
+                said.append(f"{name} is new")
+            elif first != second:
+                parts = [part for part, a, b in zip(PARTS, first[1:], second[1:], strict=True) if a != b]
+                said.append(f"{' and '.join(parts)} of {name}")
+        return "; ".join(said) or "the loss, or what modules and their classes keep"

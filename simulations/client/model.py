@@ -16,9 +16,10 @@ from flwr.common.logger import log
 from fedlsg.carriers.probe import Basis, refresh_of
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked, check
+from fedlsg.gradients.fingerprint import Followed
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.tensors import keep_freed_memory
-from simulations.client.node.refusals import FrameDiffersError
+from simulations.client.node.refusals import ChangedModelError, FrameDiffersError
 from simulations.client.replica import History, Replica, basis_bytes, load_basis, own_basis, read_basis_of
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import parse_checkpoint, save_bytes
@@ -80,7 +81,7 @@ class Process:
     """State of one process between messages: public data structures only, no client's state.
 
     The model of ``state`` has the weights of ``loaded``: code that trains it puts them back. ``draws_numbers``: it was
-    seen to draw, as dropout does.
+    seen to draw, as dropout does. ``followed``: the model and the loss between passes; None in a rehearsal.
     """
 
     base: Base
@@ -89,6 +90,25 @@ class Process:
     loaded: Loaded | None = None
     replica: Replica | None = None
     draws_numbers: bool = False
+    followed: Followed | None = None
+
+    def check_unchanged(self) -> None:
+        """Raise ChangedModelError if somebody changed the model or the loss since they were built, or since a pass."""
+        change = "" if self.followed is None else self.followed.change()
+        if change:
+            raise ChangedModelError(
+                f"the model or the loss was changed after the run had checked it ({change}): nothing was charged for "
+                "this round; change it in the function that builds the model, and start another run"
+            )
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Inside, model and loss run: what their own code writes is no change."""
+        try:
+            yield
+        finally:
+            if self.followed is not None:
+                self.followed.accept()
 
 
 _SERVED: list[Base] = []
@@ -130,7 +150,8 @@ def assemble(base: Base) -> Process:
         log(INFO, "clients of this process compute on %s", torch.cuda.get_device_name())
     state = base.public_state()
     replica = Replica(base=base, public=state) if base.settings.downlink == "sparse" else None
-    return Process(base=base, state=state, held=Held(state), replica=replica)
+    followed = Followed(state.model, base.workload.loss)
+    return Process(base=base, state=state, held=Held(state), replica=replica, followed=followed)
 
 
 def load(
@@ -146,11 +167,13 @@ def load(
     """The model's weights and the frame, made by the first client of a process in a round and used by the others.
 
     Guarantee: weights and frame are reused only for the same received bytes, or, if a replica ``followed``, the same
-    digest.
+    digest. Raises ChangedModelError if model or loss changed since the last round.
     """
     sent = flat_bytes(content) if followed is None else followed
     version = (announced.round, announced.updates, announced.frame_digest)
     known, here.loaded = here.loaded, None  # after an error nothing is loaded
+    if known is None or known.version != version:
+        here.check_unchanged()
     if followed is not None and (known is None or known.weights != followed):
         digest = followed
     elif known is None or known.weights != sent:
@@ -162,7 +185,8 @@ def load(
     else:
         digest = known.digest
     if here.state.source is not None and (here.replica is None or here.replica.known is None):
-        frame = _probed_frame(here, announced, content, run, client, shared=shared)
+        with here.passing():
+            frame = _probed_frame(here, announced, content, run, client, shared=shared)
     else:
         frame = _frame(here, announced, content)
     here.loaded = Loaded(

@@ -101,7 +101,7 @@ def _compute(here: Process, settings: Settings, pile: Pile) -> None:
     if any(ahead.loaded is not here.loaded for ahead, _ in drawn):
         raise ValueError("expected one model and one frame for all clients of a pass")
     first = drawn[0][0].entry
-    with draws(here.base, first.client, first.round):
+    with here.passing(), draws(here.base, first.client, first.round):
         before = _generators()
         done = sums_in_one_pass([x for _, x in drawn], [slot_of(x.local, x.num_examples) for _, x in drawn])
         here.draws_numbers = _generators() != before

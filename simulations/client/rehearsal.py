@@ -1,12 +1,14 @@
 """Before a federation charges anybody: one round of one client and the server, on public rows, by the code of both.
 
 The driver takes it once for a plan, a deployed client once for its settings, with rows of the test split in place of
-its own. What it computes is thrown away; no ledger, file or message is written, and generators and the user's objects
-are afterwards as they were.
+its own, in the types and the order in memory of its own. What it computes is thrown away; no ledger, file or message is
+written, and generators and the user's objects are afterwards as they were.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from fedlsg.gradients import check
 from fedlsg.payload import unpack
 from fedlsg.randomness import own_draws
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.tensors import fields_of, of_fields
 from fedlsg.training.local import shape_of
 from fedlsg.user_code.objects import restored
 from simulations.client.account import Account
@@ -25,7 +28,9 @@ from simulations.client.train import expected_payload, pack_values, train_round
 from simulations.plan.base import Base
 from simulations.plan.plan import probes
 from simulations.workloads import Split
+from simulations.workloads.base.split import NoRows
 from strategies.federation.wire import Announcement
+from strategies.own_loop.layout import Layout, laid_out, layout_of
 from strategies.own_loop.release import check_moved, in_words, sizes_of
 
 CLIENT = 0
@@ -46,6 +51,9 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
     to which the carriers of a probe are sent: the server has taken this round.
     """
     test = base.workload.test
+    if not isinstance(base.workload.train, NoRows):
+        with restored(test.prepare, base.workload.train.prepare):
+            test = arranged(test, base.workload.train)
     rows = probes(test)
     if test.lengths is not None:
         rows = rows[:1]  # texts of one padded length
@@ -56,7 +64,7 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
             while True:
                 common = state.plan(base.local, base.sums, base.unit)
                 plan = common.for_client(terms.of(common.phase))
-                received = _answer(base, state, plan, terms, rows)
+                received = _answer(base, state, plan, terms, test, rows)
                 if plan.phase is Phase.TRAINING:
                     break
                 state.prune(plan.frame, [received], num_examples=terms.num_examples)
@@ -69,12 +77,12 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
         raise in_words(error, state.model, inputs, targets) from error
 
 
-def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, rows: Tensor) -> Tensor:
+def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, test: Split, rows: Tensor) -> Tensor:
     """What the server reads of a client's payload of made-up rows."""
     shape = shape_of(plan.local, state.public.parameters.values(), one_shape=plan.frame.one_shape)
     size = sizes_of(plan.local, shape, terms.num_examples)[-1]
     local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
-    here = Process(base=_with_rows(base, base.workload.test, rows, size), state=state.public, held=Held(state.public))
+    here = Process(base=_with_rows(base, test, rows, size), state=state.public, held=Held(state.public))
     checked = check(state.model, plan.frame)
     train = partial(train_round, here, NoAccount(), replace(plan, local=local), size, checked)
     if plan.release is not None:
@@ -89,6 +97,22 @@ def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms,
     dither = base.dither(CLIENT, plan)
     payload = pack_values(encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None)
     return decode(unpack(payload, expected_payload(plan.frame, here.base, announced, dither)), plan.frame)
+
+
+def arranged(rows: Split, like: Split) -> Split:
+    """Rows that have the types and the layout in memory of others; of these only that is read."""
+    inputs, targets = like.batch(torch.arange(min(2, len(like))))
+    form = {name: (t.dtype, layout_of(t)) for name, t in fields_of(inputs).items()}
+    labels = laid_out(rows.labels.to(targets.dtype), layout_of(targets))
+    return replace(rows, prepare=partial(_arrange, rows.prepare, form), labels=labels)
+
+
+def _arrange(prepare: Callable[[Any], Any], form: Mapping[str, tuple[torch.dtype, Layout]], stored: Any) -> Any:
+    """Inputs of some rows by ``prepare``, each field in its form; those of no rows as they are."""
+    made = fields_of(prepare(stored))
+    if form.keys() != made.keys():
+        return of_fields(made)
+    return of_fields({name: laid_out(t.to(form[name][0]), form[name][1]) for name, t in made.items()})
 
 
 def _with_rows(base: Base, test: Split, rows: Tensor, size: int) -> Base:

@@ -83,7 +83,7 @@ def answer_in(
     """The payload for an announcement, charged to an account. ``state``: of the client's own Flower Context.
 
     Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError, LedgerError,
-    SecureSumRefusedError, or whatever training raised.
+    SecureSumRefusedError, ChangedModelError, or whatever training raised.
     """
     if (stage_of(content) is None) != (here.base.sums is None):
         asked_stage(here.base, content)  # it is refused
@@ -210,7 +210,8 @@ def train_round(
     drawn = None if loaded is None else AHEAD.take(account, entry, loaded)
     if drawn is not None and s.record_updates:
         used_rows.append(base.parts[partition][drawn.positions])
-    with nullcontext() if drawn and drawn.total is not None else draws(base, partition, round):
+    summed = drawn is not None and drawn.total is not None
+    with nullcontext() if summed else here.passing(), nullcontext() if summed else draws(base, partition, round):
         compute = client_step if plan.releases_examples else client_update
         values = compute(
             here.state.model,

@@ -22,6 +22,7 @@ from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.gradients.losses import CLASSES
 from fedlsg.state import ServerState
+from fedlsg.user_code.objects import restored
 from simulations.client.train import own_parameters
 from simulations.plan.base import Base
 from simulations.plan.prepare import parts_of_test
@@ -147,16 +148,17 @@ def evaluate(
     model.eval()
     correct, total = 0, 0.0
     seen: list[tuple[Tensor, Tensor]] = []
-    for rows in split.order(torch.arange(len(split))).split(batch_size):
-        inputs, targets = split.batch(rows)
-        inputs = to_device(inputs, device)
-        outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-        targets = targets.to(device)
-        total += float(loss(outputs, targets).sum())
-        if classes:
-            correct += int((classes_of(outputs, targets, loss) == targets).sum())
-        if metrics:
-            seen.append((scores_of(outputs).cpu(), targets.cpu()))
+    with restored(loss):  # clients of this process have the same one
+        for rows in split.order(torch.arange(len(split))).split(batch_size):
+            inputs, targets = split.batch(rows)
+            inputs = to_device(inputs, device)
+            outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+            targets = targets.to(device)
+            total += float(loss(outputs, targets).sum())
+            if classes:
+                correct += int((classes_of(outputs, targets, loss) == targets).sum())
+            if metrics:
+                seen.append((scores_of(outputs).cpu(), targets.cpu()))
     for module, mode in training.items():
         module.training = mode
     whole = [torch.cat(parts) for parts in zip(*seen, strict=True)]

@@ -92,7 +92,10 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
     """What a function of many positions makes of them, next to the rows that it makes one at a time."""
     try:
         made = [batch.under(key, lambda: batch.source(chosen)) for key in KEYS[:2]]
+        one_row = batch_size(*made[0]) == 1
     except Exception:  # it takes one position alone
+        return
+    if one_row:
         return
     company, other = (rows_in(given, len(chosen)) for given in made)
     if not all(map(same_row, company, other)):
@@ -104,42 +107,38 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
                 "and step.batches((inputs, targets)) needs no function and is the fastest", batch.name,
             )  # fmt: skip
         return
-    for name, alone, together in _by_name(rows, company):
-        columns = row_differs(alone, together)
+    one, other = ([_tensors(row) for row in made] for made in (rows, company))
+    if any(row.keys() != one[0].keys() for row in (*one, *other)):
+        raise ValueError("the batch function mixes examples: its names differ from batch to batch")
+    for name in one[0]:
+        alone, together = [row[name] for row in one], [row[name] for row in other]
+        differ = row_differs(alone, together) != []
         padded = any(a.shape != b.shape for a, b in zip(alone, together, strict=True))
-        if padded and columns == [] and batch.own_lengths:
-            continue
-        if padded:
+        if padded and not (batch.own_lengths and not differ):
             raise ValueError(
-                f"the batch function mixes examples: it pads {name} to the longest row of the batch, so that the "
-                "length of one example changes others. Rows are made one at a time and need no padding: "
+                "the batch function mixes examples: it pads rows to the longest row of the batch, so that the length "
+                "of one example changes others. Rows are made one at a time and need no padding: "
                 "step.step(step.batches(function)) takes each row in its own length, and step.batches(function, "
                 "pad=0, mask='attention_mask') pads it to the next power of two"
             )
-        if columns != []:
+        if differ:
             raise ValueError(
-                f"the batch function mixes examples: in a batch of {len(rows)} an example has other {name} (column "
-                f"{(columns or [0])[0]}) than alone. It is called for one row at a time, so a mean, maximum, sort or "
-                "shuffle of the batch would be of that row: make every row from its own example alone, in the order "
-                "of the positions, and take such numbers from public data"
+                f"the batch function mixes examples: in a batch of {len(rows)} an example has other inputs or targets "
+                "than alone. It is called for one row at a time, so a mean, maximum, sort or shuffle of the batch "
+                "would be of that row: make every row from its own example alone, in the order of the positions, and "
+                "take such numbers from public data"
             )
+
+
+def _tensors(row: Row) -> dict[tuple[int, str], torch.Tensor]:
+    """The tensors of a row by side and name."""
+    return {(side, name): value for side, part in enumerate(row) for name, value in fields_of(part).items()}
 
 
 def rows_in(given: Any, count: int) -> list[Row]:
     """The rows of a batch. Raises ValueError unless it has ``count``."""
     whole = check_batch(given, count)
     return [first_row((rows_of(whole[0], place), rows_of(whole[1], place))) for place in torch.arange(count).split(1)]
-
-
-def _by_name(one: Sequence[Row], other: Sequence[Row]) -> Iterator[tuple[str, list[torch.Tensor], list[torch.Tensor]]]:
-    """The tensors of both by the names of messages. Raises ValueError where one lacks some."""
-    for side, part in enumerate(("inputs", "targets")):
-        names = [fields_of(row[side]).keys() for row in (*one, *other)]
-        if any(found != names[0] for found in names):
-            raise ValueError(f"the batch function mixes examples: its {part} have other names in other batches")
-        for name in names[0]:
-            alone, together = ([fields_of(row[side])[name] for row in rows] for rows in (one, other))
-            yield f"{part} {name}".strip(), alone, together
 
 
 def _check_together(batch: Together, spread: list[int], chosen: list[int], num_examples: int) -> None:

@@ -58,6 +58,10 @@ class SecureSumRefusedError(RefusalError):
     """A stage of a secure sum that its protocol forbids. Nothing was trained or charged for it."""
 
 
+class ChangedModelError(RefusalError):
+    """The model or the loss is not what was checked any more. Nothing was trained or charged."""
+
+
 class SettingsError(RefusalError):
     """The run's settings cannot be used on this client. Nothing was trained or charged."""
 

@@ -101,6 +101,7 @@ def test_the_fast_ways_are_named_once(caplog):
     assert "step.batches(function, batched=True)" in caplog.text
     assert "step.batches((inputs, targets))" in caplog.text
     check_batches(one_by_one(lambda row: (X[int(row)][None], Y[row])), ROWS, "cpu")
+    check_batches(one_by_one(lambda row: (X[row[:1]], Y[row[:1]]), own_lengths=False), ROWS, "cpu")
     assert len(caplog.records) == 1
 
 
