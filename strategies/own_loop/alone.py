@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from fedlsg.gradients import batch_size
 from fedlsg.gradients.independence.same_rows import row_differs
 from fedlsg.rows import OneByOne
 from fedlsg.rows.one_by_one import Row, first_row, same_row
