@@ -108,11 +108,11 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
                 "and step.batches((inputs, targets)) needs no function and is the fastest", batch.name,
             )  # fmt: skip
         return
-    one, other = ([_tensors(row) for row in made] for made in (rows, company))
-    if any(row.keys() != one[0].keys() for row in (*one, *other)):
+    single, shared = [_tensors(row) for row in rows], [_tensors(row) for row in company]
+    if any(row.keys() != single[0].keys() for row in (*single, *shared)):
         raise ValueError("the batch function mixes examples: its names differ from batch to batch")
-    for name in one[0]:
-        alone, together = [row[name] for row in one], [row[name] for row in other]
+    for name in single[0]:
+        alone, together = [row[name] for row in single], [row[name] for row in shared]
         differ = row_differs(alone, together) != []
         padded = any(a.shape != b.shape for a, b in zip(alone, together, strict=True))
         if padded and not (batch.own_lengths and not differ):

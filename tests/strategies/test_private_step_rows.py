@@ -122,7 +122,7 @@ def pad_sequence(first):
 
 def test_padding_to_the_longest_of_the_batch():
     """Refused as it is; by the line that the message prints, it trains. Alone and masked, rows have equal gradients."""
-    with pytest.raises(ValueError, match=r"pads inputs to the longest row.*step\.batches\(function, pad=0"):
+    with pytest.raises(ValueError, match=r"pads rows to the longest row.*step\.batches\(function, pad=0"):
         moved(Mean, pad_sequence)
     assert moved(Mean, lambda first: Texts(first)) <= 1.001
     torch.manual_seed(1)

@@ -63,7 +63,7 @@ class Prepare:
         return joined(made)
 
 
-def joined(rows: Sequence[Inputs]) -> Inputs:
+def joined(rows: Sequence[Any]) -> Inputs:
     """One batch of batches. Raises ValueError for rows of several shapes or names."""
     try:
         if isinstance(rows[0], Tensor):
