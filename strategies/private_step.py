@@ -208,12 +208,13 @@ class PrivateStep:
         Raises ValueError for a data set without a length, or of another length than ``num_examples``; and, naming the
         row of a pair, for inputs that are not finite, targets that the loss cannot take, integers beyond a table.
         """
-        self._account.spends.read(places_of(data), callers=2)
-        return batches_of(
+        made = batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
             dtype=widest(trainable(self.model).values()),
             check=partial(check_rows, self.model, self._loss),
         )  # fmt: skip
+        self._account.spends.read(places_of(data), callers=2)
+        return made
 
     @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
