@@ -240,12 +240,13 @@ class PrivateStep:
         padding = None
         if pad is not None or pad_targets is not None or lengths or mask is not None:
             padding = Padding(inputs=pad, targets=pad_targets, lengths=tuple(lengths), mask=mask)
-        self._account.spends.read(places_of(data), callers=2)
-        return batches_of(
+        made = batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
             dtype=widest(trainable(self.model).values()), padding=padding, batched=batched,
             check=partial(check_rows, self.model, self._loss),
         )  # fmt: skip
+        self._account.spends.read(places_of(data), callers=2)
+        return made
 
     @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:

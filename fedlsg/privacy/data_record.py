@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import Dataset
@@ -103,7 +104,8 @@ def epsilon_of_data(data: Any, delta: float | None = None) -> float:
     an example in two overlapping parts is counted in both, and rows of separate parts are counted too often. Ledgers
     that steps were given count with all of their entries. 0 for data that nobody read; ``math.inf`` where noise was
     missing or is known, or where runs protect different units.
-    Not counted: what other processes spend, and copies of the data. Raises ValueError for a delta outside (0, 1).
+    Not counted: what other processes spend, and copies of the data. Raises ValueError for a delta outside (0, 1), and
+    LedgerError, which is one, for a ledger file that is gone.
     """
     return epsilon_of_runs(runs_on(places_of(data)), delta)
 
@@ -137,21 +139,21 @@ def _is_data(thing: Any, rows: int) -> bool:
     """Whether a thing that data hold is data itself, and no constant of a transform or weight of a model."""
     if isinstance(thing, Tensor | np.ndarray):
         return thing.ndim > 0 and len(thing) * LEAST >= rows and not isinstance(thing, nn.Parameter)
-    return isinstance(thing, Dataset) or hasattr(thing, "iloc")
+    return isinstance(thing, Dataset) or hasattr(type(thing), "iloc")
 
 
 def _places_of(thing: Any) -> Iterator[Place]:
     """The place of a thing: of memory, all that was allocated with it; of a table, those of its columns, too."""
-    while isinstance(getattr(thing, "base", None), np.ndarray | Tensor):
+    while isinstance(thing, np.ndarray) and isinstance(thing.base, np.ndarray | Tensor):
         thing = thing.base
-    if isinstance(thing, Tensor):
+    if isinstance(thing, Tensor) and thing.layout is torch.strided:
         storage = thing.untyped_storage()
         known, start = StorageWeakRef(storage), storage.data_ptr()
         yield Place(str(thing.device), start, start + storage.nbytes(), lambda: None if known.expired() else known)
     elif isinstance(thing, np.ndarray):
         start = thing.ctypes.data
         yield Place("cpu", start, start + thing.nbytes, weakref.ref(thing))
-    elif hasattr(thing, "__weakref__") or hasattr(thing, "iloc"):  # neither a pair nor a dict: their members count
+    elif hasattr(type(thing), "__weakref__"):  # no pair, dict or number: their members count
         yield Place("object", id(thing), id(thing) + 1, weakref.ref(thing))
-    if hasattr(thing, "columns"):
+    if hasattr(type(thing), "columns"):
         yield from chain(*(_places_of(column.to_numpy()) for _, column in thing.items()))

@@ -33,19 +33,21 @@ CALLERS = 7
 """Functions between a user's call of ``simulate`` and the record."""
 
 
-def check_start(plan: Plan, *, fresh_data: bool) -> None:
-    """Raise ValueError for initial weights that a private step or a run of this process has trained.
+def writer_of(plan: Plan, *, fresh_data: bool) -> Writer:
+    """The writer of the run's weights. Raises ValueError if this process has trained the initial ones already.
 
     Weights that a setting names are known by the rows behind them, which the plan has compared.
     """
-    if not starts_of(plan.settings):
-        Writer(fresh_data=fresh_data).check(plan.build_model(), WAY)
+    model, writer = plan.build_model(), Writer(fresh_data=fresh_data or bool(starts_of(plan.settings)))
+    writer.check(model, WAY)
+    writer.begin(trainable(model))
+    return writer
 
 
 @contextmanager
-def on_record(plan: Plan, directory: RunDir, console: Console) -> Iterator[None]:
+def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -> Iterator[None]:
     """Inside, the run trains. Warns of a second run on the same rows; says at the end what all of them have spent."""
-    s, writer, places = plan.settings, Writer(), rows_of(plan)
+    s, places = plan.settings, rows_of(plan)
     run = DataRun(
         ledger=str(directory.path.resolve()),
         charged=partial(charged, directory),
@@ -53,7 +55,6 @@ def on_record(plan: Plan, directory: RunDir, console: Console) -> Iterator[None]
         warns=plan.method.mechanism.private and not s.reproducible,
     )
     run.read(places, callers=CALLERS)
-    writer.begin(trainable(plan.build_model()))
     try:
         yield
     finally:

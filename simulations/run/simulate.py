@@ -17,7 +17,7 @@ from simulations.engines import ahead
 from simulations.plan.start import from_root
 from simulations.run.commands import begun, continued, execute
 from simulations.run.finished import Run
-from simulations.run.on_record import check_start, on_record
+from simulations.run.on_record import on_record, writer_of
 from simulations.run.settings_typed import RunSettings
 from simulations.rundir.rundir import RunDir
 from simulations.server.callbacks import Callback, as_callbacks
@@ -134,15 +134,16 @@ def _run(
         directory = RunDir.open(str(out))
         _check_same(given, directory)
         plan = continued(directory, console, given)
+        writer = writer_of(plan, fresh_data=True)  # its ledger is that of its weights
         by_name = named(plan.settings.callbacks)
     else:
         settings = from_root(resolve(given))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
         plan = ready_plan(settings, given=names_given(given))
-        check_start(plan, fresh_data=fresh_data)
+        writer = writer_of(plan, fresh_data=fresh_data)
         plan, directory = begun(plan, None if out is None else str(out), console)
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
-    with on_record(plan, directory, console):
+    with on_record(plan, directory, writer, console):
         execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
     return Run(directory.path, plan=plan)
 
