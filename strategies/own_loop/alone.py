@@ -93,10 +93,9 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
     """What a function of many positions makes of them, next to the rows that it makes one at a time."""
     try:
         made = [batch.under(key, lambda: batch.source(chosen)) for key in KEYS[:2]]
-        one_row = batch_size(*made[0]) == 1
     except Exception:  # it takes one position alone
         return
-    if one_row:
+    if batch_size(*made[0]) == 1:  # it reads the first position alone
         return
     company, other = (rows_in(given, len(chosen)) for given in made)
     if not all(map(same_row, company, other)):
