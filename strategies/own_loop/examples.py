@@ -148,9 +148,7 @@ def check_rows(model: nn.Module, loss: LossFunction, rows: tuple[Batch, Batch], 
     return len(ran) > 1 and _differ(each(inputs, lambda t: t[ran]))
 
 
-def made_up_families(
-    model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch
-) -> list[tuple[Batch, Batch]]:
+def made_up_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> list[tuple[Batch, Batch]]:
     """Made-up families of the form of these rows, of which the model and the loss take some."""
     sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
     sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
