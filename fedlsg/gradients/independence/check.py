@@ -9,15 +9,14 @@ reference: without hooks or formulas of fedlsg. In company a row must have the s
                        example at a time in any case; the check tells a user whose model would learn something else than
                        he means. What fails in company is no fault here.
 Companies are of ``BATCHES`` rows with other neighbours, of the model's own small sizes (tokens, channels), where a
-layer with another first axis looks right, of numbers in the user's code, of ``LARGEST`` rows where that is cheap, of
-each family of rows, and of all of them. Afterwards, and after ``CALLS`` calls, row 0 must still be the same alone, and
+layer with another first axis looks right, of ``LARGER`` rows where that is cheap, of each family of rows, and of rows
+of all of them. Afterwards, and after ``CALLS`` calls, row 0 must still be the same alone, and
 no buffer may have changed. Random draws are coupled by example, and must follow from the seed of the pass, under two
 seeds at least (``Draws``); a model or loss that draws one number for the whole batch runs under ``SEEDS``.
 A second pass, after a difference, names the layer where it begins: forward, loss, backward (``trace``).
 
 How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15. ``TOLERANCE``
-is 1e-9 of a row's own length; for gradients, of the length of that of the block, or of ``SMALL_PART`` of the
-example's whole gradient. A few units in the last place of a row's largest sum are added: a large number, such as a unix
+is 1e-9 of a row's own length; for gradients, of the length of the example's whole one. A few units in the last place of a row's largest sum are added: a large number, such as a unix
 time, is rounded wherever it goes. So rows of several scales are needed (families). Trainable weights are moved a
 little, so that a branch after a weight of zero counts. One neighbour is large, one is a duplicate.
 
@@ -65,25 +64,22 @@ from fedlsg.gradients.supported import (
     trainable,
     unsupported,
 )
-from fedlsg.tensors import fields_of, rows_of
-from fedlsg.user_code.failure import depends_on_values, describe, is_own
-from fedlsg.user_code.objects import written
+from fedlsg.tensors import fields_of
+from fedlsg.user_code.failure import describe, is_own
 
 BATCHES = (2, 7)
 SMALL = 16
 """The largest batch that is tried because a dimension of the model has its size."""
-LARGEST = 64
-"""The batch that is tried in any case, if that is cheap."""
+LARGER = (64, 301)
+"""Batches that are tried in any case, if they are cheap: code may mix from 40 or from 256 examples on."""
 SEEDS = 16
 """Seeds that are tried for a model or loss that draws one number for the whole batch."""
-MOST, FEW = 300, 3
-"""Bound of batch sizes in the user's code, and how many of them are tried: a mean from 32 examples on, say."""
 ALLOWED = 20
 """Rows of different kinds that a model and a loss must take together."""
 CALLS = 64
 """Calls after which a model must not have changed."""
 WORK = 2**19
-"""Sums of one example in a forward pass, in numbers, above which only the dimensions of the inputs are tried."""
+"""Numbers in the sums of one example's forward pass, above which batches are of the inputs' dimensions alone."""
 TOLERANCE = 1e-9
 ROUNDINGS = 16
 """Units in the last place of the largest sum that rounding may leave anywhere: a unix time in a sine, say."""
@@ -97,6 +93,9 @@ NAMED = 4
 FIX = (
     "compute every example from itself alone, without a sum, mean, sort, softmax or recurrence over dimension 0, the "
     f"batch, and without a memory of earlier batches; {NO_SEEDS}"
+)
+WRONG = (
+    "a step takes another {} of one example than torch.autograd: correct the function that register_layer got for it"
 )
 NO_GRADIENT = (
     "its losses have no gradient of any trained parameter, so that a step would be noise alone; compute them from the "
@@ -119,8 +118,7 @@ def check_model(
     The model is checked in the modes (train, eval) that its modules are in, on a copy in float64; it is not changed.
     Returns the numbers of the rows that model and loss take alone, counted over all families: others are left out.
     Raises UnsupportedLayerError or OwnDrawsError, ValueErrors both, for random draws that model or loss seed
-    themselves; ValueError for a single row; the error of row 0 if no row runs, or if the first family fails for another
-    reason than its values.
+    themselves; ValueError for a single row; the error of row 0 if no row runs.
     """
     refuse_layers(model, level)
     if sum(batch_size(*family) for family in families) < 2:
@@ -130,17 +128,16 @@ def check_model(
         make = partial(prepare, model, loss, families, dtype, loss_dtype)
         check = Check(make=make, subject=make(), level=level)
         rows = check.run_alone(range(check.subject.families[-1].stop))
-        if check.subject.families[0].start in rows:
+        if rows:
             break  # a loss that holds float32 tensors cannot read float64, and some models cannot run in it
     else:
-        if not rows or not depends_on_values(check.failed[0]):
-            check.refuse([0], check.failed[0])
+        check.refuse([0], check.failed[0])
     check.run()
     draws = check.subject.draws
     for number in range(1, SEEDS if draws.common else 2 if draws.first else 1):
         other = replace(check, subject=replace(check.subject, draws=Draws(number)), alone={}, calls=0)
-        other.run_alone([row for row in rows if row in (*check.subject.families[0], *check.subject.families[-1])])
-        other.run()
+        if other.run_alone([row for family in (check.subject.families[0], check.subject.families[-1]) for row in family if row in rows]):
+            other.run()
     return [row for row in rows if row not in check.subject.families[-1]]
 
 
@@ -171,25 +168,34 @@ class Check:
         """Fill ``alone``, and say which rows run."""
         for row in rows:
             try:
-                self.alone[row] = self.subject.alone(row)
+                outcome = self.subject.run([row], ones(1))
             except Exception as error:  # mostly, the model or the loss takes no such values
                 if final(error):
                     self.refuse([row], error)
                 self.failed[row] = error
+                continue
+            if bool(outcome.losses.isfinite().all() and outcome.gradient.isfinite().all()):
+                self.alone[row] = outcome
+            else:
+                self.failed[row] = ValueError(
+                    "expected a finite loss and gradient of a public probe example alone, got a loss of "
+                    f"{outcome.losses.tolist()}: check inputs and weights"
+                )
         if self.alone and not any(outcome.learns for outcome in self.alone.values()):
             raise UnsupportedLayerError(f"the loss function: {NO_GRADIENT}")
         return list(self.alone)
 
     def run(self) -> None:
         """Raise UnsupportedLayerError at the first difference."""
-        model = self.subject.model
+        model, row = self.subject.model, next(iter(self.alone))
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
         frozen = {name: p._version for name, p in model.named_parameters() if not p.requires_grad}
         outcomes = self.outcomes()
-        again = self.subject.alone(next(iter(self.alone)))
-        if (what := self.differs(again)) is not None:
+        again = self.subject.run([row], ones(1))
+        if (found := self.difference(again)) is not None:
+            fresh = replace(self, subject=replace(self.make(), draws=self.subject.draws))
             message = "depends on earlier batches: the same example alone gives another {} after them"
-            self.name(again, what, message, replace(self, subject=replace(self.make(), draws=self.subject.draws)))
+            self.name(again, *found, message, fresh)
         changed = [n for n, now in model.named_buffers() if not torch.equal(now, buffers.get(n, now))]
         changed += [n for n, p in model.named_parameters() if frozen.get(n, p._version) != p._version]
         for name in changed:
@@ -197,36 +203,34 @@ class Check:
             what = f"{'frozen parameter' if name in frozen else 'buffer'} {own}"
             self.fail(path, f"its forward pass changes the {what}, a memory of earlier batches")
         for outcome in outcomes:
-            if (what := self.differs(outcome)) is not None:
-                message = f"mixes examples: in a batch of {len(outcome.members)} an example has another {{}} than alone"
-                self.name(outcome, what, message, self)
+            if (found := self.difference(outcome)) is not None:
+                size = len(outcome.members)
+                message = f"mixes examples: in a batch of {size} an example has another {{}} than alone"
+                self.name(outcome, *found, message if size > 1 else WRONG, self)
 
     def outcomes(self) -> list[Outcome]:
         """The passes of all companies; then there were ``CALLS`` calls, if these are cheap."""
-        work, rows = max(1, self.subject.draws.work), [*islice(self.alone, 2)]
-        if self.level == "checked":
-            recorded = len(self.subject.draws.first)
-            with suppress(Exception):  # what is found out once about a model draws, too
-                self.subject.run(rows[:1], None)
-            del self.subject.draws.first[recorded:]
+        subject, rows = self.subject, [*islice(self.alone, 2)]
+        work = max(1, subject.draws.work)
+        recorded = len(subject.draws.first)
+        with suppress(Exception):  # what a step finds out once about a model draws, too
+            subject.run(rows[:1], ones(1), private=self.level == "checked")
+        del subject.draws.first[recorded:]
         found = [self.together(members) for members in self.companies(work)]
         calls = min(self.calls - len(self.alone) - len(found), 8 * WORK // work)
         with suppress(Exception):
-            self.subject.run(rows, torch.ones(len(rows)).double(), times=calls)
+            subject.run(rows, ones(len(rows)), times=max(1, calls))
         return [outcome for outcome in found if outcome is not None]
 
     def companies(self, work: int) -> Iterator[Sequence[int]]:
         """The rows of each batch; ``work`` is that of one example."""
         subject = self.subject
         first, *others = ([row for row in family if row in self.alone] for family in subject.families)
-        dimensions = {n for t in fields_of(subject.inputs).values() for n in t.shape[1:]}
-        code: list[int] = []
-        if work <= WORK:
-            dimensions |= subject.draws.sizes
-            loss = getattr(subject.loss_fn, "loss", subject.loss_fn)
-            code = [int(n) + 1 for n in written(subject.model, loss) if BATCHES[-1] <= n < MOST][:FEW]
-        large = {n for n in (*code, LARGEST) if n * work <= WORK}
-        sizes = {*BATCHES, *large, *(n for n in dimensions if 2 < n <= SMALL)}
+        shapes = [t.shape[1:] for t in fields_of(subject.inputs).values()]
+        shapes += [p.shape for p in subject.model.parameters() if work <= WORK]
+        large = [size for size in LARGER if size * (work + subject.frame.kept) <= 2 * WORK]
+        sizes = {*BATCHES, *large, *(n for shape in shapes for n in shape if 2 < n <= SMALL)}
+        yield [next(iter(self.alone))]
         if len(first) > 1:
             yield from ([first[1], *islice(cycle(first), size - 1)] for size in sorted(sizes))
         yield from (rows[::-1] for rows in others if len(rows) > 1)
@@ -236,22 +240,14 @@ class Check:
 
     def together(self, members: Sequence[int]) -> Outcome | None:
         """The pass of a batch, as the level has it; None where it fails without a fault."""
-        draw = torch.Generator().manual_seed(len(members))
-        weights = None if self.level == "checked" else torch.randn(len(members), generator=draw).double()
+        private, size = self.level == "checked", len(members)
+        weights = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
         try:
-            return self.subject.run(members, weights)
+            return self.subject.run(members, weights, private=private)
         except Exception as error:
-            if final(error) or (self.level == "checked" and len(members) <= ALLOWED):
+            if final(error) or (private and size <= ALLOWED):
                 self.refuse(members, error)
             return None  # the code may allow no more rows
-
-    def differs(self, outcome: Outcome) -> str | None:
-        """What differs in a pass from its rows alone: an output, a loss, a gradient, or nothing."""
-        if any(self.wrong_outputs(place, outcome) for place in range(len(outcome.members))):
-            return "output"
-        if self.wrong_losses(outcome).any():
-            return "loss"
-        return "gradient (its backward pass mixes)" if self.wrong_gradients(outcome).any() else None
 
     @property
     def tolerance(self) -> float:
@@ -269,50 +265,49 @@ class Check:
         """Length below which a row is rounding only."""
         return 1e-6 if self.later_tolerance == TOLERANCE else 1e-2
 
-    def wrong_outputs(self, place: int, outcome: Outcome) -> bool:
-        """Whether an output of the model differs for the row at a place; what is one for all rows does not count."""
-        own, now = self.alone[outcome.members[place]].outputs, outcome.outputs
-        several = {key: t for key, t in now.items() if key in own and t.shape != own[key].shape}
-        return first_apart(own, several, place, len(outcome.members), partial(self.apart, self.tolerance)) is not None
+    def difference(self, outcome: Outcome) -> tuple[str, Sequence[int]] | None:
+        """What differs in a pass from its rows alone (an output, a loss, a gradient), and at which places."""
+        alone = [self.alone[member] for member in outcome.members]
+        noise = ROUNDINGS * torch.tensor([row.rounding for row in alone], dtype=torch.float64)
 
-    def wrong_losses(self, outcome: Outcome) -> Tensor:
-        """Whether the loss of each row differs."""
-        rows = [self.alone[member] for member in outcome.members]
-        own, noise = torch.cat([row.losses for row in rows]), self.noise(outcome)
-        return ~((outcome.losses - own).abs() <= self.later_tolerance * own.abs().clamp(min=self.floor) + noise)
+        def wrong(now: Tensor, own: Tensor, tolerance: float) -> list[int]:
+            allowed = tolerance * own.norm(dim=1).clamp(min=self.floor) + noise * own.shape[1] ** 0.5
+            places: list[int] = (~((now - own).norm(dim=1) <= allowed)).nonzero().flatten().tolist()
+            return places
 
-    def wrong_gradients(self, outcome: Outcome) -> Tensor:
-        """Whether the gradient of each sum differs, in units of the lengths of what it adds up."""
-        own = self.gradients(outcome)
-        part = self.later_tolerance + self.noise(outcome) if self.later_tolerance < COARSE else KINK
-        allowed = outcome.weights.abs() @ (part * own.norm(dim=1).clamp(min=self.floor))
-        return ~((outcome.gradients - outcome.weights @ own).norm(dim=1) <= allowed)
+        own = [row.outputs for row in alone if row.outputs.shape[1] == outcome.outputs.shape[1]]
+        if len(own) == len(alone) and (places := wrong(outcome.outputs, torch.cat(own), self.tolerance)):
+            return "output", places
+        losses = torch.stack([row.losses for row in alone])
+        if places := wrong(outcome.losses.unsqueeze(1), losses, self.later_tolerance):
+            return "loss", places
+        part = self.later_tolerance + noise if self.later_tolerance < COARSE else KINK
+        lengths = torch.stack([row.gradient.norm() for row in alone]).clamp(min=self.floor)
+        if not self.gap(outcome).norm() <= (part * lengths) @ outcome.weights.abs():
+            return "gradient (its backward pass mixes)", range(len(alone))
+        return None
 
-    def gradients(self, outcome: Outcome) -> Tensor:
-        """Those of the rows of a pass, each alone."""
-        return torch.cat([self.alone[member].gradients for member in outcome.members])
-
-    def noise(self, outcome: Outcome) -> Tensor:
-        """What rounding of a row's largest sums may leave in later numbers, of any size."""
-        return ROUNDINGS * torch.tensor([self.alone[m].rounding for m in outcome.members], dtype=torch.float64)
+    def gap(self, outcome: Outcome) -> Tensor:
+        """By how much the gradient of a pass differs from the sum of those of its rows alone."""
+        alone = torch.stack([self.alone[member].gradient for member in outcome.members])
+        return outcome.gradient - outcome.weights @ alone
 
     def apart(self, tolerance: float, now: Tensor, own: Tensor) -> bool:
         """Whether a tensor of an example differs from its tensor alone."""
-        x, y = (t.to(torch.complex128).nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0) for t in (now, own))
-        noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * y.numel() ** 0.5
-        return float((x - y).abs().norm()) > tolerance * max(float(y.abs().norm()), self.floor) + noise
+        now, own = (t.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0) for t in (now, own))
+        noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * own.numel() ** 0.5
+        return float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise
 
     def trace(self, members: Sequence[int]) -> Trace:
         """What passes through the modules, under the sum of the losses."""
         trace = Trace()
         with trace.of(self.subject.model):
-            self.subject.run(members, torch.ones(len(members)).double())
+            self.subject.run(members, ones(len(members)))
         return trace
 
-    def name(self, outcome: Outcome, what: str, message: str, before: "Check") -> NoReturn:
+    def name(self, outcome: Outcome, what: str, places: Sequence[int], message: str, before: "Check") -> NoReturn:
         """Raise for the layer where a pass becomes another one than over its rows alone, before the other passes."""
         size = len(outcome.members)
-        places = self.wrong_losses(outcome).nonzero().flatten().tolist() or range(size)
         alone = {place: before.trace([outcome.members[place]]) for place in places[:NAMED]}
         now = self.trace(outcome.members)
         for place, trace in alone.items():
@@ -329,9 +324,9 @@ class Check:
             if key is not None:
                 self.fail(now.mixes(key), message.format(what))
         # A step's own code, or a registered function, gives a layer other gradients than torch.autograd.
-        column = (outcome.gradients - outcome.weights @ self.gradients(outcome)).abs().amax(0).argmax()
         blocks = self.subject.frame.blocks
-        block = blocks[int((torch.tensor([b.kept for b in blocks]).cumsum(0) <= column).sum())]
+        ends = torch.tensor([block.kept for block in blocks]).cumsum(0)
+        block = blocks[int((ends <= self.gap(outcome).abs().argmax()).sum())]
         self.fail(block.parameter.rpartition(".")[0], message.format(what))
 
     def fail(self, path: str | None, message: str) -> NoReturn:
@@ -345,13 +340,17 @@ class Check:
         path = self.trace(members).running[-1:]
         if isinstance(error, UnsupportedLayerError) or (is_own(error) and not path):
             raise error
-        rows = torch.tensor(members)
-        inputs, targets = forms(rows_of(self.subject.inputs, rows)), forms(rows_of(self.subject.targets, rows))
+        inputs, targets = map(forms, self.subject.rows(members))
         what = f"fails with {describe(error)}, on a batch of {len(members)} (inputs {inputs}, targets {targets})"
         what = str(error) if isinstance(error, OwnDrawsError) else f"{what}; {FIX}" if len(members) > 1 else what
         if not path:
             raise UnsupportedLayerError(f"the backward pass {what}") from error
         raise unsupported(path[0], self.subject.model.get_submodule(path[0]), what) from error
+
+
+def ones(count: int) -> Tensor:
+    """Weights of a plain sum."""
+    return torch.ones(count, dtype=torch.float64)
 
 
 def final(error: Exception) -> bool:

@@ -47,8 +47,7 @@ class Draws(TorchDispatchMode):
     ``common``: whether a batch had a draw that no example has for itself, such as a coin.
     Of sums that the pass takes: ``coarsest`` is the largest unit in the last place of any of their types
     in the model's forward pass, ``coarsest_later`` from the loss on, which ``in_loss`` says; ``largest``
-    is the root mean square of the largest of them, ``work`` how many numbers they have in the forward
-    pass, and ``sizes`` are their dimensions in passes over one example.
+    is the root mean square of the largest of them, and ``work`` how many numbers they have.
     Raises UncoupledDrawError for a draw whose distribution depends on a tensor, and OwnDrawsError for one
     of a generator that the model or the loss brings, or that they seeded: its state does not follow from
     the seed of the pass.
@@ -59,7 +58,6 @@ class Draws(TorchDispatchMode):
         self.seed, self.batch, self.common = FIRST_SEED + number, 1, False
         self.first: list[Tensor] = []
         self.coarsest = self.coarsest_later = float(torch.finfo(torch.float64).eps)
-        self.sizes: set[int] = set()
         self.generators: list[Any] = []
         self.start()
 
@@ -124,8 +122,6 @@ class Draws(TorchDispatchMode):
         size = float(made.norm()) / made.numel() ** 0.5
         self.largest = max(self.largest, size if isfinite(size) else 0.0)
         self.work += made.numel()
-        if self.batch == 1:
-            self.sizes |= set(made.shape)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

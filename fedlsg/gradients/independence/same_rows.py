@@ -25,34 +25,21 @@ def differing(alone: Shaped[Tensor, "k *row"], together: Shaped[Tensor, "k *row"
     if alone.dtype != together.dtype:
         return [0]
     a, b = (_numbers(x) for x in (alone, together))
-    equal = (a == b) | ((a != a) & (b != b))
-    if bool(equal.all()):
-        return []
-    if not a.is_floating_point():
-        return _columns(~equal)
-    eps = float(torch.finfo(a.dtype).eps)
-    a, b = a.double(), b.double()
-    known = torch.where(a.isfinite(), a, torch.nan)
-    least, most = (_finite(known, side) for side in (-1, 1))
-    spread, size = most - least, torch.maximum(least.abs(), most.abs())
-    close = (a - b).abs() <= min(ROUNDING * eps, COARSEST) * spread + ROUNDING / 8 * eps * size
-    return _columns(~(equal | close))
+    wrong = ~((a == b) | ((a != a) & (b != b)))
+    if a.is_floating_point() and bool(wrong.any()):
+        eps = float(torch.finfo(a.dtype).eps)
+        a, b = a.double(), b.double()
+        most, least = (side * torch.where(a.isfinite(), side * a, -torch.inf).amax(0) for side in (1, -1))
+        size = torch.maximum(least.abs(), most.abs())
+        wrong &= ~((a - b).abs() <= min(ROUNDING * eps, COARSEST) * (most - least) + ROUNDING / 8 * eps * size)
+    columns: list[int] = wrong.any(0).nonzero().flatten().tolist()
+    return columns
 
 
 def _numbers(x: Tensor) -> Tensor:
     x = x.detach().cpu()
-    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).flatten(1) if x.ndim > 1 else x.unsqueeze(1)
-
-
-def _finite(known: Tensor, side: int) -> Tensor:
-    """Largest value of each column (``side`` 1) or smallest one (-1), infinities and NaN apart; 0 without values."""
-    found = side * (side * known).nan_to_num(nan=-torch.inf).amax(0)
-    return torch.where(found.isfinite(), found, torch.zeros_like(found))
-
-
-def _columns(wrong: Tensor) -> list[int]:
-    found: list[int] = wrong.any(0).nonzero().flatten().tolist()
-    return found
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
 
 
 def row_differs(alone: Sequence[Tensor], together: Sequence[Tensor]) -> list[int] | None:

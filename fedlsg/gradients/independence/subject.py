@@ -2,13 +2,13 @@
 
 Gradients are taken in random carriers of rank 1 where a layer has them: a difference shows in any projection, and the
 gradient of a whole weight is kept for no example.
-Symbols: B examples of a batch; k gradients, each the sum of the examples' gradients with weights.
+Symbols: B examples of a batch.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import accumulate
 from types import FunctionType
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.loss_contents import other_leaves, untrained
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.gradients.per_example import Batch, LossFunction, losses_of, per_example_gradients
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of, per_example_gradients
 from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
@@ -40,16 +40,18 @@ COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """One pass over the rows ``members``: losses (B,), outputs, and gradients (k, kept): sums with ``weights`` (k, B).
+    """One pass over the rows ``members``.
 
-    ``rounding``: a unit in the last place of the largest sum. ``learns``: whether losses depend on trained parameters.
+    losses (B,); outputs (B, n), flattened, of those whose first dimension is the batch; gradient (kept,), the sum with
+    ``weights`` (B,). rounding: a unit in the last place of the largest sum. learns: whether losses depend on trained
+    parameters.
     """
 
     members: Sequence[int]
     losses: Tensor
-    outputs: Mapping[int, Tensor]
+    outputs: Tensor
     weights: Tensor
-    gradients: Tensor
+    gradient: Tensor
     rounding: float
     learns: bool
 
@@ -67,10 +69,15 @@ class Subject:
     loss_dtype: torch.dtype | None
     draws: Draws = field(default_factory=Draws)
 
-    def run(self, members: Sequence[int], weights: Tensor | None, times: int = 1) -> Outcome:
-        """Forward and backward of a batch, coupled by example; ``weights`` (B,) of one sum by torch.autograd.
+    def rows(self, members: Sequence[int]) -> tuple[Any, Any]:
+        """Inputs and targets of some rows."""
+        rows = torch.tensor(members)
+        return rows_of(self.inputs, rows), rows_of(self.targets, rows)
 
-        Without weights the gradients are those of each example, as a step takes them: ``per_example_gradients``.
+    def run(self, members: Sequence[int], weights: Tensor, *, private: bool = False, times: int = 1) -> Outcome:
+        """Forward and backward of a batch, coupled by example: losses, and the gradient of their weighted sum.
+
+        By torch.autograd, or with ``private`` of the gradients of each example as a step takes them.
         ``times``: calls of the model and the loss, of which the last one counts.
         """
         kept: list[tuple[Any, Tensor]] = []
@@ -80,36 +87,27 @@ class Subject:
             kept.append((outputs, self._losses(outputs, targets)))
             return kept[-1][1]
 
-        rows, p = torch.tensor(members), next(self.model.parameters())
-        batch = rows_of(self.inputs, rows), rows_of(self.targets, rows)
+        batch, p = self.rows(members), next(self.model.parameters())
         self.draws.batch = len(members)
         with force_eager(), couple(self.draws, p.device), torch.enable_grad():
-            if weights is None:
-                gradients = torch.cat(per_example_gradients(self.model, loss, *batch, self.frame), 1)
+            if private:
+                each_one = torch.cat(per_example_gradients(self.model, loss, *batch, self.frame), 1)
+                gradient = weights.to(each_one) @ each_one
             else:
-                for _ in range(max(1, times)):
+                for _ in range(times):
                     losses = losses_of(self.model, loss, *batch, FLOAT32, batch=len(members), like=p)
-                gradients = self._gradient(losses, weights).unsqueeze(0)
+                gradient = self._gradient(losses, weights)
         outputs, losses = kept[-1]
+        own = (t for t in tensors_in(outputs) if t.is_floating_point() and t.shape[:1] == losses.shape)
         return Outcome(
             members=members,
             losses=losses.detach().double().cpu(),
-            outputs={n: t.detach() for n, t in enumerate(tensors_in(outputs)) if t.is_floating_point()},
-            weights=torch.eye(len(members)).double() if weights is None else weights.unsqueeze(0),
-            gradients=gradients.double().cpu(),
+            outputs=torch.cat([torch.zeros(len(members), 0), *(t.detach().cpu().flatten(1) for t in own)], 1),
+            weights=weights,
+            gradient=gradient.double().cpu(),
             rounding=self.draws.coarsest * self.draws.largest,
             learns=losses.requires_grad,
         )
-
-    def alone(self, row: int) -> Outcome:
-        """Loss and gradient of one row by torch.autograd: the reference. Raises ValueError if they are not finite."""
-        outcome = self.run([row], torch.ones(1).double())
-        if not outcome.losses.isfinite().all() or not outcome.gradients.isfinite().all():
-            raise ValueError(
-                f"expected a finite loss and gradient of a public probe example alone, got {outcome.losses.tolist()}: "
-                "check inputs and weights"
-            )
-        return outcome
 
     def _gradient(self, losses: Tensor, weights: Tensor) -> Tensor:
         """The gradient of a weighted sum in the coordinates of the frame."""
@@ -158,19 +156,19 @@ def prepare(
         for p in trainable(copied).values():
             size = float(p.square().mean().sqrt()) * MOVED or 0.02
             p.add_(torch.randn(p.shape, generator=draw).to(p) * size)
-    inputs, targets = families[0]
-    large = each(inputs, lambda t: torch.where(codes(t), t, t * LARGE).to(t.dtype)[:SCALED])
-    families = [*families, (large, each(targets, lambda t: t[:SCALED]))]
-    rows = [joined([family[side] for family in families], next(copied.parameters())) for side in (0, 1)]
+    large = each(families[0][0], lambda t: torch.where(codes(t), t, t * LARGE).to(t.dtype)[:SCALED])
+    families = [*families, (large, each(families[0][1], lambda t: t[:SCALED]))]
+    counts = [batch_size(*family) for family in families]
+    inputs, targets = (joined([family[side] for family in families]) for side in (0, 1))
     if dtype is not None:
-        rows = in_type(rows, dtype)
-    ends = torch.tensor([len(next(iter(fields_of(family[1]).values()))) for family in families]).cumsum(0).tolist()
+        inputs, targets = in_type(inputs, dtype), in_type(targets, dtype)
+    place = next(copied.parameters()).device
     return Subject(
         model=copied,
         loss_fn=loss_fn,
-        inputs=each(rows[0], partial(smaller, draw)),
-        targets=rows[1],
-        families=[range(start, end) for start, end in zip((0, *ends), ends, strict=False)],
+        inputs=each(inputs, lambda t: smaller(t, draw).to(place)),
+        targets=each(targets, lambda t: t.to(place)),
+        families=[range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)],
         frame=make_frame(copied, draw),
         loss_dtype=loss_dtype,
     )
@@ -225,22 +223,21 @@ def compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule"
 
 
-def joined(parts: Sequence[Batch], like: Tensor | None = None) -> Any:
-    """The rows of several batches, on the device of ``like`` or of the CPU."""
-    device = "cpu" if like is None else like.device
+def joined(parts: Sequence[Batch]) -> Any:
+    """The rows of several batches, on the CPU."""
     fields = [fields_of(part) for part in parts]
-    return of_fields({name: torch.cat([part[name].to(device) for part in fields]) for name in fields[0]})
+    return of_fields({name: torch.cat([part[name].cpu() for part in fields]) for name in fields[0]})
 
 
 def codes(x: Tensor) -> Tensor:
     """Where numbers are whole."""
-    return x == x.round() if x.is_floating_point() else torch.ones_like(x, dtype=torch.bool)
+    return x == x.round() if x.is_floating_point() else x == x
 
 
-def smaller(draw: torch.Generator, x: Tensor) -> Tensor:
+def smaller(x: Tensor, draw: torch.Generator) -> Tensor:
     """Numbers up to 0.1 % smaller, but for whole ones."""
     less = 1 - 1e-3 * torch.rand(x.shape, generator=draw, dtype=torch.float64)
-    return torch.where(codes(x), x, x * less.to(x)) if x.is_floating_point() else x
+    return torch.where(codes(x), x, x * less).to(x.dtype)
 
 
 def forms(value: Any) -> str:

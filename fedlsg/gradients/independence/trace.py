@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,14 @@ from fedlsg.gradients.calls.torch_func import tensors_in
 from fedlsg.gradients.fingerprint import Watching
 from fedlsg.gradients.independence.coupled_draws import longer_dimension
 
-Key = tuple[str, str, int, int]
-"""Path of a module, ``input`` or ``output``, number of its call, number of the tensor."""
-T = TypeVar("T")
+Key = tuple[str, str, int]
+"""Path of a module, ``input`` or ``output``, number of the tensor in all of its calls."""
 
 
 class Trace:
     """One pass: tensors in the order of computation, and gradients in the order in which they arrive.
 
-    around: the module that called a module. users: for an output, the modules that gave it back or read it, in order.
+    around: the module that called a module. uses: for an output, the modules that gave it back or read it, in order.
     running: the modules that are running; after an error, the last one raised it.
     """
 
@@ -32,24 +31,26 @@ class Trace:
         self.forward: dict[Key, Tensor] = {}
         self.backward: dict[Key, Tensor] = {}
         self.around: dict[Key, str] = {}
-        self.users: dict[Key, list[Key]] = {}
+        self.uses: dict[Key, list[Key]] = {}
         self.running: list[str] = []
-        self._calls: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._outputs: dict[int, tuple[Tensor, Key]] = {}
 
     def _note(self, path: str, side: str, value: Any) -> None:
-        self._calls[path, side] += 1
-        for number, tensor in enumerate(t for t in tensors_in(value) if t.is_floating_point() or t.is_complex()):
-            key = (path, side, self._calls[path, side], number)
-            self.forward[key], self.around[key] = tensor.detach().clone(), (self.running or [""])[-1]
-            if side == "output" and id(tensor) not in self._outputs and tensor.requires_grad:
+        for tensor in tensors_in(value):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            self._counts[path, side] += 1
+            key = (path, side, self._counts[path, side])
+            self.forward[key], self.around[key] = tensor.detach().clone(), ("", *self.running)[-1]
+            if side == "output" and tensor.requires_grad and id(tensor) not in self._outputs:
                 self._outputs[id(tensor)] = tensor, key
                 tensor.register_hook(partial(self.backward.__setitem__, key))
             if id(tensor) in self._outputs:
-                self.users.setdefault(self._outputs[id(tensor)][1], []).append(key)
+                self.uses.setdefault(self._outputs[id(tensor)][1], []).append(key)
 
     def _enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._note(path, "input", (args, dict(kwargs)))
+        self._note(path, "input", (args, kwargs))
         self.running.append(path)
 
     def _leave(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -58,53 +59,53 @@ class Trace:
 
     @contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
-        """Hook all modules of the model inside the context, in which an error ends the pass."""
+        """Hook all modules of the model inside the context, which an error leaves without a word: it is at hand."""
         handles = []
         for path, module in model.named_modules():
             handles.append(module.register_forward_pre_hook(Watching(self._enter, path), with_kwargs=True))
             handles.append(module.register_forward_hook(Watching(self._leave, path)))
-        try:
-            with suppress(Exception):  # it is at hand
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with suppress(Exception):
+            yield
+        for handle in handles:
+            handle.remove()
 
     def mixes(self, key: Key) -> str | None:
         """The module in whose backward pass the gradient at an output becomes another one; None for the loss."""
-        users = self.users[key]
-        if any(path == "" for path, _, _, _ in users):
+        uses = self.uses[key]
+        if any(path == "" for path, _, _ in uses):
             return None
-        readers = [path for path, side, _, _ in users if side == "input"]
-        return readers[-1] if readers else self.around[users[-1]]
+        return next((path for path, side, _ in reversed(uses) if side == "input"), self.around[uses[-1]])
 
 
 def first_apart(
-    alone: Mapping[T, Tensor],
-    together: Mapping[T, Tensor],
+    alone: Mapping[Key, Tensor],
+    together: Mapping[Key, Tensor],
     place: int,
     batch: int,
     apart: Callable[[Tensor, Tensor], bool],
-) -> T | None:
+) -> Key | None:
     """The first tensor of a batch that differs, for the example at a place, from that of the example alone.
 
     A tensor in which no examples are found does not count.
     """
     for key, tensor in together.items():
-        ways = list(by_example(tensor, alone[key].shape, place, batch)) if key in alone else []
+        ways = by_example(tensor, alone[key].shape, place, batch) if key in alone else []
         if ways and all(apart(way, alone[key]) for way in ways):
             return key
     return None
 
 
-def by_example(tensor: Tensor, alone: torch.Size, place: int, batch: int) -> Iterator[Tensor]:
-    """What a tensor has of the example at a place, for each way to find it; ``alone``: its shape for one example."""
+def by_example(tensor: Tensor, alone: torch.Size, place: int, batch: int) -> list[Tensor]:
+    """What a tensor has of the example at a place, for each way to find it; ``alone``: its shape for one example.
+
+    All rows of an example are together, or all first rows of the examples come first, then all second ones.
+    """
     if tensor.shape == alone:
-        yield tensor
-        return
-    longer = longer_dimension(alone, tensor.shape)
-    if longer is not None and longer[1] == batch:
-        dim = longer[0]
-        yield tensor.unflatten(dim, (batch, -1)).select(dim, place)
-        if alone[dim] > 1:  # all first rows of the examples, then all second ones
-            yield tensor.unflatten(dim, (-1, batch)).select(dim + 1, place)
+        return [tensor]
+    dim, times = longer_dimension(alone, tensor.shape) or (0, 0)
+    if times != batch:
+        return []
+    return [
+        tensor.unflatten(dim, (batch, -1)).select(dim, place),
+        tensor.unflatten(dim, (-1, batch)).select(dim + 1, place),
+    ]

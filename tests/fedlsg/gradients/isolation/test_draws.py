@@ -122,7 +122,6 @@ HONEST = {
     "certain": lambda m, h: h * torch.empty_like(h).bernoulli_(1.0),
     "a state of this pass": lambda m, h: h + 0 * (torch.set_rng_state(torch.get_rng_state()) or 1),
     "checkpoint": lambda m, h: checkpoint(lambda x: F.dropout(m.last.weight.sum() * x, 0.5), h, use_reentrant=False),
-    "reentrant checkpoint": lambda m, h: checkpoint(lambda x: F.dropout(x, 0.5), h, use_reentrant=True),
 }  # fmt: skip
 
 
