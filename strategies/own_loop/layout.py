@@ -21,12 +21,13 @@ class Layout(NamedTuple):
 
 
 def layout_of(rows: Tensor) -> Layout:
-    """The layout of rows (B, ...), B >= 1; one row alone counts as the widest axis."""
+    """The layout of rows (B, ...), B >= 1. Axes of length 1, whose strides mean nothing, count as the widest."""
     dense = Layout(tuple(range(rows.ndim)), (1,) * rows.ndim)
     if rows.layout != torch.strided or rows.is_contiguous():
         return dense
     strides, sizes = rows.stride(), rows.shape
-    order = sorted(dense.order, key=lambda axis: (-strides[axis] if axis or sizes[0] > 1 else -(2**62), axis))
+    widest = [sizes[axis] == 1 for axis in dense.order]
+    order = sorted(dense.order, key=lambda axis: (not widest[axis], -strides[axis] * (not widest[axis])))
     steps, due = {}, 1
     for axis in reversed(order):
         if sizes[axis] == 1:
