@@ -136,7 +136,9 @@ def check_model(
     draws = check.subject.draws
     for number in range(1, SEEDS if draws.common else 2 if draws.first else 1):
         other = replace(check, subject=replace(check.subject, draws=Draws(number)), alone={}, calls=0)
-        if other.run_alone([row for family in (check.subject.families[0], check.subject.families[-1]) for row in family if row in rows]):
+        if other.run_alone(
+            [row for family in (check.subject.families[0], check.subject.families[-1]) for row in family if row in rows]
+        ):
             other.run()
     return [row for row in rows if row not in check.subject.families[-1]]
 
